@@ -10,7 +10,7 @@ import openai
 import pytest
 from api_fakes import MODEL, Script, a_vector, eventually, serving
 
-from baton.api.embeddings.shapes import floats
+from baton.api.embeddings.shape import floats
 from baton.protocol.request import Refused
 
 

@@ -15,7 +15,7 @@ from api_fakes import Script, eventually, says, serving
 from tool_rig import QWEN, TOOLS, call, prompt_of, with_template
 
 from baton.api.config import ApiConfig
-from baton.api.embeddings.shapes import floats
+from baton.api.embeddings.shape import floats
 from baton.api.limits import Limits
 
 

@@ -8,7 +8,7 @@ from api_fakes import Script, eventually, says, serving
 
 from baton.api.config import ApiConfig
 from baton.api.limits import Limits
-from baton.api.responses.items import messages_of
+from baton.api.responses.fields import messages_of
 from baton.api.responses.store import ResponseStore
 from baton.errors import Unavailable
 from baton.protocol.request import Refused

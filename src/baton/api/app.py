@@ -10,10 +10,9 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from baton.api.anthropic.dialect import ANTHROPIC
-from baton.api.anthropic.shape import MessageShape
+from baton.api.anthropic.shape import ANTHROPIC, MessageShape
 from baton.api.config import ApiConfig, ServedModel
-from baton.api.embeddings.shapes import EmbeddingShape, OllamaEmbeddingsShape, OllamaEmbedShape
+from baton.api.embeddings.shape import EmbeddingShape, OllamaEmbeddingsShape, OllamaEmbedShape
 from baton.api.errors import ApiError
 from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
@@ -21,16 +20,13 @@ from baton.api.generate.engine_client import EngineClient
 from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes_local_origins
 from baton.api.http.cors import Cors
 from baton.api.http.request_log import RequestLog, on_error
-from baton.api.ollama import models as ollama_models
-from baton.api.ollama import shapes as ollama
-from baton.api.ollama.dialect import OLLAMA
+from baton.api.ollama import shape as ollama
+from baton.api.ollama.shape import OLLAMA
 from baton.api.openai.chat import ChatShape
 from baton.api.openai.completions import CompletionShape
-from baton.api.responses.routes import stored_input, stored_response
-from baton.api.responses.shape import ResponseShape
+from baton.api.responses.shape import ResponseShape, stored_input, stored_response
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
-from baton.api.routes.count_tokens import count_tokens
 from baton.api.routes.openapi import openapi
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
@@ -51,16 +47,16 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
-    ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"], dialect=ANTHROPIC),
+    ApiRoute("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/generate", GenerateRoute(ollama.GenerateShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/embed", GenerateRoute(OllamaEmbedShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/embeddings", GenerateRoute(OllamaEmbeddingsShape), methods=["POST"], dialect=OLLAMA),
-    ApiRoute("/api/tags", ollama_models.tags, methods=["GET"], dialect=OLLAMA),
-    ApiRoute("/api/ps", ollama_models.ps, methods=["GET"], dialect=OLLAMA),
-    ApiRoute("/api/show", ollama_models.show, methods=["POST"], dialect=OLLAMA),
-    ApiRoute("/api/pull", ollama_models.pull, methods=["POST"], dialect=OLLAMA),
-    ApiRoute("/api/version", ollama_models.version, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/api/tags", ollama.tags, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/api/ps", ollama.ps, methods=["GET"], dialect=OLLAMA),
+    ApiRoute("/api/show", ollama.show, methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/pull", ollama.pull, methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/version", ollama.version, methods=["GET"], dialect=OLLAMA),
     ApiRoute("/openapi.json", openapi, methods=["GET"]),
     ApiRoute("/version", admin.version, methods=["GET"]),
     ApiRoute("/metrics", admin.metrics, methods=["GET"], right="admin"),

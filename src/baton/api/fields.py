@@ -9,6 +9,7 @@ from baton.api.errors import ApiError, bad
 from baton.api.limits import LOGIT_BIAS_MAX, RANGES, Limits, Range
 
 T = TypeVar("T")
+_KINDS: Final[dict[Any, str]] = {str: "a text", list: "a list", dict: "an object", bool: "true or false"}
 _NOTES: Final = {"temperature": " (2 is OpenAI's maximum)"}
 
 
@@ -32,11 +33,9 @@ class Fields:
 
     def object(self, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
         """An object inside the body. What is not known of it counts as an unknown field."""
-        value = self.raw(name)
-        if value is None:
+        if self.raw(name) is None:
             return None
-        if not isinstance(value, dict):
-            raise bad(f"{name} must be an object, not {shown(value)}", name)
+        value: dict[str, Any] = expect(dict, self.raw(name), name)
         self._inner += [f"{name}.{key}" for key in value if key not in known and value[key] is not None]
         return value
 
@@ -72,11 +71,7 @@ class Fields:
 
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self.raw(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise bad(f"{name} must be true or false, not {shown(value)}", name)
-        return value
+        return default if value is None else expect(bool, value, name)
 
     def name(self, name: str) -> str:
         """A short printable string (user, cache_salt); empty where it is not given."""
@@ -169,6 +164,13 @@ def checked_token_ids(values: list[Any], head_width: int, place: str) -> tuple[i
 
 def _bad_token_id(value: Any, head_width: int, place: str, param: str) -> ApiError:
     return bad(f"{place} must be a token id from 0 to {head_width - 1}, not {shown(value)}", param)
+
+
+def expect(kind: type[T], value: Any, place: str, param: str = "") -> T:
+    """The value, where it is of the kind that its field has. `param`: as in whole_number."""
+    if not isinstance(value, kind):
+        raise bad(f"{place} must be {_KINDS[kind]}, not {shown(value)}", param or place)
+    return value
 
 
 def shown(value: Any) -> str:

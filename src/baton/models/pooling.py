@@ -5,7 +5,7 @@
 
 What a vector is worth depends on it: a model that was trained for the last token (Qwen3-Embedding) gives poor vectors from the
 mean, without a word. A pooling that we do not have is passed on by its name, and a request that does not choose another is
-refused (api/embeddings/shapes.py). A model without any statement was not made for embeddings: the mean is taken.
+refused (api/embeddings/shape.py). A model without any statement was not made for embeddings: the mean is taken.
 """
 
 from __future__ import annotations

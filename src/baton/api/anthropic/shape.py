@@ -1,4 +1,4 @@
-"""The answers of /v1/messages: a list of blocks, and the events that build it.
+"""The answers of /v1/messages: a list of blocks, the events that build it, and errors.
 
 message_start   content_block_start  content_block_delta ...  content_block_stop   (a block)...   message_delta   message_stop
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from baton.api.anthropic.bodies import messages_body
-from baton.api.dialect import named_event, one_line, text_frame
+from baton.api.anthropic.fields import messages_body
+from baton.api.dialect import Dialect, named_event, one_line, text_frame
+from baton.api.errors import ApiError
 from baton.api.generate.blocks import BlockKind, Blocks, kind_of, text_of
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
@@ -140,3 +141,23 @@ def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, Content):
         return {"type": "text", "text": part.text}
     return {"type": "thinking", "thinking": part.text, "signature": ""}
+
+
+ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def _error_body(error: ApiError, request_id: str) -> dict[str, Any]:
+    kind = ERROR_TYPES.get(error.http_status, "invalid_request_error" if error.http_status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+
+
+ANTHROPIC: Final = Dialect("anthropic", _error_body, error_event=named_event)

@@ -1,4 +1,4 @@
-"""Fields of requests for embeddings, and what becomes of each (translate.py says what the rules mean)."""
+"""Fields of requests for embeddings, by route (translate.py defines the rules)."""
 
 from __future__ import annotations
 

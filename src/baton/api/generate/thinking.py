@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.api.errors import bad
-from baton.api.fields import Fields, shown
+from baton.api.fields import Fields, expect, shown
 from baton.api.limits import Range
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -125,8 +125,7 @@ def _openrouter(fields: Fields, enabled: _Said, effort: _Said, budget: _Said) ->
     if value is None:
         return True
     for name in ("enabled", "exclude"):
-        if not isinstance(value.get(name), bool | None):
-            raise bad(f"reasoning.{name} must be true or false, not {shown(value[name])}", "reasoning")
+        expect(bool, value.get(name) is not None and value[name], f"reasoning.{name}", "reasoning")
     enabled.say(value.get("enabled"), "reasoning.enabled")
     _effort(value.get("effort"), "reasoning.effort", enabled, effort)
     budget.say(_budget(value.get("max_tokens"), "reasoning.max_tokens"), "reasoning.max_tokens")

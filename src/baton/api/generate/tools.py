@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from baton.api.errors import ApiError, bad
-from baton.api.fields import Fields, shown
+from baton.api.fields import Fields, expect, shown
 from baton.api.limits import Limits
 from baton.text.chat_template import TemplateLimits
 
@@ -67,8 +67,7 @@ def read_tools(fields: Fields, limits: Limits) -> Tools | None:
 def _checked_tools(value: Any, limits: Limits) -> dict[str, dict[str, Any]]:
     """By name. What is not known of a tool is passed on to the template."""
     most = TemplateLimits().tools_max
-    if not isinstance(value, list):
-        raise bad(f"tools must be a list, not {shown(value)}", "tools")
+    expect(list, value, "tools")
     if len(value) > most:
         raise bad(f"tools has {len(value)} entries and at most {most} are allowed", "tools")
     try:
@@ -92,9 +91,7 @@ def _checked_tool(entry: Any, place: str) -> dict[str, Any]:
         raise bad(f"{place} must be an object with a type and a function, not {shown(entry)}", "tools")
     if entry.get("type", "function") != "function":
         raise ApiError(400, f'{place}.type: only "function" is supported', param="tools", code="unsupported")
-    function = entry.get("function")
-    if not isinstance(function, dict):
-        raise bad(f"{place}.function must be an object, not {shown(function)}", "tools")
+    function: dict[str, Any] = expect(dict, entry.get("function"), f"{place}.function", "tools")
     name, description, schema = function.get("name"), function.get("description"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise bad(f"{place}.function.name must be 1 to 128 letters, digits, '_', '-', '.', ':' or '/'", "tools")

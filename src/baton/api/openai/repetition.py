@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from baton.api.errors import bad
-from baton.api.fields import Fields, shown, whole_number
+from baton.api.fields import Fields, expect, shown, whole_number
 from baton.api.limits import Range
 from baton.protocol.repetition import COUNT_MAX, PATTERN_TOKENS_MAX, STOP_ON_REPETITION, RepetitionStop
 
@@ -37,8 +37,7 @@ def repetition_stop_of(fields: Fields, *, default: bool) -> RepetitionStop | Non
 
 
 def _detection(value: Any) -> RepetitionStop | None:
-    if not isinstance(value, dict):
-        raise bad(f"repetition_detection must be an object, not {shown(value)}", "repetition_detection")
+    expect(dict, value, "repetition_detection")
     unknown = [name for name in value if name not in _DETECTION]
     if unknown:
         known = ", ".join(_DETECTION)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad, too_long
-from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.fields import Fields, checked_token_ids, expect, shown
 from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt, StreamOptions
 from baton.api.generate.thinking import Thinking, read_thinking
 from baton.api.generate.tools import Tools, read_tools
@@ -39,9 +39,7 @@ class Schema:
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
         fields = self.open(body, chat=True)
-        messages = fields.raw("messages")
-        if not isinstance(messages, list):
-            raise bad(f"messages must be a list, not {shown(messages)}", "messages")
+        messages: list[Any] = expect(list, fields.raw("messages"), "messages")
         continue_final = fields.boolean("continue_final_message")
         options = self._options(fields, max_tokens=_chat_max_tokens(fields), logprobs=_chat_logprobs(fields), chat=True)
         _require_no_best_of(fields, options.n)
@@ -245,16 +243,12 @@ def _stream_options(fields: Fields) -> StreamOptions:
         return StreamOptions(stream=stream)
     if not stream:
         raise bad("stream_options needs stream to be true", "stream_options")
-    flags = {}
-    for name in ("include_usage", "continuous_usage_stats"):
-        flags[name] = value.get(name)
-        if flags[name] is not None and not isinstance(flags[name], bool):
-            raise bad(f"stream_options.{name} must be true or false, not {shown(flags[name])}", "stream_options")
-    # As vLLM has it: usage in every chunk only where usage is wanted at all.
-    include = bool(flags["include_usage"])
-    return StreamOptions(
-        stream=stream, include_usage=include, continuous_usage=include and bool(flags["continuous_usage_stats"])
+    include, continuous = (
+        expect(bool, value.get(name) is not None and value[name], f"stream_options.{name}", "stream_options")
+        for name in ("include_usage", "continuous_usage_stats")
     )
+    # As vLLM has it: usage in every chunk only where usage is wanted at all.
+    return StreamOptions(stream=stream, include_usage=include, continuous_usage=include and continuous)
 
 
 NUMBERS: Final = tuple(RANGES)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.api.errors import bad
-from baton.api.fields import Fields, shown
+from baton.api.fields import Fields, expect, shown
 from baton.api.limits import Limits
 from baton.protocol.grammar import Grammar
 
@@ -104,9 +104,8 @@ def _response_format(fields: Fields) -> Iterator[Asked]:
         inner = value.get("json_schema")
         if inner is None and value.get("schema") is not None:  # llama.cpp's
             yield _json(value["schema"], name, f"{name}.schema")
-        elif not isinstance(inner, dict):
-            raise bad(f"{name}.json_schema must be an object, not {shown(inner)}", name)
         else:
+            inner = expect(dict, inner, f"{name}.json_schema", name)
             if inner.get("strict") not in (None, True, False):
                 raise bad(f"{name}.json_schema.strict must be true or false, not {shown(inner['strict'])}", name)
             yield _json(inner.get("schema"), name, f"{name}.json_schema.schema")
@@ -120,9 +119,7 @@ def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[Aske
         case "json":
             yield _json(value, place, place)
         case "json_object":
-            if not isinstance(value, bool):
-                raise bad(f"{place} must be true or false, not {shown(value)}", place)
-            if value:
+            if expect(bool, value, place):
                 yield Asked(place, Grammar("json_object"))
         case "choice":
             yield Asked(place, Grammar("choice", _choices(value, place, limits)))

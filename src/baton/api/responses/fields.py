@@ -1,10 +1,43 @@
-"""Fields of the Responses API, and what becomes of each (translate.py says what the rules mean)."""
+"""Fields of the Responses API: the table (translate.py defines the rules), and how a body becomes OpenAI's older one.
+
+input        an assistant's turn is several items (reasoning, message, function_call...) and one message of a chat; so an item
+             of the assistant joins the message before it, where that is the assistant's too and has nothing of the kind yet
+text.format  is `response_format` of chat completions. Clients that bring that name along mean it, so it is taken. Whatever name
+             a JSON format came under, the answer's `text.format` is the one that was applied
+tools
+function     the client runs it
+namespace    functions under a common name. The model sees them as namespace.name; a call has both apart (OutputItems)
+others       web_search, mcp, ...: the server would have to run them, or they have no schema. They are left out and named in
+             x-baton-ignored; refused only where tool_choice demands one
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from baton.api.translate import ONE_ANSWER, Table, harmless, own, refused, same
+from baton.api.errors import ApiError, bad
+from baton.api.fields import expect, shown
+from baton.api.front import Front
+from baton.api.generate.options import ChatBody, Options
+from baton.api.limits import Limits
+from baton.api.openai.structured import grammar_of_format
+from baton.api.responses.store import StoredItems
+from baton.api.translate import (
+    ONE_ANSWER,
+    Table,
+    also_ignored,
+    errors_named_by,
+    format_named,
+    harmless,
+    own,
+    refused,
+    same,
+    translated,
+)
+from baton.text.chat_messages import TEXT_PARTS
 
 RESPONSES: Final[Table] = {
     **ONE_ANSWER,
@@ -45,3 +78,354 @@ RESPONSES: Final[Table] = {
     "messages": refused(about="here it is called input"),
     "logprobs": refused(False, about="here it is in include"),
 }
+
+LEFT_OUT: Final = (
+    "web_search",
+    "file_search",
+    "code_interpreter",
+    "computer",
+    "image_generation",
+    "mcp",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "custom",
+    "tool_search",
+)
+"""Types of tools begin so: web_search_preview_2025_03_11, computer_use_preview, ..."""
+OURS: Final = "text.format"
+THEIRS: Final = "response_format"
+_SCHEMA_PARTS: Final = ("name", "description", "strict")
+_INCLUDABLE: Final = ("message.output_text.logprobs", "reasoning.encrypted_content")
+_METADATA_MAX: Final = 16
+
+Json = dict[str, Any]
+FindItem = Callable[[str], Json | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    chat: ChatBody
+    conversation: list[Json]
+    "What was said until now, without instructions: what the next request goes on with."
+    store: bool
+    summary: bool
+    "A summary of the thought is asked for (OutputItems)."
+    echoed: dict[str, Any]
+    "Settings that come back with the answer."
+    namespaces: Mapping[str, tuple[str, str]]
+    "By the name of a tool that the model sees: namespace and name."
+
+
+def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
+    asked = translated(body, RESPONSES)
+    store = expect(bool, True if body.get("store") is None else body["store"], "store")
+    stored = StoredItems(front.responses, tenant, front.limits.body_bytes)
+    conversation = [*_previous(front, body, tenant), *messages_of(body.get("input"), stored.item)]
+    instructions = expect(str, "" if body.get("instructions") is None else body["instructions"], "instructions")
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    asked["messages"] = [*system, *conversation]
+    tools = tool_set(body.get("tools") or [])
+    if tools.functions:
+        asked["tools"] = tools.functions
+    if body.get("tool_choice") is not None:
+        asked["tool_choice"] = tool_choice(body["tool_choice"])
+    asked[THEIRS], name = response_format_of(body)
+    _include(asked, body)
+    with errors_named_by((RESPONSES, ""), ({name: same(THEIRS)}, "")):
+        chat = format_named(front.schema.chat(asked), name)
+    left_out = [*tools.left_out, *unused_of_text(body), *_compaction(body.get("context_management"))]
+    chat = also_ignored(chat, left_out, front.config.unknown_fields)
+    refuse_two_formats(body, asked[THEIRS], front.limits)
+    echoed = {**_echoed(body, chat, store), "text": echoed_text(body, chat.options, front.limits)}
+    return Asked(chat, conversation, store, _summary(body.get("reasoning")), echoed, tools.namespaces)
+
+
+def _compaction(value: Any) -> Iterator[str]:
+    """Would only ever shorten a long conversation, which is never done here."""
+    for index, edit in enumerate(value if isinstance(value, list) else [value] if value else []):
+        kind = edit.get("type") if isinstance(edit, dict) else None
+        if kind != "compaction":
+            raise bad("context_management may have entries of the type compaction", "context_management", code="unsupported")
+        yield f"context_management[{index}].compaction"
+
+
+def _previous(front: Front, body: dict[str, Any], tenant: bytes) -> list[Json]:
+    name = body.get("previous_response_id")
+    if name is None:
+        return []
+    stored = front.responses.get(tenant, name) if isinstance(name, str) else None
+    if stored is None:
+        message = "there is no stored response with that previous_response_id: not kept, deleted, or it made room for others"
+        raise ApiError(404, message, param="previous_response_id", code="previous_response_not_found")
+    return stored.conversation
+
+
+def _summary(reasoning: Any) -> bool:
+    wanted = (reasoning.get("summary") or reasoning.get("generate_summary")) if isinstance(reasoning, dict) else None
+    if wanted not in (None, "auto", "concise", "detailed"):
+        raise bad(f'reasoning.summary must be "auto", "concise" or "detailed", not {shown(wanted)}', "reasoning")
+    return wanted is not None
+
+
+def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:
+    wanted = body.get("include") or []
+    if not isinstance(wanted, list) or any(name not in _INCLUDABLE for name in wanted):
+        raise bad(f"include may have {' and '.join(_INCLUDABLE)}", "include", code="unsupported")
+    if _INCLUDABLE[0] in wanted:
+        asked["logprobs"] = True
+        asked["top_logprobs"] = body.get("top_logprobs")
+    elif body.get("top_logprobs"):
+        raise bad(f"top_logprobs needs {_INCLUDABLE[0]} in include", "top_logprobs")
+
+
+def _echoed(body: dict[str, Any], chat: ChatBody, store: bool) -> dict[str, Any]:
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
+        raise bad(f"metadata must be an object with at most {_METADATA_MAX} keys", "metadata")
+    options = chat.options
+    reasoning = body.get("reasoning")
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": options.max_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
+        "store": store,
+        "temperature": options.temperature,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": options.logprobs or 0,
+        "top_p": options.top_p,
+        "truncation": "disabled",
+        "user": body.get("user"),
+        "background": False,
+    }
+
+
+def messages_of(value: Any, find: FindItem = lambda _: None) -> list[Json]:
+    """Raises ApiError naming the place. `find`: an item of an answer that was kept, by its id."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise bad(f"input must be a text or a list of items, not {shown(value)}", "input")
+    messages: list[Json] = []
+    for index, item in enumerate(value):
+        place = f"input[{index}]"
+        _add_item(messages, _referred(item, place, find), place)
+    return messages
+
+
+def _referred(item: Any, place: str, find: FindItem) -> Any:
+    """An item, or the one that it is a reference to: {"type": "item_reference", "id": "msg_..."}, or the id alone."""
+    is_reference = isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
+    if not is_reference:
+        return item
+    found = find(_string(item, "id", place))
+    if found is None:
+        message = f"{place} refers to an item that is not kept here: send the item itself, with store: false or without"
+        raise ApiError(404, message, param="input", code="item_not_found")
+    return found
+
+
+def _add_item(messages: list[Json], item: Any, place: str) -> None:
+    if not isinstance(item, dict):
+        raise bad(f"{place} must be an item, not {shown(item)}", "input")
+    kind = item.get("type", "message")
+    match kind:
+        case "message":
+            _add_message(messages, item, place)
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+            thought = "\n".join(text for text in texts if isinstance(text, str))
+            _turn(messages, "reasoning_content")["reasoning_content"] = thought
+        case "function_call":
+            name = qualified(_string(item, "name", place), item.get("namespace"))
+            function = {"name": name, "arguments": _string(item, "arguments", place)}
+            call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
+            _turn(messages, "").setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            content = item.get("output")
+            if isinstance(content, list):
+                _require_text(content, f"{place}.output")
+            else:
+                expect(str, content, f"{place}.output", "input")
+            messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", place), "content": content})
+        case _:
+            raise ApiError(
+                400,
+                f"{place}.type: only message, function_call, function_call_output, reasoning and item_reference are supported",
+                param="input",
+                code="unsupported",
+            )
+
+
+def _add_message(messages: list[Json], item: Json, place: str) -> None:
+    role, content = item.get("role"), item.get("content")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise bad(f'{place}.role must be "user", "assistant", "system" or "developer"', "input")
+    if isinstance(content, list):
+        _require_text(content, f"{place}.content")
+    elif not isinstance(content, str):
+        raise bad(f"{place}.content must be a text or a list of parts, not {shown(content)}", "input")
+    if role == "assistant":
+        _turn(messages, "content")["content"] = content
+    else:
+        messages.append({"role": role, "content": content})
+
+
+def _turn(messages: list[Json], key: str) -> Json:
+    """The assistant's message that an item belongs to: the last one, unless it has such a part, or what comes after it."""
+    order = ("reasoning_content", "content", "tool_calls")
+    later = order[order.index(key) :] if key else ()
+    if messages and messages[-1]["role"] == "assistant" and not any(messages[-1].get(part) for part in later):
+        return messages[-1]
+    messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _require_text(parts: list[Any], place: str) -> None:
+    """An image is refused here, with the place that the client knows: later it would be one of another message."""
+    for index, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) else "text"
+        if kind not in TEXT_PARTS:
+            message = f"{place}[{index}] is not a text part: only {', '.join(TEXT_PARTS)} are supported"
+            raise bad(message, "input", code="unsupported")
+
+
+def _string(item: Json, key: str, place: str) -> str:
+    return expect(str, item.get(key), f"{place}.{key}", "input")
+
+
+def response_format_of(body: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """As chat completions have it, and the name of the field that the client gave. None: it gave none."""
+    form = _format(body.get("text"))
+    if form is None:
+        return body.get(THEIRS), THEIRS
+    if form.get("type") != "json_schema":
+        return form, OURS
+    if form.get("schema") is None:
+        raise bad(f"{OURS}.schema must be a JSON schema, not null", OURS)
+    return {"type": "json_schema", "json_schema": {key: part for key, part in form.items() if key != "type"}}, OURS
+
+
+def refuse_two_formats(body: Mapping[str, Any], used: dict[str, Any] | None, limits: Limits) -> None:
+    """`used` is a good one; response_format may be given beside it where it asks for the same."""
+    other = body.get(THEIRS)
+    if other is None or used is None or other is used:
+        return
+    if grammar_of_format(other, limits) != grammar_of_format(used, limits):
+        raise bad(f"{OURS} and {THEIRS} are the same setting and differ: give one of them", THEIRS)
+
+
+def unused_of_text(body: Mapping[str, Any]) -> list[str]:
+    """What else `text` holds (verbosity), which no model here knows."""
+    text = body.get("text") or {}
+    return [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
+
+
+def echoed_text(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
+    text = body.get("text") or {}
+    form = text.get("format") or {"type": "text"}
+    return {**text, "format": _applied(body, options, limits) if form["type"] == "text" else form}
+
+
+def _format(text: Any) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    form = text.get("format") if isinstance(text, dict) else None
+    if not isinstance(text, dict) or (form is not None and not isinstance(form, dict)):
+        raise bad("text must be an object with a format, which is an object", "text")
+    return form
+
+
+def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
+    """Expressions and grammars (guided_regex, ...) have no name in `text.format`: they are beside it."""
+    grammar = options.grammar
+    if grammar is None or grammar.kind not in ("json_object", "json_schema"):
+        return {"type": "text"}
+    if grammar.kind == "json_object":
+        return {"type": "json_object"}
+    given = (body.get(THEIRS) or {}).get("json_schema")
+    told = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
+    # OpenAI's clients expect a name, which other servers' fields do not have.
+    return {"type": "json_schema", "name": options.grammar_field, **told, "schema": _schema(grammar.text, limits)}
+
+
+def _schema(text: str, limits: Limits) -> Any:
+    """Clients may send it as a text, with anything in it: what is no JSON, or too much, is refused where it is compiled."""
+    try:
+        return json.loads(text) if len(text) <= limits.grammar_bytes else None
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(slots=True)
+class ToolSet:
+    functions: list[Json] = field(default_factory=list)
+    "As chat completions have them."
+    left_out: list[str] = field(default_factory=list)
+    "Places of those that are not offered to the model, with their types."
+    namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+    "By the name that the model sees: namespace and name."
+
+
+def qualified(name: Any, namespace: Any) -> Any:
+    """The name that the model sees."""
+    return f"{namespace}.{name}" if isinstance(namespace, str) and isinstance(name, str) else name
+
+
+def tool_set(value: Any) -> ToolSet:
+    found, tools = ToolSet(), expect(list, value, "tools")
+    for index, tool in enumerate(tools):
+        _add_tool(found, tool, f"tools[{index}]")
+    return found
+
+
+def tool_choice(value: Any) -> Any:
+    """As chat completions have it."""
+    match value:
+        case {"type": "function"}:
+            return _chosen(value)
+        case {"type": "allowed_tools", "tools": [*tools]}:
+            offered = [_chosen(tool) for tool in tools if not _is_left_out(tool)]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": offered}}
+        case {"type": str(kind)} if _is_left_out(value):
+            raise bad(
+                f"tool_choice demands {kind[:64]!a}, a tool that this server cannot run", "tool_choice", code="unsupported"
+            )
+    return value
+
+
+def _add_tool(found: ToolSet, tool: Any, place: str, namespace: str | None = None) -> None:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind == "function":
+        function = {key: part for key, part in tool.items() if key != "type" and part is not None}
+        if namespace is not None:
+            name = function.get("name")
+            function["name"] = qualified(name, namespace)
+            found.namespaces[str(function["name"])] = namespace, str(name)
+        found.functions.append({"type": "function", "function": function})
+    elif kind == "namespace" and namespace is None:
+        name, members = tool.get("name"), tool.get("tools")
+        if not isinstance(name, str) or not isinstance(members, list):
+            raise bad(f"{place} must have a name and a list of tools", "tools")
+        for index, member in enumerate(members):
+            _add_tool(found, member, f"{place}.tools[{index}]", name)
+    elif _is_left_out(tool):
+        found.left_out.append(f"{place}.{kind}")
+    else:
+        raise bad(f"{place}.type: only functions and namespaces of functions are supported", "tools", code="unsupported")
+
+
+def _chosen(tool: Any) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    return {"type": "function", "function": {"name": qualified(tool.get("name"), tool.get("namespace"))}}
+
+
+def _is_left_out(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(LEFT_OUT)

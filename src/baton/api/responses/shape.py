@@ -1,24 +1,39 @@
-"""The answers of /v1/responses, whole (output_items.py makes their parts). events.py has them as a stream."""
+"""The answers of /v1/responses: whole, as a stream, and those that were kept (GET, DELETE, input_items).
+
+Events of a stream. Each has a number, from 0, without a gap.
+
+response.created  response.in_progress
+    response.output_item.added  response.content_part.added  response.output_text.delta...  .done  response.output_item.done
+    (reasoning: response.reasoning_text.delta, or reasoning_summary_part and reasoning_summary_text.delta where it is asked for;
+    a call: response.function_call_arguments.delta, and no content part)
+response.completed or response.incomplete, with the whole answer
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
-from baton.api.dialect import named_event
-from baton.api.front import Front
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.api.dialect import named_event, one_line, text_frame
+from baton.api.errors import ApiError, JsonResponse, bad
+from baton.api.front import Front, caller_of, front_of
+from baton.api.generate.blocks import BlockKind, Blocks, kind_of, text_of
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.generate.usage import preemptions_json
 from baton.api.http.auth import Caller
-from baton.api.responses.bodies import Asked, responses_body
-from baton.api.responses.events import ResponseEvents
-from baton.api.responses.output_items import RESPONSE_PREFIX, Item, OutputItems
-from baton.api.responses.rows import Rows
+from baton.api.openai.logprobs import chat_logprobs
+from baton.api.responses.fields import Asked, responses_body
+from baton.api.responses.store import RESPONSE_PREFIX, Item, OutputItems, Stored, input_items, text_part
 from baton.protocol.request import FinishReason
-from baton.text.parsers.base import Content
+from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_parts
+from baton.text.tokenizer import Tokenizer
 
 
 class ResponseShape(Shape):
@@ -112,3 +127,208 @@ def _message(piece: Piece) -> dict[str, Any]:
             for call in piece.tool_calls
         ]
     return message
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """How events call a kind of block."""
+
+    text: str
+    part: str = ""
+    index: str = ""
+    "The place of the part in its item."
+
+
+_WORDS: Final = {
+    "text": _Words("response.output_text", "response.content_part", "content_index"),
+    "reasoning": _Words("response.reasoning_text", "response.content_part", "content_index"),
+    "summary": _Words("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
+    "call": _Words("response.function_call_arguments"),
+}
+
+
+class ResponseEvents:
+    def __init__(self, shape: ResponseShape, generation: Generation, put: Put) -> None:
+        self._shape = shape
+        self._generation = generation
+        self._put = put
+        self._blocks = Blocks(self)
+        self._number = -1
+        self._begun = False
+        self._output: list[Item] = []
+        "Items that are done."
+        self._open: list[Part] = []
+        "Parts of the item that is open."
+        self._rows = Rows(shape.front.tokenizer)
+        self._logprobs: list[Any] = []
+        "Of the item that is open."
+        self._frame: tuple[bytes, bytes] | None = None
+        self._whole = Piece(0)
+        "All of the answer, for the store."
+        self._cut = False
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def add_text(self, choice: int, text: str) -> None:
+        if self._frame is None:
+            self.add(Piece.of_text(choice, text))
+            before, after = text_frame(lambda mark: named_event({**self._delta(Content(mark), []), "sequence_number": 0}))
+            self._frame = before, after.removesuffix(b"0}\n\n")
+            return
+        before, after = self._frame
+        self._open.append(Content(text))
+        self._put(before + one_line(text) + after + b"%d}\n\n" % self.next_number())
+
+    def add(self, piece: Piece) -> None:
+        self._begin()
+        self._rows.add(piece)
+        self._blocks.add(piece)
+        if piece.finish is not None:
+            self._whole.finish, self._whole.unfinished = piece.finish, piece.unfinished
+
+    def end(self) -> None:
+        self._begin()
+        self._cut = self._whole.known_finish is not FinishReason.STOP  # the item that is open was not ended by the model
+        self._blocks.end()
+        if not self._output:  # an empty answer is a message without text
+            self.open(Content(""))
+            self.close("text")
+        answer = self._shape.finished(self._whole, self._output, self._generation.usage)
+        kind = "response.completed" if answer["status"] == "completed" else "response.incomplete"
+        self._tell({"type": kind, "response": answer})
+
+    def open(self, part: Part) -> None:
+        self._open, self._logprobs, place, items, kind = [], [], len(self._output), self._shape.items, kind_of(part)
+        if isinstance(part, ToolCallDelta):
+            self._open = [ToolCallDelta(part.index, part.id, part.name)]
+            opened = items.call(place, part, "in_progress")
+        elif kind == "reasoning":
+            opened = items.reasoning(place, "", "in_progress")
+        else:
+            opened = items.message(place, "", [], "in_progress")
+        self._item_id: str = opened["id"]
+        self._tell({"type": "response.output_item.added", "output_index": place, "item": opened})
+        if kind != "call":
+            self._tell({"type": f"{self._words(kind).part}.added", **self._place(kind), "part": self._part(kind, "", [])})
+
+    def more(self, part: Part) -> None:
+        rows = self._rows.of(part)
+        self._open.append(part)
+        self._logprobs += rows
+        if text_of(part):
+            self._tell(self._delta(part, rows))
+
+    def close(self, kind: BlockKind) -> None:
+        self._frame = None
+        place, words, logprobs, part = len(self._output), self._words(kind), self._logprobs, _joined(self._open, kind)
+        join_parts(self._whole.parts, [part])
+        text = text_of(part)
+        if isinstance(part, ToolCallDelta):
+            called = self._shape.items.called(part)
+            self._tell({"type": f"{words.text}.done", **self._place(kind), **called, "arguments": text})
+        else:
+            done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
+            self._tell({**done, "logprobs": logprobs} if kind == "text" else done)
+            self._tell({"type": f"{words.part}.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
+        item = self._shape.items.item(place, part, logprobs, cut=self._cut)
+        self._tell({"type": "response.output_item.done", "output_index": place, "item": item})
+        self._output.append(item)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        response = self._shape.response("in_progress", [])
+        self._tell({"type": "response.created", "response": response})
+        self._tell({"type": "response.in_progress", "response": response})
+
+    def _tell(self, content: dict[str, Any]) -> None:
+        self._put(named_event({**content, "sequence_number": self.next_number()}))
+
+    def _words(self, kind: BlockKind) -> _Words:
+        return _WORDS["summary" if kind == "reasoning" and self._shape.items.summary else kind]
+
+    def _delta(self, part: Part, logprobs: list[Any]) -> dict[str, Any]:
+        kind = kind_of(part)
+        delta = {"type": f"{self._words(kind).text}.delta", **self._place(kind), "delta": text_of(part)}
+        return {**delta, "logprobs": logprobs} if kind == "text" else delta
+
+    def _place(self, kind: BlockKind) -> dict[str, Any]:
+        place = {"item_id": self._item_id, "output_index": len(self._output)}
+        return place if kind == "call" else {**place, self._words(kind).index: 0}
+
+    def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> Item:
+        return self._shape.items.reasoning_part(text) if kind == "reasoning" else text_part(text, logprobs)
+
+
+def _joined(parts: list[Part], kind: BlockKind) -> Part:
+    """All of one item. An item without parts is a message without text."""
+    if kind != "call":
+        text = "".join(map(text_of, parts))
+        return Content(text) if kind == "text" else Reasoning(text)
+    joined: list[Part] = []
+    join_parts(joined, parts)
+    return joined[0]
+
+
+class Rows:
+    """Log-probabilities of the parts of an answer. A part takes as many rows as it has tokens; only those of text are sent."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._rows: list[Any] = []
+
+    def add(self, piece: Piece) -> None:
+        """Before its parts are asked for."""
+        if piece.logprobs:
+            self._rows += chat_logprobs(self._tokenizer, piece.logprobs)["content"]
+
+    def of(self, part: Part) -> list[Any]:
+        if not self._rows:
+            return []
+        taken = self._rows[: part.tokens]
+        del self._rows[: part.tokens]
+        return taken if isinstance(part, Content) else []
+
+
+_PAGE_MAX = 100
+
+
+async def stored_response(request: Request) -> Response:
+    store, tenant, name = front_of(request).responses, caller_of(request).tenant, request.path_params["id"]
+    if request.method == "DELETE":
+        if not store.drop(tenant, name):
+            raise _not_here()
+        return JsonResponse({"id": name, "object": "response", "deleted": True})
+    return Response(_stored(request).response, media_type="application/json")
+
+
+async def stored_input(request: Request) -> Response:
+    """A page of it: the newest first, unless order=asc; `after` is the id of the item before."""
+    query, name = request.query_params, request.path_params["id"]
+    limit, order = query.get("limit", "20"), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= _PAGE_MAX):
+        raise bad(f"limit must be a whole number from 1 to {_PAGE_MAX}", "limit")
+    if order not in ("asc", "desc"):
+        raise bad('order must be "asc" or "desc"', "order")
+    items = input_items(name, _stored(request))
+    items = items if order == "asc" else items[::-1]
+    if after := query.get("after"):
+        places = [place for place, item in enumerate(items, start=1) if item["id"] == after]
+        items = items[places[0] :] if places else []
+    page = items[: int(limit)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(page) < len(items)})
+
+
+def _stored(request: Request) -> Stored:
+    stored = front_of(request).responses.get(caller_of(request).tenant, request.path_params["id"])
+    if stored is None:
+        raise _not_here()
+    return stored
+
+
+def _not_here() -> ApiError:
+    return ApiError(404, "there is no stored response with that id", param="response_id", code="response_not_found")

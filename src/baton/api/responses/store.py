@@ -1,18 +1,27 @@
-"""Answers that were kept, for previous_response_id and GET: in this process, bounded in number and bytes.
+"""Answers that were kept, for previous_response_id and GET: in this process, bounded in number and bytes. And their items.
 
 Room is taken from the tenant that holds the most bytes, the oldest first: no tenant can push out the answers of another that
 holds less. What fell out is a 404, as if it had never been kept. Kept are bytes, so what is counted is what is held.
+
+resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id has the response's in it, and its place in the output: it is found
+                                            again by that alone (`response_of`), without a table of items
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import orjson
 
-from baton.api.errors import to_json
+from baton.api.errors import ApiError, to_json
 from baton.api.limits import Limits
+from baton.text.parsers.base import Content, Part, ToolCallDelta
+
+Item = dict[str, Any]
+RESPONSE_PREFIX: Final = "resp_"
+_PLACE_CHARS: Final = 2
 
 
 class Stored:
@@ -77,3 +86,124 @@ class ResponseStore:
         if not share:
             del self._shares[tenant], self._bytes_of[tenant]
         return True
+
+
+def response_of(item_id: str) -> str:
+    """The id of the response that made the item. Of any other text: the id of none."""
+    return RESPONSE_PREFIX + item_id.partition("_")[2][:-_PLACE_CHARS]
+
+
+class OutputItems:
+    """Makes the items of one response."""
+
+    def __init__(
+        self, response_id: str, *, summary: bool = False, namespaces: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        """`summary`: one was asked for. A thought is its own summary then: some clients look nowhere else for it.
+        `namespaces`: by the name of a tool that the model sees, namespace and name, which clients want apart."""
+        self._id = response_id.removeprefix(RESPONSE_PREFIX)
+        self._namespaces = namespaces or {}
+        self.summary = summary
+
+    def item(self, place: int, part: Part, logprobs: list[Any], *, cut: bool) -> Item:
+        """`cut`: the answer ended early, and this is its last item."""
+        if isinstance(part, ToolCallDelta):
+            return self.call(place, part, "completed" if part.is_whole else "incomplete")
+        status = "incomplete" if cut else "completed"
+        if isinstance(part, Content):
+            return self.message(place, part.text, logprobs, status)
+        return self.reasoning(place, part.text, status)
+
+    def message(self, place: int, text: str, logprobs: list[Any], status: str = "completed") -> Item:
+        content = [] if status == "in_progress" else [text_part(text, logprobs)]
+        return {"id": self._named("msg", place), "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def reasoning(self, place: int, text: str, status: str = "completed") -> Item:
+        parts = [] if status == "in_progress" else [self.reasoning_part(text)]
+        told = {"summary": parts, "content": []} if self.summary else {"summary": [], "content": parts}
+        return {"id": self._named("rs", place), "type": "reasoning", "status": status, **told}
+
+    def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
+        """Clients run a call whose item is completed, so one without all of its arguments must not be."""
+        named = {"call_id": call.id, **self.called(call), "arguments": "" if status == "in_progress" else call.arguments}
+        return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
+
+    def called(self, call: ToolCallDelta) -> Item:
+        """The name of its tool."""
+        namespace, name = self._namespaces.get(call.name or "", (None, call.name))
+        return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
+
+    def reasoning_part(self, text: str) -> Item:
+        return {"type": "summary_text" if self.summary else "reasoning_text", "text": text}
+
+    def _named(self, kind: str, place: int) -> str:
+        return f"{kind}_{self._id}{place:0{_PLACE_CHARS}x}"
+
+
+def text_part(text: str, logprobs: list[Any]) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class StoredItems:
+    """Of one tenant, for one request. Thirty bytes refer to megabytes: what it reads and what it refers to counts as if it had
+    been sent, so a request grows by one body's worth at most."""
+
+    def __init__(self, store: ResponseStore, tenant: bytes, bytes_max: int) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._bytes_max = self._bytes_left = bytes_max
+        self._read: dict[str, dict[str, tuple[Item, int]]] = {}
+        "By response: its items, each with its size."
+
+    def item(self, item_id: str) -> Item | None:
+        """Raises ApiError where it is too much."""
+        response_id = response_of(item_id)
+        if response_id not in self._read:
+            stored = self._store.get(self._tenant, response_id)
+            if stored is None:
+                return None
+            self._spend(len(stored.response))
+            output: list[Item] = orjson.loads(stored.response)["output"]
+            self._read[response_id] = {item["id"]: (item, len(to_json(item))) for item in output}
+        found = self._read[response_id].get(item_id)
+        if found is None:
+            return None
+        self._spend(found[1])
+        return found[0]
+
+    def _spend(self, size_bytes: int) -> None:
+        self._bytes_left -= size_bytes
+        if self._bytes_left < 0:
+            message = f"input refers to more than {self._bytes_max} bytes of answers that are kept here: refer to fewer"
+            raise ApiError(413, message, param="input", code="body_too_large")
+
+
+def input_items(response_id: str, stored: Stored) -> list[Item]:
+    """In the order in which they were said. Their ids are theirs in this list alone."""
+    made = OutputItems(f"{response_id}in")
+    items: list[Item] = []
+    for message in stored.conversation[:-1]:  # the last one is the answer
+        items += list(_items(message, made, len(items)))
+    return items
+
+
+def _items(message: dict[str, Any], made: OutputItems, place: int) -> Iterator[Item]:
+    if message["role"] == "tool":
+        result = {"call_id": message["tool_call_id"], "output": message["content"], "status": "completed"}
+        yield {"id": made.message(place, "", [])["id"], "type": "function_call_output", **result}
+        return
+    if message["role"] != "assistant":
+        text = message["content"]
+        content = [{"type": "input_text", "text": text}] if isinstance(text, str) else text
+        yield {**made.message(place, "", []), "role": message["role"], "content": content}
+        return
+    if thought := message.get("reasoning_content"):
+        yield made.reasoning(place, thought)
+        place += 1
+    if message["content"]:
+        text = message["content"]
+        yield made.message(place, text, []) if isinstance(text, str) else {**made.message(place, "", []), "content": text}
+        place += 1
+    for later, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        yield made.call(place + later, ToolCallDelta(0, call["id"], function["name"], function["arguments"]))

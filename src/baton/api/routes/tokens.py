@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's shapes; Anthropic's POST /v1/messages/count_tokens: tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from baton.api.anthropic.fields import messages_body
 from baton.api.errors import JsonRows, bad
-from baton.api.fields import Fields, checked_token_ids, shown
+from baton.api.fields import Fields, checked_token_ids, expect, shown
 from baton.api.front import Front, caller_of, front_of
+from baton.api.generate.prepare import chat_job
 from baton.api.http.json_body import read_body
 from baton.api.http.json_parts import send_json
 from baton.api.http.request_log import record_of
@@ -70,9 +72,7 @@ def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
     if (prompt is None) == (messages is None):
         raise bad("give either prompt or messages", "prompt")
     if messages is None:
-        if not isinstance(prompt, str):
-            raise bad(f"prompt must be a text, not {shown(prompt)}", "prompt")
-        return prompt, False, ""
+        return expect(str, prompt, "prompt"), False, ""
     continue_final, tools = fields.boolean("continue_final_message"), front.schema.tools(fields)
     text, mark = render_chat(
         front.template,
@@ -100,5 +100,13 @@ def _detokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
     return {"prompt": front.tokenizer.decode(ids, skip_special_tokens=False)}
 
 
+def _counted(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    front = front_of(request)
+    asked = messages_body(front, body)
+    record_of(request).ignored = asked.options.ignored
+    return {"input_tokens": len(chat_job(front, asked, caller_of(request)).requests[0].prompt)}
+
+
 tokenize = TokensRoute(_tokenized)
 detokenize = TokensRoute(_detokenized)
+count_tokens = TokensRoute(_counted)

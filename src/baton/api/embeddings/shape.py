@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from baton.api.embeddings.fields import OLLAMA, OLLAMA_OLDER, OPENAI
 from baton.api.errors import ApiError, JsonRows, bad
-from baton.api.fields import shown, whole_number
+from baton.api.fields import expect, shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
@@ -20,7 +20,7 @@ from baton.api.generate.prepare import Job, embedding_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import Caller
 from baton.api.limits import Range
-from baton.api.ollama.bodies import model_name
+from baton.api.ollama.fields import model_name
 from baton.api.translate import Table, errors_named_by, translated
 from baton.protocol.request import POOLINGS, Pooling
 
@@ -128,8 +128,7 @@ class OllamaEmbeddingsShape(OllamaEmbedShape):
     table = OLLAMA_OLDER
 
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
-        if not isinstance(body.get("prompt"), str):
-            raise bad(f"prompt must be a text, not {shown(body.get('prompt'))}", "prompt")
+        expect(str, body.get("prompt"), "prompt")
         return super().job(body, caller)
 
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:

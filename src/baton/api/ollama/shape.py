@@ -1,20 +1,28 @@
-"""Answers of /api/chat and /api/generate: a line of JSON a piece, and the figures with the last one."""
+"""Ollama's answers: of /api/chat and /api/generate a line of JSON per piece, with figures in the last one; of the routes that
+clients call before they chat: which models there are, what they can do, which version answers; and errors."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from baton.api.dialect import line, one_line, text_frame
-from baton.api.front import Front
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton import __version__
+from baton.api.dialect import Dialect, line, one_line, text_frame
+from baton.api.errors import JsonResponse
+from baton.api.front import Front, front_of
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.options import ChatBody
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job, completion_job
 from baton.api.generate.shape import Events, NothingToGenerate, Put, Shape
 from baton.api.http.auth import Caller
-from baton.api.ollama.bodies import chat_body, generate_body
+from baton.api.http.json_body import parse_object, read_body
+from baton.api.ollama.fields import OPTIONS, chat_body, generate_body, model_name
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, ToolCallDelta
 
@@ -153,3 +161,106 @@ class Lines:
 
 def _call(call: ToolCallDelta) -> Json:
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": call.parsed}}
+
+
+OLLAMA: Final = Dialect(
+    "ollama",
+    lambda error, request_id: {"error": str(error)},
+    error_event=line,
+    stream_type="application/x-ndjson",
+    untyped_bodies=True,
+    keep_alive=b" ",  # a blank before the next line: clients parse every line, and an empty one would be none
+)
+
+
+API_VERSION: Final = "0.12.6"
+"The version of Ollama whose fields are answered: clients refuse a server that seems too old for them."
+_OLLAMA_NAMES: Final = {field.to: name for name, field in OPTIONS.items()}
+_NEVER: Final = "9999-12-31T00:00:00Z"
+
+
+async def tags(request: Request) -> Response:
+    front = front_of(request)
+    return JsonResponse({"models": [_model(front, name) for name in front.model.names]})
+
+
+async def ps(request: Request) -> Response:
+    """The model is always in memory."""
+    front = front_of(request)
+    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": front.model.context_tokens}
+    return JsonResponse({"models": [{**_model(front, front.model.name), **more}]})
+
+
+async def version(request: Request) -> Response:
+    return JsonResponse({"version": API_VERSION, "baton": __version__})
+
+
+async def pull(request: Request) -> Response:
+    """Many clients pull a model before they chat. The served one is here; a server does not fetch others. One line of JSON is
+    the whole stream, so it is the same with stream: false."""
+    await _require_model(request)
+    return Response(line({"status": "success"}), media_type=OLLAMA.stream_type)
+
+
+async def _require_model(request: Request) -> None:
+    front = front_of(request)
+    with front.budget.lease() as lease:
+        body = parse_object(await read_body(request, front.limits, lease), front.limits)
+    name = body.get("model") if body.get("model") is not None else body.get("name")
+    front.schema.require_model(model_name(front, name))
+
+
+async def show(request: Request) -> Response:
+    front = front_of(request)
+    await _require_model(request)
+    return JsonResponse(
+        {
+            "modified_at": _modified(front),
+            "details": _details(),
+            "model_info": {"general.architecture": "baton", "baton.context_length": front.model.context_tokens},
+            "capabilities": _capabilities(front),
+            "parameters": _parameters(front),
+            "template": next(iter(front.template.sources), ""),
+            "modelfile": "",
+            "license": "",
+        }
+    )
+
+
+def _parameters(front: Front) -> str:
+    """One parameter per line, under Ollama's names. Continue and Zed take the context length from num_ctx."""
+    named = {_OLLAMA_NAMES.get(name, name): value for name, value in front.model.sampling_defaults.items()}
+    if named.get("top_k", 0) <= 0:
+        named.pop("top_k", None)  # no limit, for which Ollama has no value
+    return "\n".join(f"{name} {value}" for name, value in {"num_ctx": front.model.context_tokens, **named}.items())
+
+
+def _model(front: Front, name: str) -> dict[str, Any]:
+    digest = hashlib.sha256(front.model.fingerprint.encode()).hexdigest()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _modified(front),
+        "size": 0,  # the front knows nothing of the weights
+        "digest": digest,
+        "details": _details(),
+    }
+
+
+def _capabilities(front: Front) -> list[str]:
+    able = {
+        "completion": True,
+        "embedding": True,
+        "tools": front.style.has_calls,
+        "thinking": front.style.has_thoughts,
+    }
+    return [name for name, yes in able.items() if yes]
+
+
+def _details() -> dict[str, Any]:
+    unknown = {"parameter_size": "", "quantization_level": ""}
+    return {"parent_model": "", "format": "", "family": "", "families": [], **unknown}
+
+
+def _modified(front: Front) -> str:
+    return datetime.fromtimestamp(front.model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
