@@ -25,6 +25,7 @@ from baton.kvcache.tcp_session import TcpSession
 from baton.kvpool.block_bytes import ByWayOfHost, block_bytes
 from baton.kvpool.copies import Run
 from baton.kvpool.pool import KVPool
+from baton.protocol.codec import FROM_PEER, FROM_READER
 from baton.protocol.moves import MoveResult
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.trust.dialling import connected
@@ -177,8 +178,8 @@ def test_everybody_has_a_turn_between_two_pieces():
         for sock in (ours, theirs):
             sock.setblocking(False)
         key, turns = bytes(32), list[int]()
-        peer = TcpSession(ours, Sealer(key), Unsealer(key, tcp_session.FROM_READER))
-        reader = TcpSession(theirs, Sealer(key), Unsealer(key, tcp_session.FROM_PEER))
+        peer = TcpSession(ours, Sealer(key), Unsealer(key, FROM_READER))
+        reader = TcpSession(theirs, Sealer(key), Unsealer(key, FROM_PEER))
         for step in (lambda: peer.send_bytes(memoryview(b"abc")), lambda: reader.receive_bytes(3)):
             for number in range(4):
                 asyncio.get_running_loop().call_soon(turns.append, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,10 +10,8 @@ from msgspec import inspect
 
 pytest.importorskip("xxhash", reason="the messages of the cache's sessions need xxhash (pip install xxhash)")
 
-from baton.kvcache.tcp_session import FROM_PEER, FROM_READER
-from baton.protocol.codec import Message, decode, encode, kinds_of
+from baton.protocol.codec import FROM_INSTANCE, FROM_PEER, FROM_READER, FROM_ROUTER, MESSAGES, decode, encode
 from baton.protocol.control import InstanceReady
-from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
 from baton.protocol.node import Build, NodeHello, RouterHello
 from baton.protocol.output import Begun, Emit, Ended
 from baton.protocol.pool import PoolReady, ReadPool
@@ -86,9 +84,8 @@ def structs_of(info: Any, found: dict[str, type]) -> None:
 def between_machines() -> dict[str, type]:
     found: dict[str, type] = {}
     kinds = FROM_INSTANCE | FROM_ROUTER | FROM_READER | FROM_PEER
-    for message in (each for group in get_args(Message) for each in get_args(group) or (group,)):
-        if kinds_of(message) <= kinds:
-            structs_of(inspect.type_info(message), found)
+    for kind in kinds:
+        structs_of(inspect.type_info(MESSAGES[kind]), found)
     return found
 
 

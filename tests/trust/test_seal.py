@@ -6,9 +6,8 @@ import pytest
 from link_rig import SECRET
 
 from baton.errors import LinkFailed
-from baton.protocol.codec import encode
+from baton.protocol.codec import FROM_INSTANCE, encode
 from baton.protocol.control import Pong
-from baton.protocol.directions import FROM_INSTANCE
 from baton.trust.handshake import Handshake, make_greeting
 from baton.trust.seal import SealedBuffer, Sealer
 

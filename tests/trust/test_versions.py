@@ -10,8 +10,8 @@ from link_rig import SECRET, Door
 from run_loop import finish
 
 from baton.errors import LinkFailed
-from baton.kvcache.tcp_session import FROM_READER, TcpSession
-from baton.protocol.codec import encode
+from baton.kvcache.tcp_session import TcpSession
+from baton.protocol.codec import FROM_READER, encode
 from baton.protocol.control import Ping, Pong
 from baton.protocol.pool import ReadPool
 from baton.protocol.versions import VERSIONS, Versions

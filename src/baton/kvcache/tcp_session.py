@@ -19,16 +19,13 @@ from typing import Final
 from xxhash import xxh3_128_digest
 
 from baton.errors import LinkFailed, ProtocolError
-from baton.protocol.codec import Message, encode, kinds_of
-from baton.protocol.pool import BlocksFollow, PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.codec import FROM_PEER, FROM_READER, Message, encode
+from baton.protocol.pool import BlocksFollow, ReadRefused
 from baton.protocol.versions import VERSIONS
 from baton.trust.handshake import READ
 from baton.trust.seal import SEAL_BYTES, Sealer, Unsealer, content_bytes
 from baton.trust.secret import Secret
 from baton.trust.session import prove_as_dialler, prove_as_listener
-
-FROM_READER: Final = kinds_of(ReadPool, ReadBlocks)
-FROM_PEER: Final = kinds_of(PoolReady, ReadRefused, BlocksFollow)
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RUNS_MAX: Final = 8192

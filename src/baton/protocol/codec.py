@@ -10,182 +10,91 @@ that sends garbage is closed and counted, it cannot hurt the process.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Annotated, Final, get_args
 
 import msgspec
 
 from baton.errors import CallerError, ProtocolError
-from baton.protocol.control import (
-    AbortRequest,
-    CacheHello,
-    CacheStats,
-    ClearCache,
-    InstanceReady,
-    InstanceStats,
-    LoadProgress,
-    ModelChanged,
-    ModeReport,
-    OrderAnswer,
-    PauseInstance,
-    Ping,
-    Pong,
-    ProgressShared,
-    RefusedRequest,
-    ResumeInstance,
-    SleepInstance,
-    StartFailed,
-    WakeInstance,
-    WorkerHello,
-)
-from baton.protocol.handoff import (
-    Adopted,
-    AskRelease,
-    Expect,
-    Expecting,
-    Forget,
-    HandoffMessage,
-    Offer,
-    PeerOffer,
-    Prefill,
-    Released,
-)
-from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
-from baton.protocol.node import Beat, ClusterView, NodeHello, NodeRefused, RouterBeat, RouterHello
-from baton.protocol.output import Emit
-from baton.protocol.pool import (
-    BlocksFollow,
-    CreatePool,
-    DetachPool,
-    HostPoolReady,
-    PeerSocket,
-    PoolAttached,
-    PoolDetached,
-    PoolReady,
-    PoolSized,
-    ReadBlocks,
-    ReadersSocket,
-    ReadPool,
-    ReadRefused,
-)
-from baton.protocol.request import GenerateBatch, GenerateRequest
-from baton.protocol.step import StepPlan, StepResult
+from baton.protocol import control, handoff, moves, node, output, pool, request, step
 from baton.protocol.versions import VERSIONS
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Message = (
-    GenerateRequest
-    | StepPlan
-    | StepResult
-    | BlockMove
-    | MoveResult
-    | Emit
-    | AbortRequest
-    | RefusedRequest
-    | Ping
-    | Pong
-    | PauseInstance
-    | ResumeInstance
-    | ModeReport
-    | LoadProgress
-    | WorkerHello
-    | InstanceReady
-    | StartFailed
-    | InstanceStats
-    | GenerateBatch
-    | OrderAnswer
-    | ProgressShared
-    | SleepInstance
-    | WakeInstance
-    | ModelChanged
-    | StorageQuery
-    | StorageAnswer
-    | CacheHello
-    | CacheStats
-    | PeerSocket
-    | PoolSized
-    | PoolReady
-    | PoolAttached
-    | DetachPool
-    | PoolDetached
-    | HostPoolReady
-    | ReadPool
-    | ReadRefused
-    | ReadersSocket
-    | ReadBlocks
-    | BlocksFollow
-    | ClearCache
-    | CreatePool
-    | HandoffMessage
-    | NodeHello
-    | RouterHello
-    | NodeRefused
-    | Beat
-    | RouterBeat
-    | ClusterView
+    Annotated[request.GenerateRequest, 1, "router"]
+    | Annotated[step.StepPlan, 2]
+    | Annotated[step.StepResult, 3]
+    | Annotated[moves.BlockMove, 4]
+    | Annotated[moves.MoveResult, 5]
+    | Annotated[output.Emit, 6, "instance"]
+    | Annotated[control.AbortRequest, 7, "router"]
+    | Annotated[control.RefusedRequest, 8, "instance"]
+    | Annotated[control.Ping, 9, "router"]
+    | Annotated[control.Pong, 10, "instance"]
+    | Annotated[control.PauseInstance, 11, "router"]
+    | Annotated[control.ResumeInstance, 12, "router"]
+    | Annotated[control.ModeReport, 13, "instance"]
+    | Annotated[control.LoadProgress, 14]
+    | Annotated[control.WorkerHello, 15]
+    | Annotated[control.InstanceReady, 16, "instance"]
+    | Annotated[control.StartFailed, 17]
+    | Annotated[control.InstanceStats, 18, "instance"]
+    | Annotated[request.GenerateBatch, 19, "router"]
+    | Annotated[control.OrderAnswer, 20, "instance"]
+    | Annotated[control.ProgressShared, 21]
+    | Annotated[control.SleepInstance, 22, "router"]
+    | Annotated[control.WakeInstance, 23, "router"]
+    | Annotated[control.ModelChanged, 24, "instance"]
+    | Annotated[pool.PeerSocket, 30]
+    | Annotated[pool.PoolSized, 31]
+    | Annotated[pool.PoolReady, 32, "peer"]
+    | Annotated[pool.PoolAttached, 33]
+    | Annotated[pool.DetachPool, 34]
+    | Annotated[pool.PoolDetached, 35]
+    | Annotated[pool.CreatePool, 36]
+    | Annotated[pool.HostPoolReady, 37]
+    | Annotated[pool.ReadPool, 38, "reader"]
+    | Annotated[pool.ReadRefused, 39, "peer"]
+    | Annotated[moves.StorageQuery, 40]
+    | Annotated[moves.StorageAnswer, 41]
+    | Annotated[control.CacheHello, 42]
+    | Annotated[control.CacheStats, 43]
+    | Annotated[control.ClearCache, 44, "router"]
+    | Annotated[pool.ReadersSocket, 45]
+    | Annotated[pool.ReadBlocks, 46, "reader"]
+    | Annotated[pool.BlocksFollow, 47, "peer"]
+    | Annotated[handoff.Expect, 50, "router"]
+    | Annotated[handoff.Expecting, 51, "instance"]
+    | Annotated[handoff.Prefill, 52, "router"]
+    | Annotated[handoff.Offer, 53, "instance"]
+    | Annotated[handoff.PeerOffer, 54, "router"]
+    | Annotated[handoff.AskRelease, 55, "router", "instance"]
+    | Annotated[handoff.Released, 56, "router", "instance"]
+    | Annotated[handoff.Adopted, 57, "instance"]
+    | Annotated[handoff.Forget, 58, "router"]
+    | Annotated[node.NodeHello, 60, "instance"]
+    | Annotated[node.RouterHello, 61, "router"]
+    | Annotated[node.NodeRefused, 62, "router"]
+    | Annotated[node.Beat, 63, "instance"]
+    | Annotated[node.RouterBeat, 64, "router"]
+    | Annotated[node.ClusterView, 65]
 )
+"""Each message with its number, which never changes, and with those who may send it from another machine."""
 
-_KINDS: Final[dict[int, type[Message]]] = {
-    1: GenerateRequest,
-    2: StepPlan,
-    3: StepResult,
-    4: BlockMove,
-    5: MoveResult,
-    6: Emit,
-    7: AbortRequest,
-    8: RefusedRequest,
-    9: Ping,
-    10: Pong,
-    11: PauseInstance,
-    12: ResumeInstance,
-    13: ModeReport,
-    14: LoadProgress,
-    15: WorkerHello,
-    16: InstanceReady,
-    17: StartFailed,
-    18: InstanceStats,
-    19: GenerateBatch,
-    20: OrderAnswer,
-    21: ProgressShared,
-    22: SleepInstance,
-    23: WakeInstance,
-    24: ModelChanged,
-    40: StorageQuery,
-    41: StorageAnswer,
-    42: CacheHello,
-    43: CacheStats,
-    30: PeerSocket,
-    31: PoolSized,
-    32: PoolReady,
-    33: PoolAttached,
-    34: DetachPool,
-    35: PoolDetached,
-    36: CreatePool,
-    37: HostPoolReady,
-    38: ReadPool,
-    39: ReadRefused,
-    44: ClearCache,
-    45: ReadersSocket,
-    46: ReadBlocks,
-    47: BlocksFollow,
-    50: Expect,
-    51: Expecting,
-    52: Prefill,
-    53: Offer,
-    54: PeerOffer,
-    55: AskRelease,
-    56: Released,
-    57: Adopted,
-    58: Forget,
-    60: NodeHello,
-    61: RouterHello,
-    62: NodeRefused,
-    63: Beat,
-    64: RouterBeat,
-    65: ClusterView,
-}
-_KIND_OF: Final = {message: kind for kind, message in _KINDS.items()}
-_DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in _KINDS.items()}
+MESSAGES: Final[dict[int, type[Message]]] = {row.__metadata__[0]: row.__origin__ for row in get_args(Message)}
+
+
+def _sent_by(sender: str) -> frozenset[int]:
+    """Numbers of the messages that such a peer may send. Any other ends its session, unread."""
+    return frozenset(row.__metadata__[0] for row in get_args(Message) if sender in row.__metadata__)
+
+
+FROM_ROUTER: Final = _sent_by("router")
+FROM_INSTANCE: Final = _sent_by("instance")
+FROM_READER: Final = _sent_by("reader")
+FROM_PEER: Final = _sent_by("peer")
+_KIND_OF: Final = {message: kind for kind, message in MESSAGES.items()}
+_DECODERS: Final = {kind: msgspec.msgpack.Decoder(message) for kind, message in MESSAGES.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _HEADER: Final = struct.Struct("!2sBBI")
 HEADER_BYTES: Final = _HEADER.size
@@ -220,18 +129,13 @@ class MessageTooLarge(CallerError):
     """Our own message does not go in a frame. No fault of the peer, so no ProtocolError."""
 
 
-def kinds_of(*messages: type[Message]) -> frozenset[int]:
-    """Their numbers on the wire."""
-    return frozenset(_KIND_OF[message] for message in messages)
-
-
 def name_of(kind: int) -> str:
-    known = _KINDS.get(kind)
+    known = MESSAGES.get(kind)
     return f"kind {kind}" if known is None else known.__name__
 
 
 def is_known(kind: int) -> bool:
-    return kind in _KINDS
+    return kind in MESSAGES
 
 
 def encode(message: Message, version: int = VERSIONS.newest) -> bytes:
@@ -260,11 +164,11 @@ def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int]:
 def decode_body(kind: int, body: bytes | memoryview) -> Message:
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise UnknownKind(f"kind {kind}; known are {', '.join(map(str, _KINDS))}")
+        raise UnknownKind(f"kind {kind}; known are {', '.join(map(str, MESSAGES))}")
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise MalformedBody(f"not a {_KINDS[kind].__name__}: {error}") from error
+        raise MalformedBody(f"not a {MESSAGES[kind].__name__}: {error}") from error
 
 
 def decode(frame: bytes) -> Message:

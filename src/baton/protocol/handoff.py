@@ -116,6 +116,3 @@ def request_of(message: object) -> GenerateRequest | None:
     if isinstance(message, Expect | Prefill):
         return message.request
     return message if isinstance(message, GenerateRequest) else None
-
-
-HandoffMessage = Expect | Expecting | Prefill | Offer | PeerOffer | AskRelease | Released | Adopted | Forget

@@ -20,8 +20,7 @@ from typing import Final, Literal
 from baton.addresses import Address
 from baton.config import WireConfig
 from baton.errors import LinkFailed
-from baton.protocol.codec import Message, encode
-from baton.protocol.directions import FROM_INSTANCE, FROM_ROUTER
+from baton.protocol.codec import FROM_INSTANCE, FROM_ROUTER, Message, encode
 from baton.protocol.versions import VERSIONS, Versions
 from baton.runtime.wire.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
 from baton.trust.dialling import connected
