@@ -143,7 +143,8 @@ def test_shrink_leaves_a_small_scenario_that_fails_the_same_way(tmp_path: Path):
 MUTANTS = """
 import sys
 from baton.sim import mutants
-mutants.MUTANTS = tuple(m for m in mutants.MUTANTS if m.name in ("one-token-too-many", "share-without-reference"))
+two = tuple(m for m in mutants.mutants() if m.name in ("one-token-too-many", "share-without-reference"))
+mutants.mutants = lambda: two
 if sys.argv.pop() == "blunt":
     mutants.run_mutants = lambda names, seeds, jobs, progress: [
         mutants.MutantResult(name, "core/x.py", "a fault", None, seeds, None, "survived") for name in names]
@@ -166,6 +167,15 @@ def test_mutants_are_found_or_the_command_fails():
 def test_mutants_as_json():
     said = baton("simulate", "--mutants", "--json", "--seeds", "0:20", "blunt", program=("-c", MUTANTS))
     assert json.loads(said.stdout)["survivors"] == ["share-without-reference", "one-token-too-many"]
+
+
+def test_an_installed_package_says_where_the_mutants_are():
+    away = "from baton.sim import mutants; mutants.FOLDER = mutants.FOLDER / 'none'"
+    program = f"{away}; from baton.cli.main import app; app()"
+    ran = baton("simulate", "--mutants", program=("-c", program))
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "run this in a checkout of Baton (make mutants)" in ran.stderr
+    assert ran.stderr.count("\n") == 1
 
 
 # Usage

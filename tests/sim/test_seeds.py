@@ -7,13 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from baton.sim.mutants import MUTANTS, MutantResult
+from baton.sim.mutants import MutantResult, mutants
 from baton.sim.run import run
 from baton.sim.scenario import Scenario
 
 SEEDS = Path(__file__).parent.parent / "seeds"
 KEPT = sorted(SEEDS.glob("*.json"))
+MUTANTS = mutants()
 MUTANT_NAMES = [mutant.name for mutant in MUTANTS]
+RELIABILITY = SEEDS.parent.parent / "docs" / "internals" / "reliability.md"
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
@@ -33,13 +35,19 @@ def test_kept_scenario_passes_and_is_small(path):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_changes_one_place(mutant):
-    assert mutant.path.read_text().count(mutant.old) == 1
-    assert mutant.old != mutant.new
+    source = mutant.path.read_text()
+    assert mutant.change(source) != source
 
 
 def test_every_mutant_has_a_kept_scenario():
     assert sorted(MUTANT_NAMES) == [path.stem for path in KEPT if path.stem in MUTANT_NAMES]
     assert len(MUTANT_NAMES) == len(set(MUTANT_NAMES)) >= 80
+
+
+def test_the_table_in_the_docs_has_every_mutant():
+    table = RELIABILITY.read_text().split("<!-- mutants -->")[1].split("<!-- /mutants -->")[0]
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:4]) for line in table.strip().splitlines()[2:]]
+    assert sorted(rows) == sorted((mutant.name, f"`{mutant.file}`", mutant.fault) for mutant in MUTANTS)
 
 
 @pytest.mark.parametrize("name", MUTANT_NAMES)

@@ -285,8 +285,12 @@ def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -
 def _mutants(order: Order) -> int:
     """Every mutant must be found by some seed; one that survives is a hole in the rehearsal."""
     from baton.sim.campaign import cores
-    from baton.sim.mutants import MUTANTS, SEEDS, run_mutants
+    from baton.sim.mutants import SEEDS, NoMutants, mutants, run_mutants
 
+    try:
+        names = [mutant.name for mutant in mutants()]
+    except NoMutants as missing:
+        raise WrongUsage(f"--mutants: {missing}")
     seeds = range(SEEDS) if order.seeds is None else read_range(order.seeds)
     if seeds.start:
         raise WrongUsage(f"--seeds {order.seeds}: mutants begin at seed 0: write --seeds 0:{seeds.stop}")
@@ -297,8 +301,8 @@ def _mutants(order: Order) -> int:
         done += 1
         advance(done, result.name)
 
-    with bar("mutants", len(MUTANTS), hidden=order.as_json) as advance:
-        results = run_mutants([mutant.name for mutant in MUTANTS], seeds.stop, order.jobs or cores(), progress)
+    with bar("mutants", len(names), hidden=order.as_json) as advance:
+        results = run_mutants(names, seeds.stop, order.jobs or cores(), progress)
     survivors = [result.name for result in results if result.killed_by_seed is None]
     if order.as_json:
         print_json({"mutants": results, "survivors": survivors})

@@ -29,6 +29,15 @@ def test_it_opens_after_failures_in_a_row(circuit):
     assert circuit.opened_total == 1
 
 
+def test_the_fault_is_that_of_the_last_failure(circuit):
+    assert circuit.fault == ""
+    circuit.failed(circuit.admit(0.0), 0.0)
+    assert circuit.fault == "it takes too long"
+    circuit.ended(circuit.admit(0.0), "no route to host", 0.0)
+    circuit.succeeded(circuit.admit(0.0))
+    assert circuit.fault == "no route to host", "it says what was wrong last, also when all is well again"
+
+
 def test_a_success_ends_the_row(circuit):
     for _ in range(10):
         fail(circuit, 0.0, 2)
