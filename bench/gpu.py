@@ -33,9 +33,10 @@ import gpu_serving
 from baton.models.config import ModelConfig
 from baton.models.parameters import expected_shapes
 from baton.models.shapes import SHAPES
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.kernels.attention_decode import DecodeScratch, attend_decode, split_tokens_for
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.step_inputs import StepBatch
 from baton.worker.cuda.weights import DecoderWeights, random_weights
 

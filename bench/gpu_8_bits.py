@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from baton.models.config import ModelConfig
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.kernels.fp8 import FP8, LARGEST, STORED_BLOCK, Scales, scales_of_blocks
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.step_inputs import StepBatch
 from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 

@@ -28,8 +28,9 @@ from baton.models.open import open_model
 from baton.models.torch_weights import Weights
 from baton.text.loading import load_model_text
 from baton.worker.cuda import plain
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.graphs import DeviceSteps
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.weights import DecoderWeights, take_weights
 from gpu_8_bits import batch_of, in_blocks
 from quality import evenly
@@ -100,7 +101,7 @@ def log_probabilities(steps: DeviceSteps, window: np.ndarray, chunk: int) -> tor
         residual, added = steps.step.last_hidden
         hidden = residual.clone() if added is None else residual.float() + added.float()  # the next step writes there
         rows.append(hidden[: part.size].to(weights.embedding.dtype))
-    normed = plain.norm(torch.cat(rows)[:-1], weights.final_norm, eps)
+    normed = plain.norm(torch.cat(rows)[:-1], weights.final_norm.weight, eps)
     return (normed.float() @ weights.head.float().t()).log_softmax(-1)
 
 

@@ -179,8 +179,9 @@ def _interpreted(name: str, config: ModelConfig, weights: type[DummyWeights]) ->
     from mended_interpreter import mend_interpreter
 
     from baton.models.torch_weights import Weights
-    from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+    from baton.worker.cuda.decoder_step import DecoderStep
     from baton.worker.cuda.executor import CudaExecutor
+    from baton.worker.cuda.layer_steps import StepLimits
     from baton.worker.cuda.weights import take_weights
 
     mend_interpreter()

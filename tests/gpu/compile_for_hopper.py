@@ -17,14 +17,19 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.kernels.fp8 import GROUP, STORED_BLOCK, Scales
 from baton.worker.cuda.kernels.fp8_rows import quantise_rows
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
 from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 
 ROWS, SLOTS = 160, 96
-CASES = ("plain", "deterministic", "experts", "fp8", "blocks", "experts fp8", "experts blocks")
+CASES = ("plain", "deterministic", "experts", "fp8", "blocks", "experts fp8", "experts blocks", "traits", "experts traits")
+TRAITS = Traits(
+    qk_norm=True, qk_norm_across_heads=True, layer_norm=True, norm_bias=True, norms="both", activation="gelu_tanh",
+    embedding_scale=2.0, layer_windows=(100,), qkv_bias=True, mlp_bias=True,
+)  # fmt: skip
 
 
 class Hopper:
@@ -86,6 +91,11 @@ def main() -> None:
     for name in sys.argv[1:] or CASES:
         deterministic, fp8, blocks = name == "deterministic", name.endswith(("fp8", "blocks")), name.endswith("blocks")
         shape = replace(config, experts=experts) if name.startswith("experts") else config
+        if name == "traits":
+            shape = replace(config, traits=TRAITS)
+        if name == "experts traits":
+            rule = {"scoring": "sigmoid", "correction": True, "scale": 1.5, "shared_size": 128, "shared_gate": True}
+            shape = replace(config, traits=Traits(activation="swiglu_oai"), experts=replace(experts, **rule))
         weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
         weights = with_blocks(weights) if blocks else weights
         kept = pool.to(torch.float8_e4m3fn) if fp8 else pool

@@ -87,7 +87,8 @@ class StepRig:
     """Sequences by slot; each has a random table in a poisoned pool."""
 
     def __init__(self, config, weights, *, slots=8, context=256, rows=256, block_size=16, deterministic=False, seed=0):
-        from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+        from baton.worker.cuda.decoder_step import DecoderStep
+        from baton.worker.cuda.layer_steps import StepLimits
 
         embedding = weights.embedding
         self.rng = np.random.default_rng(seed)
@@ -103,7 +104,7 @@ class StepRig:
         self.ints = np.zeros(ints_needed(rows, slots, self.step.rows_per_tile), np.int32)
         self.config = config
 
-    def run(self, work, *, outputs=0, bucket=None, due=None, padding=NO_PADDING):
+    def run(self, work, *, outputs=0, bucket=None, due=None, padding=NO_PADDING, draws=True):
         """work: {slot: (context, token ids)}. Tokens and logits of those that are due, in order."""
         slots = np.array(list(work), np.int32)
         counts = np.array([len(ids) for _, ids in work.values()])
@@ -124,6 +125,6 @@ class StepRig:
         self.step._logits.fill_(float("nan"))
         self.step._tokens.fill_(-9)
         inputs = torch.from_numpy(self.ints.copy()).to(self.pool.device)
-        self.step.run(views(packing, inputs))
+        self.step.run(views(packing, inputs), draws=draws)
         count = int(batch.due.sum())
         return self.step.tokens(count).cpu().numpy(), self.step.logits(count).clone()

@@ -20,11 +20,12 @@ from baton.models.config import Experts  # noqa: E402
 from baton.models.layers.experts import pick_experts  # noqa: E402
 
 HIDDEN, SLOTS = 40, 6
+SIGMOID = {"normalised": True, "scoring": "sigmoid", "correction": True, "scale": 1.5}
 
 
 def plain(x, experts, router, gate_up, down):
     """In float64, from what the router says in float32."""
-    picked, shares = pick_experts(F.linear(x.float(), router.float()), experts)
+    picked, shares = pick_experts(F.linear(x.float(), router.weight.float()), experts, router.correction)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for expert in picked.unique().tolist():
         rows, places = torch.where(picked == expert)
@@ -58,15 +59,25 @@ def in_8_bits(matrices, kind):
 def make_steps(place, experts, rows, hidden, *, deterministic=False):
     """Poisoned ones, a layer, and a row of activations for each of theirs."""
     from baton.worker.cuda.experts import ExpertSteps
-    from baton.worker.cuda.weights import LayerWeights, LinearWeights
+    from baton.worker.cuda.kernels.add_norm import NormWeights
+    from baton.worker.cuda.weights import LayerWeights, LinearWeights, RouterWeights
 
     x = place.random(rows, hidden)
     router = place.random(experts.count, hidden, scale=2 * hidden**-0.5)
     gate_up = place.random(experts.count, 2 * experts.inner_size, hidden, scale=hidden**-0.5)
     down = place.random(experts.count, hidden, experts.inner_size, scale=experts.inner_size**-0.5)
     nothing = LinearWeights(x, None)
-    norm, products = place.random(hidden) + 1.0, (LinearWeights(gate_up, None), LinearWeights(down, None))
-    layer = LayerWeights(x, nothing, None, nothing, norm, *products, router)
+    correction = place.random(experts.count, scale=0.1, dtype=torch.float32) if experts.correction else None
+    layer = LayerWeights(
+        attention_norm=None,
+        qkv=nothing,
+        head_norms=None,
+        output=nothing,
+        mlp_norm=NormWeights(place.random(hidden) + 1.0),
+        gate_up=LinearWeights(gate_up, None),
+        down=LinearWeights(down, None),
+        router=RouterWeights(router, correction),
+    )
     steps = ExpertSteps(experts, rows, hidden, place.dtype, torch.device(place.device), deterministic=deterministic)
     steps._answers.fill_(float("nan"))
     steps._activated.fill_(float("nan"))
@@ -94,7 +105,7 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
     for add in (False, True):  # the second time what is counted must be back at zero
         out = place.random(rows + padding, hidden)
         before = out.clone() if add else torch.zeros_like(out)
-        steps.run(x, slots, layer, out, product, add=add)
+        steps.run(steps.route(x, slots, layer.router, product), layer, out, add=add)
         found.append((out.double() - before.double())[:rows])
         assert (out[rows:] == before[rows:]).all(), "padding gets nothing"
     return found, plain(x[:rows], experts, layer.router, *true)
@@ -106,6 +117,8 @@ def mixture(place, experts, rows, *, padding=0, deterministic=False, hidden=HIDD
         (Experts(count=8, per_token=2, inner_size=24, normalised=True), 5, 3),
         (Experts(count=6, per_token=6, inner_size=70, normalised=False), 1, 0),
         (Experts(count=5, per_token=1, inner_size=16, normalised=False), 40, 0),
+        (Experts(count=9, per_token=3, inner_size=16, **SIGMOID), 12, 2),
+        (Experts(count=9, per_token=3, inner_size=16, normalised=True, correction=True), 3, 0),
         pytest.param(Experts(count=4, per_token=2, inner_size=32, normalised=True), 70, 10, marks=pytest.mark.slow),
         pytest.param(Experts(count=128, per_token=8, inner_size=32, normalised=True), 33, 7, marks=pytest.mark.slow),
         pytest.param(Experts(count=3, per_token=3, inner_size=32, normalised=True), 150, 0, marks=pytest.mark.slow),
@@ -135,12 +148,12 @@ def test_many_rows_in_8_bits_too(place, fp8):
     """Against the same rounded numbers: only sums differ."""
     from baton.worker.cuda.kernels.fp8_rows import Rows8Bits
     from baton.worker.cuda.kernels.grouped_gemm_fp8 import grouped_gemm_fp8
-    from baton.worker.cuda.kernels.route import RouteScratch, route
+    from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 
     rows, hidden, inner, tile = 50, 320, 192, 64
     experts = Experts(count=3, per_token=2, inner_size=inner, normalised=True)
     scratch, logits = RouteScratch(rows, 4, 2, (16, 128), place.device), place.random(rows, 3, dtype=torch.float32)
-    tiles = route(logits, place.ints(range(rows)), scratch, tile, normalised=True)
+    tiles = route(logits, place.ints(range(rows)), scratch, tile, Picking(experts))
     picked, shares = pick_experts(logits, experts)
     for first, inputs, outputs in ((True, hidden, 2 * inner), (False, inner, hidden)):
         weights = place.random(3, outputs, inputs, scale=inputs**-0.5)
@@ -160,18 +173,19 @@ def test_many_rows_in_8_bits_too(place, fp8):
         place.check(out, F.silu(gate) * up if first else sums * shares.reshape(-1, 1).double(), times)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_one_row(place, normalised):
+@pytest.mark.parametrize("rule", [{"normalised": True}, {"normalised": False}, SIGMOID], ids=str)
+def test_one_row(place, rule):
     """Norm, router and choice in one kernel."""
     from baton.worker.cuda import plain as plain_ops
 
-    experts = Experts(count=10, per_token=3, inner_size=24, normalised=normalised)
+    experts = Experts(count=10, per_token=3, inner_size=24, **rule)
     steps, layer, _ = make_steps(place, experts, 1, HIDDEN)
     for _ in range(2):
         residual = place.random(1, HIDDEN)
         before, normed = residual.clone(), place.poisoned(1, HIDDEN)
-        x = plain_ops.norm(residual, layer.mlp_norm, 1e-5)
-        steps.run_row(residual, 1e-5, layer, normed)
+        x = plain_ops.norm(residual, layer.mlp_norm.weight, 1e-5)
+        routed = steps.route_row(residual, layer.mlp_norm, 1e-5, layer.router, normed)
+        steps.run(routed, layer, residual, add=True)
         wanted = before.double() + plain(x, experts, layer.router, layer.gate_up.weight, layer.down.weight)
         place.check(normed, x, 2.0)
         place.check(residual, wanted, 3.0)
@@ -185,14 +199,15 @@ def test_fixed_tiles_give_the_same(place):
 
 def test_tiles_and_members(place):
     """Every pair is in a tile of its expert, once; tiles are no more than there is room for."""
-    from baton.worker.cuda.kernels.route import RouteScratch, route
+    from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 
     rows, experts, per_token, tile = 90, 16, 3, 16
     logits = place.random(rows, experts, dtype=torch.float32)
     logits[:, 3] += 5.0  # popular
     logits[:, 7] = -50.0  # never picked
     scratch = RouteScratch(rows, experts, per_token, (16, 128), place.device)
-    count = route(logits, place.ints(range(rows)), scratch, tile, normalised=True)
+    mixture = Experts(count=experts, per_token=per_token, inner_size=1, normalised=True)
+    count = route(logits, place.ints(range(rows)), scratch, tile, Picking(mixture))
     picked, tiles = scratch.picked.cpu().numpy(), scratch.tiles.cpu().numpy()[:count]
     members, seen = scratch.members.cpu().numpy(), []
     for number, (expert, filled) in enumerate(tiles):
@@ -200,19 +215,20 @@ def test_tiles_and_members(place):
         assert (picked.reshape(-1)[pairs] == expert).all()
         seen += pairs.tolist()
     assert sorted(seen) == list(range(rows * per_token))
-    wanted, shares = pick_experts(logits, Experts(count=experts, per_token=per_token, inner_size=1, normalised=True))
+    wanted, shares = pick_experts(logits, mixture)
     assert np.array_equal(picked, wanted.cpu().numpy())
     assert torch.allclose(scratch.shares, shares, atol=1e-6)
     assert scratch.counts[[7, 3]].tolist() == [0, rows]
 
 
-def test_a_row_that_is_not_a_number_spoils_no_other(place):
-    from baton.worker.cuda.kernels.route import RouteScratch, route
+@pytest.mark.parametrize("rule", [{"normalised": True}, {"normalised": True, "scoring": "sigmoid"}], ids=str)
+def test_a_row_that_is_not_a_number_spoils_no_other(place, rule):
+    from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 
     logits = place.random(3, 16, dtype=torch.float32)
     logits[1] = float("nan")
     scratch = RouteScratch(3, 16, 4, (16, 128), place.device)
-    route(logits, place.ints(range(3)), scratch, 16, normalised=True)
+    route(logits, place.ints(range(3)), scratch, 16, Picking(Experts(count=16, per_token=4, inner_size=1, **rule)))
     picked = scratch.picked.cpu().numpy()
     assert all(len(set(row)) == 4 and min(row) >= 0 and max(row) < 16 for row in picked.tolist())
     assert torch.isfinite(scratch.shares[[0, 2]]).all()

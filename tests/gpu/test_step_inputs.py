@@ -116,8 +116,8 @@ def test_even_lengths():
 
 
 def test_no_prompt_of_the_warm_up_is_longer_than_the_context():
-    from baton.worker.cuda.decoder_step import StepLimits
     from baton.worker.cuda.graphs import rows_to_warm_up
+    from baton.worker.cuda.layer_steps import StepLimits
 
     assert rows_to_warm_up(StepLimits(rows=8192, sequences=4, context_tokens=4096)) == [2, 20, 40, 100, 200, 4096]
     assert rows_to_warm_up(StepLimits(rows=64, sequences=4, context_tokens=4096)) == [2, 20, 40, 64]

@@ -94,7 +94,7 @@ class RopeConfig:
 NO_ROPE = RopeConfig(dimensions=0)
 """Of a layer without positions."""
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 NormPlaces = Literal["before", "after", "both"]
 
 
@@ -167,11 +167,6 @@ class Experts:
         _require(ok, f"{self.per_token} of {self.count} experts of width {self.inner_size} cannot be picked")
         _require(self.count <= EXPERTS_MAX, f"{self.count} experts; more than {EXPERTS_MAX} are no model")
         _require(self.shared_size >= 0, f"a shared expert of width {self.shared_size}")
-
-    @property
-    def plain(self) -> bool:
-        """A softmax in every layer, without correction, scale or shared expert: what every mixture kernel computes."""
-        return not (self.layers or self.correction or self.shared_size) and (self.scoring, self.scale) == ("softmax", 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

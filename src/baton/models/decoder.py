@@ -46,7 +46,7 @@ class DecoderLayer:
             width, activation = config.intermediate_size, traits.activation
             self.mlp = MLP(weights, f"{prefix}mlp.", width, bias=traits.mlp_bias, activation=activation)
         else:
-            self.mlp = ExpertMixture(experts, weights, layer)
+            self.mlp = ExpertMixture(experts, weights, layer, traits.activation)
 
     def add_to(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> None:
         """Both halves of the layer add their part to `hidden`, in place."""

@@ -9,21 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.models.config import Experts
-from baton.models.layers.mlp import MLP
+from baton.models.config import Activation, Experts
+from baton.models.layers.mlp import MLP, gated
 from baton.models.parameters import expert_names
 from baton.models.torch_weights import Weights
 
 
 class ExpertMixture:
-    __slots__ = ("correction", "down", "experts", "gate_up", "router", "shared", "shared_gate")
+    __slots__ = ("activation", "correction", "down", "experts", "gate_up", "router", "shared", "shared_gate")
 
-    def __init__(self, experts: Experts, weights: Weights, layer: int) -> None:
-        self.experts = experts
+    def __init__(self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu") -> None:
+        self.experts, self.activation = experts, activation
         prefix = f"layers.{layer}.mlp."
         self.router = weights.take([f"{prefix}router.weight"])
         self.correction = weights.take([f"{prefix}router.correction"]).float() if experts.correction else None
-        self.shared = MLP(weights, f"{prefix}shared.", experts.shared_size) if experts.shared_size else None
+        self.shared: MLP | None = None
+        if experts.shared_size:
+            self.shared = MLP(weights, f"{prefix}shared.", experts.shared_size, activation=activation)
         self.shared_gate = weights.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None
         gate_up = weights.take(expert_names(layer, experts.count, "gate", "up"))
         self.gate_up = gate_up.view(experts.count, 2 * experts.inner_size, -1)
@@ -35,7 +37,7 @@ class ExpertMixture:
         for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
             rows, places = torch.where(picked == expert)
             gate, up = F.linear(hidden[rows], self.gate_up[expert]).chunk(2, -1)
-            answer = F.linear(F.silu(gate) * up, self.down[expert])
+            answer = F.linear(gated(gate, up, self.activation), self.down[expert])
             out.index_add_(0, rows, answer * shares[rows, places, None].to(hidden.dtype))
         return out
 

@@ -9,9 +9,16 @@ from baton.models.config import Activation
 from baton.models.layers.linear import Linear
 from baton.models.torch_weights import Weights
 
+OAI_LIMIT, OAI_SLOPE = 7.0, 1.702
 
-def activated(gate: Tensor, activation: Activation) -> Tensor:
-    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """act(gate) * up. swiglu_oai: both are cut off, the sigmoid is steeper, and up has 1 added to it (gpt-oss)."""
+    if activation == "swiglu_oai":
+        gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
+        return (gate * OAI_SLOPE).sigmoid_().mul_(gate).mul_(up + 1.0)
+    # In place: for a step of 256 tokens on a CPU a fresh product tensor costs more than the product itself.
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
 
 class MLP:
@@ -27,5 +34,4 @@ class MLP:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         gate_up = self.gate_up(hidden)
-        # In place: for a step of 256 tokens on a CPU a fresh product tensor costs more than the product itself.
-        return self.down(activated(gate_up[:, : self.width], self.activation).mul_(gate_up[:, self.width :]))
+        return self.down(gated(gate_up[:, : self.width], gate_up[:, self.width :], self.activation))

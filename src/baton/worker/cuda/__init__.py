@@ -11,6 +11,7 @@ plain_executor.py the same steps in plain torch (--compute torch): slow, and the
 kernels/          one Triton kernel a file, with the function that launches it
 plain.py          the same functions in plain torch, on any device and in any data type: the oracle of the kernels
 weights.py        a model's matrices as one step wants them
+layer_steps.py    decoder layers: one body, whose products depend on the number of rows
 decoder_step.py   one forward pass over a flat batch, then a token for every sequence that is due
 graphs.py         the same for decode steps, recorded once per padded batch size and replayed as one CUDA graph
 """

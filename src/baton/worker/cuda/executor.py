@@ -25,9 +25,10 @@ from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import cuda_arithmetic
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.graphs import Launched as DeviceLaunched
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.pooled import pooled_rows, read_vectors

@@ -7,22 +7,34 @@ The largest part of the memory is one row of activations for every pair of a row
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from baton.models.config import Experts
+from baton.models.config import Activation, Experts
+from baton.worker.cuda.kernels.add_norm import NormWeights
 from baton.worker.cuda.kernels.fp8_rows import Rows8Bits
 from baton.worker.cuda.kernels.grouped_gemm import TILE_LEAST, TILE_MOST, combine, grouped_gemm, tile_for
 from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_FROM, grouped_gemm_fp8
 from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_MOST as FP8_TILE_MOST
-from baton.worker.cuda.kernels.route import RouteScratch, route
+from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 from baton.worker.cuda.kernels.route_row import route_row
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
-from baton.worker.cuda.weights import LayerWeights, LinearWeights
+from baton.worker.cuda.weights import LayerWeights, LinearWeights, RouterWeights
 
 Product = Callable[[Tensor, Tensor, Tensor], None]
 """x [rows, inputs], weight [outputs, inputs] -> out, float32 [rows, outputs]."""
+
+
+class Routed(NamedTuple):
+    """Rows whose experts are in the scratch."""
+
+    x: Tensor
+    "[rows, hidden], normed."
+    tiles: int
+    tile: int
+    "Rows of a tile."
 
 
 class ExpertSteps:
@@ -36,9 +48,10 @@ class ExpertSteps:
         *,
         deterministic: bool,
         fp8: bool = False,
+        activation: Activation = "silu",
     ) -> None:
         """fp8: of the experts' matrices."""
-        self.experts, self.fixed = experts, deterministic
+        self.experts, self.fixed, self.activation = experts, deterministic, activation
         padded = next_power_of_2(experts.count)  # so that a kernel can clear the counts at once
         self._scratch = RouteScratch(rows, padded, experts.per_token, (TILE_LEAST, TILE_MOST), device)
         self._logits = torch.zeros(rows, experts.count, dtype=torch.float32, device=device)
@@ -49,37 +62,36 @@ class ExpertSteps:
         if fp8 and dtype == torch.bfloat16 and not deterministic:
             self._rows_8_bits = Rows8Bits(pairs, max(experts.inner_size, cdiv(hidden, experts.per_token)), device)
 
-    def run(self, x: Tensor, slots: Tensor, layer: LayerWeights, out: Tensor, product: Product, *, add: bool) -> None:
-        """x: [rows, hidden] -> out [rows, hidden], written or added to."""
-        if layer.router is None:
-            raise ValueError("the layer has no router")
-        rows, scratch, experts = len(x), self._scratch, self.experts
+    def route(self, x: Tensor, slots: Tensor, router: RouterWeights, product: Product) -> Routed:
+        """x: [rows, hidden], normed; slots: int32 [rows], -1: padding."""
+        rows, experts = len(x), self.experts
         logits = self._logits[:rows]
-        product(x, layer.router, logits)
+        product(x, router.weight, logits)
         tile = tile_for(rows, experts.count, experts.per_token, fixed=self.fixed)
         tile = tile if self._rows_8_bits is None else min(tile, FP8_TILE_MOST)
-        tiles = route(logits, slots, scratch, tile, normalised=experts.normalised)
-        self._products(x, layer, tiles, tile, out, add=add)
+        return Routed(x, route(logits, slots, self._scratch, tile, self._picking(router)), tile)
 
-    def run_row(self, residual: Tensor, eps: float, layer: LayerWeights, normed: Tensor) -> None:
-        """residual: [1, hidden], before the norm; the experts' answers are added to it. normed: [1, hidden], scratch."""
-        if layer.router is None:
-            raise ValueError("the layer has no router")
-        given = (residual, layer.mlp_norm, eps, layer.router, self._logits[:1], normed, self._scratch, TILE_LEAST)
-        tiles = route_row(*given, normalised=self.experts.normalised)
-        self._products(normed, layer, tiles, TILE_LEAST, residual, add=True)
+    def route_row(self, residual: Tensor, norm: NormWeights, eps: float, router: RouterWeights, normed: Tensor) -> Routed:
+        """residual: [1, hidden], before the norm, an RMSNorm -> normed [1, hidden]."""
+        given = (residual, norm.weight, eps, router.weight, self._logits[:1], normed, self._scratch, TILE_LEAST)
+        return Routed(normed, route_row(*given, self._picking(router)), TILE_LEAST)
 
-    def _products(self, x: Tensor, layer: LayerWeights, tiles: int, tile: int, out: Tensor, *, add: bool) -> None:
-        scratch, pairs = self._scratch, len(x) * self.experts.per_token
+    def run(self, routed: Routed, layer: LayerWeights, out: Tensor, *, add: bool) -> None:
+        """-> out [rows, hidden], written or added to."""
+        scratch, pairs = self._scratch, len(routed.x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]
-        self._product(x, layer.gate_up, activated, tiles, tile, first=True)
-        self._product(activated, layer.down, answers, tiles, tile, first=False)
+        self._product(routed.x, layer.gate_up, activated, routed, first=True)
+        self._product(activated, layer.down, answers, routed, first=False)
         combine(answers, out, scratch, add=add)
 
-    def _product(self, x: Tensor, of_all: LinearWeights, out: Tensor, tiles: int, tile: int, *, first: bool) -> None:
+    def _picking(self, router: RouterWeights) -> Picking:
+        return Picking(self.experts, None, router.correction)
+
+    def _product(self, x: Tensor, of_all: LinearWeights, out: Tensor, routed: Routed, *, first: bool) -> None:
         weight, scales, rows_8_bits = of_all.weight, of_all.scales, self._rows_8_bits
-        if scales is not None and rows_8_bits is not None and tile >= TILE_FROM:
+        tiles, bias, activation = (self._scratch, routed.tiles, routed.tile), of_all.bias, self.activation
+        if scales is not None and rows_8_bits is not None and routed.tile >= TILE_FROM:
             packed, of_rows = rows_8_bits.rounded(x, scales)
-            grouped_gemm_fp8(packed, of_rows, weight, scales, out, self._scratch, tiles, tile, first=first)
+            grouped_gemm_fp8(packed, of_rows, weight, scales, out, *tiles, first=first, bias=bias, activation=activation)
         else:
-            grouped_gemm(x, weight, out, self._scratch, tiles, tile, first=first, scales=scales)
+            grouped_gemm(x, weight, out, *tiles, first=first, scales=scales, bias=bias, activation=activation)

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.worker.cuda.adjustments import sent
-from baton.worker.cuda.decoder_step import DecoderStep, StepLimits
+from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.kernels.tell import WORDS
+from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.mixed_graphs import MixedGraphs
 from baton.worker.cuda.step_inputs import (
     NO_PADDING,

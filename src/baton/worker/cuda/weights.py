@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baton.errors import InvalidConfig
 from baton.models.config import ModelConfig
-from baton.models.parameters import EMBED, FINAL_NORM, LM_HEAD, expected_shapes, expert_names
+from baton.models.parameters import EMBED, LM_HEAD, expected_shapes, expert_names, layer_norms
+from baton.worker.cuda.kernels.add_norm import NormWeights
 from baton.worker.cuda.kernels.fp8 import ALIGNED, Scales, quantise
 
 Take = Callable[[Sequence[str]], Tensor]
@@ -33,31 +34,56 @@ class LinearWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpWeights:
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeights:
+    weight: Tensor
+    "[experts, hidden]."
+    correction: Tensor | None = None
+    "float32 [experts]."
+    shared: MlpWeights | None = None
+    shared_gate: Tensor | None = None
+    "[1, hidden]."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
-    attention_norm: Tensor
+    attention_norm: NormWeights | None
     qkv: LinearWeights
     head_norms: tuple[Tensor, Tensor] | None
     "Of queries and of keys."
+    sinks: Tensor | None = None
+    "[heads]: of each, a score that takes a share and gives nothing."
     output: LinearWeights
-    mlp_norm: Tensor
+    attention_post_norm: NormWeights | None = None
+    mlp_norm: NormWeights | None
     gate_up: LinearWeights
     down: LinearWeights
-    router: Tensor | None = None
-    "[experts, hidden]. Where there is one, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
+    mlp_post_norm: NormWeights | None = None
+    router: RouterWeights | None = None
+    "Where there is one, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
+
+    def linears(self) -> list[LinearWeights]:
+        shared = None if self.router is None else self.router.shared
+        of_shared = [] if shared is None else [shared.gate_up, shared.down]
+        return [self.qkv, self.output, self.gate_up, self.down, *of_shared]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
+    final_norm: NormWeights
     head: Tensor
     "[vocabulary, hidden]; the embedding itself where the model ties them."
 
     def in_fp8(self) -> list[LinearWeights]:
         """Matrices of layers that are kept in 8 bits, those of experts too."""
-        every = (one for layer in self.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down))
-        return [one for one in every if one.scales is not None]
+        return [one for layer in self.layers for one in layer.linears() if one.scales is not None]
 
 
 def take_weights(
@@ -65,45 +91,85 @@ def take_weights(
 ) -> DecoderWeights:
     """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not."""
     embedding = take([EMBED])
+    taker = _Taker(config, take, take_fp8, fp8)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_layer(config, take, take_fp8, layer, fp8) for layer in range(config.layers)),
-        final_norm=take([FINAL_NORM]),
+        layers=tuple(taker.layer(layer) for layer in range(config.layers)),
+        final_norm=taker.norm("final_norm"),
         head=embedding if config.tied_embeddings else take([LM_HEAD]),
     )
 
 
-def _layer(config: ModelConfig, take: Take, take_fp8: TakeFp8, layer: int, fp8: bool) -> LayerWeights:
-    traits, prefix = config.traits, f"layers.{layer}."
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    config: ModelConfig
+    take: Take
+    take_fp8: TakeFp8
+    fp8: bool
 
-    def matrices(names: Sequence[str]) -> LinearWeights:
-        weight, scales = take_fp8(names) or (take(names), None)
-        if fp8 and scales is None:
+    def layer(self, layer: int) -> LayerWeights:
+        traits, prefix = self.config.traits, f"layers.{layer}."
+        names = layer_norms(self.config)
+        norms = [self.norm(f"{prefix}{name}") if name in names else None for name in NORMS]
+        head_norms = None
+        if traits.qk_norm:
+            head_norms = (self.take([f"{prefix}attention.q_norm.weight"]), self.take([f"{prefix}attention.k_norm.weight"]))
+        qkv = self.linear([f"{prefix}attention.{part}" for part in "qkv"], traits.qkv_bias)
+        output = self.linear([f"{prefix}attention.o"], traits.output_bias)
+        if self.config.layer_experts(layer) is None:
+            router, mlp = None, self.mlp(f"{prefix}mlp.", traits.mlp_bias)
+        else:
+            router, mlp = self.router(f"{prefix}mlp."), self.experts(layer)
+        return LayerWeights(
+            attention_norm=norms[0],
+            qkv=qkv,
+            head_norms=head_norms,
+            output=output,
+            attention_post_norm=norms[1],
+            mlp_norm=norms[2],
+            gate_up=mlp.gate_up,
+            down=mlp.down,
+            mlp_post_norm=norms[3],
+            router=router,
+        )
+
+    def norm(self, name: str) -> NormWeights:
+        traits = self.config.traits
+        bias = self.take([f"{name}.bias"]) if traits.norm_bias else None
+        return NormWeights(self.take([f"{name}.weight"]), bias, traits.layer_norm)
+
+    def mlp(self, prefix: str, bias: bool) -> MlpWeights:
+        return MlpWeights(self.linear([f"{prefix}gate", f"{prefix}up"], bias), self.linear([f"{prefix}down"], bias))
+
+    def router(self, prefix: str) -> RouterWeights:
+        experts = self.config.experts
+        assert experts is not None
+        return RouterWeights(
+            self.take([f"{prefix}router.weight"]),
+            self.take([f"{prefix}router.correction"]).float() if experts.correction else None,
+            self.mlp(f"{prefix}shared.", False) if experts.shared_size else None,
+            self.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None,
+        )
+
+    def experts(self, layer: int) -> MlpWeights:
+        experts = self.config.experts
+        assert experts is not None
+        count = experts.count
+        gate_up, down = (expert_names(layer, count, *parts) for parts in (["gate", "up"], ["down"]))
+        return MlpWeights(self.matrices(gate_up).of_experts(count), self.matrices(down).of_experts(count))
+
+    def linear(self, names: Sequence[str], bias: bool) -> LinearWeights:
+        without = self.matrices([f"{name}.weight" for name in names])
+        return replace(without, bias=self.take([f"{name}.bias" for name in names])) if bias else without
+
+    def matrices(self, names: Sequence[str]) -> LinearWeights:
+        weight, scales = self.take_fp8(names) or (self.take(names), None)
+        if self.fp8 and scales is None:
             weight, scales = quantise(weight)
         return LinearWeights(weight, None, scales)
 
-    def linear(names: Sequence[str], bias: bool) -> LinearWeights:
-        names = [prefix + name for name in names]
-        without = matrices([f"{n}.weight" for n in names])
-        return replace(without, bias=take([f"{n}.bias" for n in names])) if bias else without
 
-    head_norms = None
-    if traits.qk_norm:
-        head_norms = (take([f"{prefix}attention.q_norm.weight"]), take([f"{prefix}attention.k_norm.weight"]))
-    attention_norm = take([f"{prefix}attention_norm.weight"])
-    qkv = linear(["attention.q", "attention.k", "attention.v"], traits.qkv_bias)
-    output = linear(["attention.o"], traits.output_bias)
-    mlp_norm = take([f"{prefix}mlp_norm.weight"])
-    router, experts = None, config.experts
-    if experts is None:
-        gate_up, down = linear(["mlp.gate", "mlp.up"], traits.mlp_bias), linear(["mlp.down"], traits.mlp_bias)
-    else:
-        router = take([f"{prefix}mlp.router.weight"])
-        gate_up, down = (
-            matrices(expert_names(layer, experts.count, *parts)).of_experts(experts.count)
-            for parts in (["gate", "up"], ["down"])
-        )
-    return LayerWeights(attention_norm, qkv, head_norms, output, mlp_norm, gate_up, down, router)
+NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 
 
 def random_weights(
@@ -126,7 +192,10 @@ def random_weights(
 
 def refuse_fp8(config: ModelConfig) -> None:
     """Says what is in the way of matrices in 8 bits."""
-    inner = config.experts.inner_size if config.experts is not None else config.intermediate_size
-    sizes = (config.hidden_size, config.q_size, config.kv_size, inner)
+    experts = config.experts
+    inner = [config.intermediate_size] if experts is None else [experts.inner_size, experts.shared_size]
+    if experts is not None and experts.layers:
+        inner.append(config.intermediate_size)
+    sizes = (config.hidden_size, config.q_size, config.kv_size, *inner)
     if any(size % ALIGNED for size in sizes):
         raise InvalidConfig(f"--quantization fp8 needs a model whose widths are multiples of {ALIGNED}; these are {sizes}")

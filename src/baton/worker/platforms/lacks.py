@@ -12,15 +12,4 @@ def native_lacks(model: ModelConfig) -> list[str]:
 
 def cuda_lacks(model: ModelConfig) -> list[str]:
     """Of the Triton kernels, in words."""
-    traits, experts = model.traits, model.experts
-    found = {
-        "experts beside dense layers, shared experts or a corrected router": experts is not None and not experts.plain,
-        "an activation other than SiLU": traits.activation != "silu",
-        "norms behind attention and MLP": traits.norms != "before",
-        "LayerNorm": traits.layer_norm,
-        "attention and MLP side by side": traits.parallel,
-        "a norm across heads": traits.qk_norm_across_heads,
-        "scaled embeddings": traits.embedding_scale != 1.0,
-        "rotary settings by layer": bool(traits.layer_ropes),
-    }
-    return [words for words, lacking in found.items() if lacking]
+    return []

@@ -91,13 +91,20 @@ class DecodeScratch:
 
 
 @triton.jit
+def sink_shares(sinks, head, real, peak):
+    """What a head's sink adds to the sum of its shares: a learned score that nothing is found at."""
+    score = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32)
+    return tl.exp2(score * 1.4426950408889634 - peak)
+
+
+@triton.jit
 def _decode(
-    q, pool, tables, slots, positions, order, split_tokens, out, part_values, part_sums, arrived,
+    q, pool, tables, slots, positions, order, split_tokens, sinks, out, part_values, part_sums, arrived,
     q_stride, out_stride, table_stride, block_stride, layer_offset, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PADDED: tl.constexpr,
     QUERIES: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, ORDERED: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -151,6 +158,9 @@ def _decode(
         tl.extra.cuda.gdc_launch_dependents()
     out_at = out + row.to(tl.int64) * out_stride + (head * GROUP + query) * DIM + dim
     if used == 1:
+        if SINKS:
+            line = tl.arange(0, QUERIES)
+            total += sink_shares(sinks, head * GROUP + line, line < GROUP, peak)
         tl.store(out_at, (found / total[:, None]).to(out.dtype.element_ty), mask=(query < GROUP) & in_dim)
         return
 
@@ -183,6 +193,8 @@ def _decode(
         at = part_values + ((first_part + one)[:, None, None] * GROUP_PADDED + line[None, :, None]) * DIM + dim[None, :, :]
         parts = tl.load(at, mask=these[:, :, None] & in_dim[None, :, :], other=0.0, cache_modifier=".cg")
         all_found += tl.sum(parts * weight[:, :, None], 0)
+    if SINKS:
+        all_total += sink_shares(sinks, head * GROUP + line, line < GROUP, peak_of_all)
     all_total = tl.where(line < GROUP, all_total, 1.0)
     out_at = out + row.to(tl.int64) * out_stride + (head * GROUP + line)[:, None] * DIM + dim
     tl.store(out_at, (all_found / all_total[:, None]).to(out.dtype.element_ty), mask=(line < GROUP)[:, None] & in_dim)
@@ -203,6 +215,7 @@ def attend_decode(
     heads: int,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
     tuning: DecodeTuning | None = None,
     pdl: bool = False,
     fixed: bool = False,
@@ -213,6 +226,7 @@ def attend_decode(
     order: int32 [sequences] rows in the order in which they start, best longest first. Rows that are not in it are left alone.
     None: all, as they come.
     split_tokens: int32 [1]. tables, pool: as for rope_store. fixed: a product and a sum are rounded apart.
+    sinks: [heads], of models that have them.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
@@ -227,6 +241,7 @@ def attend_decode(
             positions,
             positions if order is None else order,
             split_tokens,
+            q if sinks is None else sinks,
             out,
             scratch.values,
             scratch.sums,
@@ -247,6 +262,7 @@ def attend_decode(
         DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         ORDERED=order is not None,
+        SINKS=sinks is not None,
         PDL=pdl,
         num_warps=warps,
         num_stages=stages,

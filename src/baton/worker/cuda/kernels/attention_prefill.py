@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from baton.worker.cuda.kernels.attention_decode import LOG2_E, sink_shares
 from baton.worker.cuda.kernels.sizes import next_power_of_2
 
-LOG2_E = 1.4426950408889634
 QUERIES = 128
 """Rows times query heads of a tile."""
 
@@ -80,11 +80,11 @@ def _visit(queries, peak, total, found, start, position, end, table, keys_at, bl
 
 @triton.jit
 def _prefill(
-    q, pool, tables, slots, starts, contexts, tiles, out,
+    q, pool, tables, slots, starts, contexts, tiles, sinks, out,
     q_stride, out_stride, table_stride, block_stride, layer_offset, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-    DIM_PADDED: tl.constexpr, PRECISION: tl.constexpr,
+    DIM_PADDED: tl.constexpr, PRECISION: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     sequence = tl.load(tiles + 2 * tl.program_id(1))
@@ -126,6 +126,8 @@ def _prefill(
             queries, peak, total, found, start, position, end, table, keys_at, block_stride, scale, dim,
             DIM, BLOCK_SIZE, values_after, WINDOW, TILE, True, PRECISION,
         )  # fmt: skip
+    if SINKS:
+        total += sink_shares(sinks, head * GROUP + of_group, real, peak)
     out_at = out + (start_row + row).to(tl.int64)[:, None] * out_stride + column
     tl.store(out_at, (found / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
@@ -144,13 +146,15 @@ def attend_prefill(
     heads: int,
     scale: float,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
     tuning: tuple[int, int, int] = (64, 4, 3),
     fixed: bool = False,
 ) -> None:
     """q: [rows, at least heads * head_dim] of a flat batch, rotated -> out [rows, heads * head_dim].
 
     slots, contexts: int32 by sequence, starts: int32 [sequences + 1] (flat_batch.py). tiles: prefill_tiles with
-    rows_per_tile; rows in no tile are left alone. tuning: tokens per tile, warps, stages.
+    rows_per_tile; rows in no tile are left alone. tuning: tokens per tile, warps, stages. sinks: [heads], or
+    None where the model has none.
 
     fixed: the bits of a row do not depend on where its chunk begins. A product and a sum that the compiler makes one rounding
     of in the tiles without a mask, and two in those with one, are two in both.
@@ -160,7 +164,7 @@ def attend_prefill(
     tile, warps, stages = tuning
     padded = next_power_of_2(group)
     _prefill[(kv_heads, len(tiles))](
-        *(q, pool, tables, slots, starts, contexts, tiles, out),
+        *(q, pool, tables, slots, starts, contexts, tiles, q if sinks is None else sinks, out),
         *(q.stride(0), out.stride(0), tables.stride(0), pool.stride(0), layer * pool.stride(1), scale * LOG2_E),
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -174,6 +178,7 @@ def attend_prefill(
         STAGES=stages,
         DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        SINKS=sinks is not None,
         num_warps=warps,
         num_stages=stages,
         enable_fp_fusion=not fixed,

@@ -14,7 +14,7 @@ FEEDBACK = -1
 
 
 @triton.jit
-def _embed(token_ids, slots, last_tokens, table, hidden, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _embed(token_ids, slots, last_tokens, table, hidden, scale, WIDTH: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     token = tl.load(token_ids + row)
     slot = tl.load(slots + row)
@@ -24,6 +24,8 @@ def _embed(token_ids, slots, last_tokens, table, hidden, WIDTH: tl.constexpr, BL
     token = tl.maximum(token, 0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(table + token * WIDTH + at, mask=at < WIDTH, other=0.0)
+    if SCALED:
+        x = (x.to(tl.float32) * scale).to(hidden.dtype.element_ty)
     tl.store(hidden + row.to(tl.int64) * WIDTH + at, x, mask=at < WIDTH)
 
 
@@ -33,9 +35,15 @@ def embed(
     last_tokens: torch.Tensor,
     table: torch.Tensor,
     hidden: torch.Tensor,
+    scale: float = 1.0,
 ) -> None:
-    """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width]."""
+    """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width],
+    times `scale`."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
-        token_ids, slots, last_tokens, table, hidden, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4
+        *(token_ids, slots, last_tokens, table, hidden, scale),
+        WIDTH=width,
+        SCALED=scale != 1.0,
+        BLOCK=next_power_of_2(width),
+        num_warps=4,
     )

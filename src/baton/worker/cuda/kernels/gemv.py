@@ -1,6 +1,6 @@
 """Products of one row, with what stands before and behind them in a decoder layer: the whole layer is six kernels then.
 
-    norm -> qkv          norm -> gate, up -> silu(gate) * up          norm -> head          attention -> o -> + residual
+    norm -> qkv          norm -> gate, up -> act(gate) * up           norm -> head          attention -> o -> + residual
 
 A batch of one reads every weight once and computes next to nothing: memory is the limit, and each launch that is saved counts.
 A program has a few rows of the matrix; sums are float32 and are not split, so results have the same bits on every run. The norm
@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Activation
 from baton.worker.cuda.kernels.fp8 import Scales
+from baton.worker.cuda.kernels.gated import gated
 from baton.worker.cuda.kernels.gemv_blocks import gemv_blocks
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
@@ -53,7 +55,7 @@ def _gemv(
     x, norm, weight, scales, bias, residual, out, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     PAIRED: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, STAGES: tl.constexpr,
-    SCALED: tl.constexpr, PDL: tl.constexpr,
+    SCALED: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -98,7 +100,7 @@ def _gemv(
         if PAIRED:
             up += tl.load(bias + OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     if PAIRED:
-        result = result / (1.0 + tl.exp(-result)) * up
+        result = gated(result, up, ACTIVATION)
     if RESIDUAL:
         result += tl.load(residual + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     tl.store(out + output, result.to(out.dtype.element_ty), mask=output < OUTPUTS)
@@ -115,16 +117,26 @@ def gemv(
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
     paired: bool = False,
+    activation: Activation = "silu",
     tuning: GemvTuning | None = None,
     pdl: bool = False,
 ) -> None:
     """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: with fp8 (fp8.py).
 
     norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
-    outputs are gates, the second half are multiplied with their silu: out [1, outputs / 2].
+    outputs are gates, the second half are multiplied with their activation: out [1, outputs / 2].
     """
     if scales is not None and scales.blocks is not None:
-        gemv_blocks(x, weight, out, scales, bias=bias, norm=norm, eps=eps, residual=residual, paired=paired, pdl=pdl)
+        gemv_blocks(
+            *(x, weight, out, scales),
+            bias=bias,
+            norm=norm,
+            eps=eps,
+            residual=residual,
+            paired=paired,
+            activation=activation,
+            pdl=pdl,
+        )
         return
     outputs, inputs = weight.shape
     if paired:
@@ -146,6 +158,7 @@ def gemv(
         SOME_INPUTS=some_inputs,
         STAGES=stages,
         SCALED=scales is not None,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=warps,
         launch_pdl=pdl,

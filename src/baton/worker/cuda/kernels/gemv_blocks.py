@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Activation
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
+from baton.worker.cuda.kernels.gated import gated
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -32,7 +34,7 @@ def _gemv_blocks(
     x, norm, weight, scales, blocks, bias, residual, out, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     PAIRED: tl.constexpr, SOME_OUTPUTS: tl.constexpr, AT_ONCE: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
-    GROUP: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -82,7 +84,7 @@ def _gemv_blocks(
         up *= factor * tl.load(scales + OUTPUTS + output, mask=real, other=0.0)
         if BIAS:
             up += tl.load(bias + OUTPUTS + output, mask=real, other=0.0).to(tl.float32)
-        result = result / (1.0 + tl.exp(-result)) * up
+        result = gated(result, up, ACTIVATION)
     if RESIDUAL:
         result += tl.load(residual + output, mask=real, other=0.0).to(tl.float32)
     tl.store(out + output, result.to(out.dtype.element_ty), mask=real)
@@ -99,6 +101,7 @@ def gemv_blocks(
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
     paired: bool = False,
+    activation: Activation = "silu",
     pdl: bool = False,
 ) -> None:
     """As gemv(); `scales` has some of blocks."""
@@ -121,6 +124,7 @@ def gemv_blocks(
         PADDED=padded,
         STAGES=tuning.stages,
         GROUP=GROUP,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=tuning.warps,
         launch_pdl=pdl,

@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Activation
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
+from baton.worker.cuda.kernels.gated import gated
 from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
@@ -63,11 +65,29 @@ def _product(matrix, rows, sums, SWAPPED: tl.constexpr, PRECISION: tl.constexpr)
 
 
 @triton.jit
+def finish_tile(sums, ups, bias_at, out, shares, pair, there, output,
+                OUTPUTS: tl.constexpr, PAIRED: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
+                ACTIVATION: tl.constexpr):  # fmt: skip
+    """sums, and of a first product ups: float32 [TILE, SOME_OUTPUTS] -> out, by pair."""
+    if BIAS:
+        sums += tl.load(bias_at, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if PAIRED:
+            ups += tl.load(bias_at + OUTPUTS, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    if PAIRED:
+        sums = gated(sums, ups, ACTIVATION)
+    if SHARED:
+        sums *= tl.load(shares + pair, mask=there, other=0.0)[:, None]
+    mask = there[:, None] & (output < OUTPUTS)[None, :]
+    tl.store(out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :], sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _grouped_gemm(
-    x, weight, scales, blocks, out, members, tiles, shares, x_stride,
+    x, weight, scales, blocks, bias, out, members, tiles, shares, x_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATHER: tl.constexpr, PER_TOKEN: tl.constexpr, PAIRED: tl.constexpr,
     SHARED: tl.constexpr, SWAPPED: tl.constexpr, TILE: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr,
+    BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile * 2)
@@ -134,12 +154,10 @@ def _grouped_gemm(
         sums *= 8.0 * tl.load(of_outputs, mask=output < OUTPUTS, other=0.0)[None, :]
         if PAIRED:
             ups *= 8.0 * tl.load(of_outputs + OUTPUTS, mask=output < OUTPUTS, other=0.0)[None, :]
-    if PAIRED:
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
-    if SHARED:
-        sums *= tl.load(shares + pair, mask=there, other=0.0)[:, None]
-    mask = there[:, None] & (output < OUTPUTS)[None, :]
-    tl.store(out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :], sums.to(out.dtype.element_ty), mask=mask)
+    finish_tile(
+        sums, ups, bias + expert * ROWS + output, out, shares, pair, there, output,
+        OUTPUTS, PAIRED, BIAS, SHARED, ACTIVATION,
+    )  # fmt: skip
 
 
 def grouped_gemm(
@@ -152,9 +170,12 @@ def grouped_gemm(
     *,
     first: bool,
     scales: Scales | None = None,
+    bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
     tuning: Tuning | None = None,
 ) -> None:
-    """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts.
+    """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts, as
+    `bias` is.
 
     first: x is [rows, inputs], and the first half of the outputs are gates of the second: out [pairs, outputs / 2]. Else x is
     [pairs, inputs], and out [pairs, outputs] is multiplied by the shares.
@@ -168,7 +189,7 @@ def grouped_gemm(
     stages = 2 if wide else tuning.stages
     _grouped_gemm[(cdiv(outputs, tuning.outputs), tiles)](
         *(x, weight, x if scales is None else scales.outputs, x if blocks is None else blocks),
-        *(out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
+        *(x if bias is None else bias, out, scratch.members, scratch.tiles, scratch.shares, x.stride(0)),
         OUTPUTS=outputs,
         INPUTS=inputs,
         GATHER=first,
@@ -184,6 +205,8 @@ def grouped_gemm(
         SCALED=scales is not None,
         BLOCKS=blocks is not None,
         HALF=tl.float32 if wide else tl.float16,
+        BIAS=bias is not None,
+        ACTIVATION=activation,
         num_warps=tuning.warps,
         num_stages=stages,
     )

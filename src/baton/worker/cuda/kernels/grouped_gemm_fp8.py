@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Activation
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
+from baton.worker.cuda.kernels.grouped_gemm import finish_tile
 from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv
 
@@ -33,9 +35,9 @@ def tuning_for(scales: Scales, *, first: bool) -> Tuning:
 
 @triton.jit
 def _grouped_gemm_fp8(
-    x, row_scales, weight, scales, blocks, out, members, tiles, shares, row_stride,
+    x, row_scales, weight, scales, blocks, bias, out, members, tiles, shares, row_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PER_TOKEN: tl.constexpr, FIRST: tl.constexpr, BLOCKS: tl.constexpr,
-    TILE: tl.constexpr, SOME_OUTPUTS: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, SOME_OUTPUTS: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile * 2)
@@ -82,13 +84,10 @@ def _grouped_gemm_fp8(
         row_scale = tl.load(row_scales + source, mask=there, other=0.0)[:, None]
         scale *= row_scale
         up_scale *= row_scale
-    sums *= scale
-    if FIRST:
-        sums = sums / (1.0 + tl.exp(-sums)) * (ups * up_scale)
-    else:
-        sums *= tl.load(shares + pair, mask=there, other=0.0)[:, None]
-    mask = there[:, None] & (output < OUTPUTS)[None, :]
-    tl.store(out + pair.to(tl.int64)[:, None] * OUTPUTS + output[None, :], sums.to(out.dtype.element_ty), mask=mask)
+    finish_tile(
+        sums * scale, ups * up_scale, bias + expert * ROWS + output, out, shares, pair, there, output,
+        OUTPUTS, FIRST, BIAS, not FIRST, ACTIVATION,
+    )  # fmt: skip
 
 
 def grouped_gemm_fp8(
@@ -102,6 +101,8 @@ def grouped_gemm_fp8(
     tile: int,
     *,
     first: bool,
+    bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
     tuning: Tuning | None = None,
 ) -> None:
     """As grouped_gemm(), with x in fp8 and its scales [parts, rows] (Rows8Bits.rounded())."""
@@ -111,7 +112,7 @@ def grouped_gemm_fp8(
     tuning = tuning or tuning_for(scales, first=first)
     _grouped_gemm_fp8[(cdiv(outputs, tuning.outputs), tiles)](
         *(x, row_scales, weight, scales.outputs, x if scales.blocks is None else scales.blocks),
-        *(out, scratch.members, scratch.tiles, scratch.shares, row_scales.stride(0)),
+        *(x if bias is None else bias, out, scratch.members, scratch.tiles, scratch.shares, row_scales.stride(0)),
         OUTPUTS=outputs,
         INPUTS=inputs,
         PER_TOKEN=scratch.picked.shape[1],
@@ -120,6 +121,8 @@ def grouped_gemm_fp8(
         TILE=tile,
         SOME_OUTPUTS=tuning.outputs,
         STAGES=tuning.stages,
+        BIAS=bias is not None,
+        ACTIVATION=activation,
         num_warps=tuning.warps,
         num_stages=tuning.stages,
     )

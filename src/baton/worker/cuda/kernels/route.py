@@ -1,6 +1,6 @@
 """Which experts work on which rows: the router's logits become tiles of rows that share an expert.
 
-route    a program per row: softmax, the best few experts and their shares, and the row's number among the rows of each expert
+route    a program per row: its shares, the best few experts by them, and the row's number among the rows of each expert
 place    the tiles of every expert lie one behind another; every pair (row, expert) gets its place in one
 
     pair     = row * PER_TOKEN + which of its experts
@@ -10,10 +10,13 @@ place    the tiles of every expert lie one behind another; every pair (row, expe
 Numbers come from counting with atomics, so which place a row gets differs from run to run; what is computed of it does not.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Experts
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 PAIRS = 64
@@ -45,10 +48,70 @@ def tiles_most(rows: int, experts: int, per_token: int, tile: int) -> int:
     return min(pairs, experts + pairs // tile)
 
 
+class Picking(NamedTuple):
+    """How the router's logits become experts and shares, beside what config.Experts says."""
+
+    experts: Experts
+    bias: torch.Tensor | None = None
+    "[experts], added to the logits."
+    correction: torch.Tensor | None = None
+    "[experts], added to the shares to pick by."
+
+    def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`other` stands for those that are missing."""
+        return other if self.bias is None else self.bias, other if self.correction is None else self.correction
+
+    def constants(self) -> dict[str, object]:
+        experts = self.experts
+        return {
+            "EXPERTS": experts.count,
+            "PER_TOKEN": experts.per_token,
+            "NORMALISED": experts.normalised,
+            "SIGMOID": experts.scoring == "sigmoid",
+            "SCALE": experts.scale,
+            "BIAS": self.bias is not None,
+            "CORRECTED": self.correction is not None,
+            "LEAST": -(2**63),
+        }
+
+
+@triton.jit
+def shares_of(x, bias, correction, at, EXPERTS: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
+              CORRECTED: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
+    """x: the logits of a row, float32 [BLOCK], -inf behind the last expert. Shares, and one number for what an expert is picked
+    by and the expert: larger for a larger share and for the lower of two experts. Of a row that is not-a-number different
+    experts are found all the same."""
+    if BIAS:
+        x += tl.load(bias + at, mask=at < EXPERTS, other=0.0).to(tl.float32)
+    if SIGMOID:
+        share = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        weight = tl.exp(x - tl.max(x, 0))
+        share = weight / tl.sum(weight, 0)
+    by = share
+    if CORRECTED:
+        by += tl.load(correction + at, mask=at < EXPERTS, other=0.0).to(tl.float32)
+    bits = by.to(tl.int32, bitcast=True)
+    if CORRECTED:  # of negative numbers the larger one has the smaller bits; positive ones have their order
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+    return share, tl.where(at < EXPERTS, order, LEAST)
+
+
+@triton.jit
+def pick_next(share, order, at, LEAST: tl.constexpr):
+    """The best expert that is left, its share, and the order without it."""
+    best = tl.max(order, 0)
+    expert = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+    part = tl.sum(tl.where(at == expert, share, 0.0), 0)
+    return expert, part, tl.where(order == best, LEAST, order)
+
+
 @triton.jit
 def _route(
-    logits, slots, picked, shares, numbers, counts,
-    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr,
+    logits, slots, bias, correction, picked, shares, numbers, counts,
+    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr, SCALE: tl.constexpr,
+    BIAS: tl.constexpr, CORRECTED: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     here = row * PER_TOKEN
@@ -58,21 +121,13 @@ def _route(
         return
     at = tl.arange(0, BLOCK)
     x = tl.load(logits + row * EXPERTS + at, mask=at < EXPERTS, other=float("-inf"))
-    weight = tl.exp(x - tl.max(x, 0))
-    share = weight / tl.sum(weight, 0)
-    # One number for a share and its expert, larger for a larger share and for the lower of two experts. Shares are positive, so
-    # their bits have their order; of a row that is not-a-number different experts are found all the same.
-    order = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
-    order = tl.where(at < EXPERTS, order, LEAST)
+    share, order = shares_of(x, bias, correction, at, EXPERTS, SIGMOID, BIAS, CORRECTED, LEAST)
     total = 0.0
     for one in tl.static_range(PER_TOKEN):
-        best = tl.max(order, 0)
-        expert = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
-        part = (best >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        expert, part, order = pick_next(share, order, at, LEAST)
         total += part
-        order = tl.where(order == best, LEAST, order)
         tl.store(picked + here + one, expert)
-        tl.store(shares + here + one, part)
+        tl.store(shares + here + one, part * SCALE)
         tl.store(numbers + here + one, tl.atomic_add(counts + expert, 1, sem="relaxed"))
     if NORMALISED:
         tl.debug_barrier()
@@ -105,17 +160,14 @@ def _place(
     tl.store(tiles + at * 2 + 1, tl.where(used, filled, 0), mask=at < tile_count)
 
 
-def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile: int, *, normalised: bool) -> int:
+def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile: int, picking: Picking) -> int:
     """logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; how many tiles there can be."""
     rows, experts = logits.shape
-    per_token, block = scratch.picked.shape[1], next_power_of_2(experts)
+    per_token, block = picking.experts.per_token, next_power_of_2(experts)
     _route[(rows,)](
-        *(logits, slots, scratch.picked, scratch.shares, scratch.numbers, scratch.counts),
-        EXPERTS=experts,
-        PER_TOKEN=per_token,
-        NORMALISED=normalised,
+        *(logits, slots, *picking.tensors(logits), scratch.picked, scratch.shares, scratch.numbers, scratch.counts),
+        **picking.constants(),
         BLOCK=block,
-        LEAST=-(2**63),
         num_warps=1,
     )
     pairs, count = rows * per_token, tiles_most(rows, experts, per_token, tile)

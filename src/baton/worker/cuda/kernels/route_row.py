@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.worker.cuda.kernels.route import RouteScratch
+from baton.worker.cuda.kernels.route import Picking, RouteScratch, pick_next, shares_of
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 EXPERTS_PER_PROGRAM = 4
@@ -16,9 +16,10 @@ EXPERTS_PER_PROGRAM = 4
 
 @triton.jit
 def _route_row(
-    x, norm, router, logits, normed, picked, shares, members, tiles, arrived, eps,
-    WIDTH: tl.constexpr, EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, ALL: tl.constexpr, SOME: tl.constexpr, PROGRAMS: tl.constexpr, LEAST: tl.constexpr,
+    x, norm, router, bias, correction, logits, normed, picked, shares, members, tiles, arrived, eps,
+    WIDTH: tl.constexpr, EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr,
+    SCALE: tl.constexpr, BIAS: tl.constexpr, CORRECTED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    ALL: tl.constexpr, SOME: tl.constexpr, PROGRAMS: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
@@ -37,19 +38,13 @@ def _route_row(
     tl.store(arrived, 0)
     each = tl.arange(0, ALL)
     logit = tl.load(logits + each, mask=each < EXPERTS, other=float("-inf"), cache_modifier=".cg")
-    weight = tl.exp(logit - tl.max(logit, 0))
-    share = weight / tl.sum(weight, 0)
-    order = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (0x7FFFFFFF - each).to(tl.int64)
-    order = tl.where(each < EXPERTS, order, LEAST)
+    share, order = shares_of(logit, bias, correction, each, EXPERTS, SIGMOID, BIAS, CORRECTED, LEAST)
     total = 0.0
     for one in tl.static_range(PER_TOKEN):
-        best = tl.max(order, 0)
-        part = (best >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-        mine = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+        mine, part, order = pick_next(share, order, each, LEAST)
         total += part
-        order = tl.where(order == best, LEAST, order)
         tl.store(picked + one, mine)
-        tl.store(shares + one, part)
+        tl.store(shares + one, part * SCALE)
         tl.store(members + one * TILE, one)
         tl.store(tiles + one * 2, mine)
         tl.store(tiles + one * 2 + 1, 1)
@@ -68,17 +63,17 @@ def route_row(
     normed: torch.Tensor,
     scratch: RouteScratch,
     tile: int,
-    *,
-    normalised: bool,
+    picking: Picking,
 ) -> int:
     """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; how many tiles there are. logits: float32."""
     experts, width = router.shape
-    per_token, programs = scratch.picked.shape[1], cdiv(experts, EXPERTS_PER_PROGRAM)
+    programs = cdiv(experts, EXPERTS_PER_PROGRAM)
     _route_row[(programs,)](
         *(
             x,
             norm,
             router,
+            *picking.tensors(logits),
             logits,
             normed,
             scratch.picked,
@@ -88,16 +83,13 @@ def route_row(
             scratch.arrived,
             eps,
         ),
+        **picking.constants(),
         WIDTH=width,
-        EXPERTS=experts,
-        PER_TOKEN=per_token,
-        NORMALISED=normalised,
         TILE=tile,
         BLOCK=next_power_of_2(width),
         ALL=next_power_of_2(experts),
         SOME=EXPERTS_PER_PROGRAM,
         PROGRAMS=programs,
-        LEAST=-(2**63),
         num_warps=4,
     )
-    return per_token
+    return picking.experts.per_token

@@ -1,4 +1,4 @@
-"""Products of 2 to 32 rows, with what stands behind them in a decoder layer: silu(gate) * up, or the residual's addition.
+"""Products of 2 to 32 rows, with what stands behind them in a decoder layer: act(gate) * up, or the residual's addition.
 With weights in fp8 (fp8.py) of up to 128 rows.
 
 Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from baton.models.config import Activation
 from baton.worker.cuda.kernels.fp8 import BLOCK_INPUTS, GROUP, Scales
+from baton.worker.cuda.kernels.gated import gated
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_MAX = 32
@@ -37,7 +39,8 @@ def _skinny_gemm(
     x, weight, scales, blocks, bias, residual, out, part_sums, arrived, rows, x_stride, out_stride,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PAIRED: tl.constexpr,
     SPLITS: tl.constexpr, SOME_OUTPUTS: tl.constexpr, SOME_INPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, SCALED: tl.constexpr, BLOCKS: tl.constexpr, HALF: tl.constexpr,
+    ACTIVATION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -117,7 +120,7 @@ def _skinny_gemm(
         if PAIRED:
             ups += tl.load(bias + OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
     if PAIRED:
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
+        sums = gated(sums, ups, ACTIVATION)
     mask = (output < OUTPUTS)[:, None] & in_rows
     place = row[None, :].to(tl.int64) * out_stride + output[:, None]
     if RESIDUAL:
@@ -135,12 +138,13 @@ def skinny_gemm(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     paired: bool = False,
+    activation: Activation = "silu",
     pdl: bool = False,
 ) -> None:
     """x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]; up to ROWS_MAX rows, FP8_ROWS_MAX with `scales`.
 
     residual: [rows, outputs] with the rows of `out`, added; may be `out`. paired: the first half of the outputs are gates, the
-    second half are multiplied with their silu: out [rows, outputs / 2].
+    second half are multiplied with their activation: out [rows, outputs / 2].
     """
     outputs, inputs = weight.shape
     if paired:
@@ -172,6 +176,7 @@ def skinny_gemm(
         SCALED=scales is not None,
         BLOCKS=blocks is not None,
         HALF=tl.float32 if wide else tl.float16,
+        ACTIVATION=activation,
         PDL=pdl,
         num_warps=4 if len(x) <= 64 else 8,
         num_stages=stages,

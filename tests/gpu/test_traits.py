@@ -1,0 +1,105 @@
+"""Every trait of a decoder, alone and together, in whole steps: logits of our kernels against those of torch
+with the same random weights, for many rows, a few, and one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
+
+from step_rig import StepRig  # noqa: E402
+
+from baton.models.config import NO_ROPE, Experts, LinearScaling, ModelConfig, RopeConfig, Traits, YarnScaling  # noqa: E402
+from baton.models.load import dummy_model  # noqa: E402
+from baton.models.loaders.dummy import DummyWeights  # noqa: E402
+from baton.models.loaders.weights import RawWeights  # noqa: E402
+from baton.models.reference import all_logits  # noqa: E402
+from baton.models.torch_weights import Weights  # noqa: E402
+
+TINY = ModelConfig(
+    architecture="llama", vocab_size=97, layers=2, hidden_size=48, heads=6, kv_heads=2, head_dim=16, intermediate_size=40,
+    rope=RopeConfig(), norm_eps=1e-5, tied_embeddings=False, context_tokens_max=128,
+)  # fmt: skip
+MIXTURE = Experts(count=6, per_token=2, inner_size=24, normalised=True)
+ROPES = (RopeConfig(theta=500.0, scaling=LinearScaling(factor=2.0), dimensions=8), NO_ROPE)
+YARN = RopeConfig(scaling=YarnScaling(factor=4.0, original_context=32, attention_factor=1.2, truncate=False))
+NORMED = Traits(qk_norm=True, qk_norm_across_heads=True, layer_norm=True, norm_bias=True)
+TRAITS = {
+    "norms after": Traits(norms="after"),
+    "norms before and after": Traits(norms="both"),
+    "LayerNorm": Traits(layer_norm=True),
+    "LayerNorm with biases": Traits(layer_norm=True, norm_bias=True),
+    "parallel": Traits(parallel=True, layer_norm=True),
+    "parallel RMSNorm": Traits(parallel=True),
+    "GELU": Traits(activation="gelu_tanh"),
+    "clamped SwiGLU": Traits(activation="swiglu_oai", mlp_bias=True),
+    "norm across heads": Traits(qk_norm=True, qk_norm_across_heads=True),
+    "scales": Traits(embedding_scale=7.0, attention_scale=0.11),
+    "ropes and windows": Traits(layer_ropes=ROPES, layer_windows=(5, None)),
+    "all but parallel": replace(
+        NORMED, norms="both", activation="gelu_tanh", embedding_scale=7.0, attention_scale=0.11, layer_ropes=ROPES,
+        layer_windows=(None, 5), qkv_bias=True, output_bias=True, mlp_bias=True,
+    ),
+    "all, parallel": replace(NORMED, parallel=True, activation="gelu_tanh", embedding_scale=7.0, layer_ropes=(YARN, ROPES[0])),
+}  # fmt: skip
+EXPERTS = {
+    "dense first": replace(MIXTURE, layers=(False, True)),
+    "shared": replace(MIXTURE, shared_size=20, layers=(True, False)),
+    "shared with a gate": replace(MIXTURE, shared_size=72, shared_gate=True, normalised=False),
+    "sigmoid with a correction": replace(MIXTURE, scoring="sigmoid", correction=True, scale=1.5, shared_size=20),
+}
+CASES = {name: replace(TINY, traits=traits) for name, traits in TRAITS.items()}
+CASES |= {name: replace(TINY, experts=experts) for name, experts in EXPERTS.items()}
+CASES["experts between norms"] = replace(TINY, experts=EXPERTS["shared with a gate"], traits=Traits(norms="both"))
+CASES["experts behind LayerNorm, parallel"] = replace(
+    TINY, experts=EXPERTS["shared"], traits=Traits(layer_norm=True, norm_bias=True, parallel=True, activation="gelu_tanh")
+)
+QUICK = ("all but parallel", "experts between norms")
+
+
+def bound(place, config):
+    """In bfloat16 a row may get another expert, where two are about equal."""
+    return 2e-5 if place.dtype == torch.float32 else 0.5 if config.experts else 0.06
+
+
+def rig_of(place, config, **settings):
+    from baton.worker.cuda.weights import take_weights
+
+    source = Weights(RawWeights(DummyWeights(config, 3), config), dtype=place.dtype, device=place.device)
+    return StepRig(config, take_weights(config, source.take), slots=8, context=128, rows=128, **settings)
+
+
+def check(place, config, **settings):
+    rig, model = rig_of(place, config, **settings), dummy_model(config, seed=3)
+    prompts = {slot: place.rng.integers(0, 97, count).tolist() for slot, count in ((3, 38), (5, 12))}
+    wanted = {slot: all_logits(model, tokens) for slot, tokens in prompts.items()}
+    # Many rows, a chunk of another among them; then few; one alone.
+    steps = [({3: (0, 36), 5: (0, 4)}, None), ({5: (4, 12), 3: (36, 37)}, None), ({3: (37, 38)}, 1)]
+    for work, bucket in steps:
+        given = {slot: (begin, prompts[slot][begin:end]) for slot, (begin, end) in work.items()}
+        _, logits = rig.run(given, bucket=bucket, draws=False)
+        for row, (slot, (_, end)) in enumerate(work.items()):
+            right = wanted[slot][end - 1].double()
+            error = ((logits[row].cpu().double() - right).norm() / right.norm()).item()
+            assert error < bound(place, config), f"{error} of a row of {work}"
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES])
+def test_steps_have_the_logits_of_torch(place, case):
+    check(place, CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*QUICK, "all, parallel", "sigmoid with a correction"])
+def test_deterministic_steps_too(place, case):
+    check(place, CASES[case], deterministic=True)
+
+
+def test_no_trait_is_missing(place):
+    """`cuda_lacks` names none of these, so the GPU's platform takes our kernels for them."""
+    from baton.worker.platforms.lacks import cuda_lacks
+
+    assert {name: cuda_lacks(config) for name, config in CASES.items() if cuda_lacks(config)} == {}
