@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 from api_fakes import Script, Serving, says, serving
 from tool_rig import QWEN, TOOLS, prompt_of, with_template
@@ -162,6 +163,37 @@ def test_azures_header_has_the_key(text, http):
         assert status(**{"api-key": "right", "x-api-key": "other"}) == 401, "whose request is it"
         assert status(**{"api-key": "right", "authorization": "Bearer other"}) == 401
         assert json.loads(http.get(closed.url + "/v1/models", headers={"api-key": "right"}).content)["data"]
+
+
+def test_azures_client_is_answered(server):
+    client = openai.AzureOpenAI(azure_endpoint=server.url, api_key="any", api_version="2024-10-21", max_retries=0)
+    for name in ("smol", "gpt-3.5-turbo"):
+        answer = client.chat.completions.create(model=name, messages=HI, max_tokens=2)
+        assert answer.model == "smol"
+    assert client.completions.create(model="smol", prompt="x", max_tokens=2).choices[0].text
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4o' here"):
+        client.chat.completions.create(model="gpt-4o", messages=HI)
+    newer = openai.OpenAI(base_url=server.url + "/openai/v1/", api_key="any", default_query={"api-version": "preview"})
+    assert newer.chat.completions.create(model="smol", messages=HI, max_tokens=2).model == "smol"
+    assert [model.id for model in newer.models.list()] == ["smol", "gpt-3.5-turbo"]
+
+
+def test_the_deployment_is_the_model_whatever_the_body_names(server, http):
+    """LangChain sends the name of the model behind the deployment."""
+    paths = ("/openai/deployments/smol/chat/completions", "/openai/deployments/smol/chat/completions/")
+    for path in paths:
+        answer = http.post(f"{server.url}{path}?api-version=1", json={"model": "gpt-4o", "messages": HI, "max_tokens": 2})
+        assert answer.json()["model"] == "smol"
+    assert http.post(server.url + "/openai/deployments/smol/images/generations", json={}).status_code == 404
+    assert http.post(server.url + "/openai/deployments//chat/completions", json={"messages": HI}).status_code == 404
+
+
+def test_azures_paths_need_the_same_rights(text, http):
+    with serving(text, ApiConfig(api_keys=("right",))) as closed:
+        url = closed.url + "/openai/deployments/smol/chat/completions"
+        assert http.post(url, json={"messages": HI, "max_tokens": 2}).status_code == 401
+        assert http.post(url, json={"messages": HI, "max_tokens": 2}, headers={"api-key": "right"}).status_code == 200
+        assert http.post(closed.url + "/openai/v1/pause", json={}, headers={"api-key": "right"}).status_code == 403
 
 
 # FastDeploy's fields

@@ -18,6 +18,7 @@ from baton.api.front import Front
 from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
 from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes_local_origins
+from baton.api.http.azure_paths import AzurePaths
 from baton.api.http.cors import Cors
 from baton.api.http.request_log import RequestLog, on_error
 from baton.api.ollama import shape as ollama
@@ -98,7 +99,7 @@ def make_app(
     app = Starlette(
         routes=[*(MEMBER_ROUTES if config.routers else ROUTES), *routes, *([PAGE] if config.chat_page else [])],
         # CORS outside of access: a browser asks without a key whether it may ask with one.
-        middleware=[*_cors(config), Middleware(RequestLog, front=front)],
+        middleware=[*_cors(config), Middleware(AzurePaths), Middleware(RequestLog, front=front)],
         exception_handlers={HTTPException: on_error, ApiError: on_error, Exception: on_error},
         lifespan=lifespan,
     )

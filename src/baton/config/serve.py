@@ -51,7 +51,7 @@ _WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()
 
 OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
-    "reset_prefix_cache",
+    *("reset_prefix_cache", "openai"),
 )
 """First parts of the paths of all routes (api/app.py)."""
 

@@ -17,6 +17,7 @@ from baton.api.generate.live import LiveRequest
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
 from baton.api.generate.shape import NothingToGenerate, Shape
+from baton.api.http.azure_paths import deployment_of
 from baton.api.http.budget import Lease
 from baton.api.http.idempotency import Remembered
 from baton.api.http.json_body import read_body
@@ -118,7 +119,9 @@ class _Call:
 
     async def _generate(self, live: LiveRequest, lease: Lease) -> None:
         def make_job() -> Job:
-            return self.shape.job(self.front.json.parse(self.body), self.caller)
+            body = self.front.json.parse(self.body)
+            deployment = deployment_of(self.request.scope)
+            return self.shape.job(body if deployment is None else {**body, "model": deployment}, self.caller)
 
         try:
             job = await self.front.off_loop(len(self.body), make_job, renders=self.shape.renders)
