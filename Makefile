@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 # A C compiler in a Python package, with which kernels are compiled for every architecture (tools/wheel.py).
 ZIG    := ziglang==0.17.0
 # Threads that wait sleep: test processes share the cores, and a spinning one takes its neighbour's time.
-QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0
+# Bytecode is written wherever the caller would not: tests start hundreds of processes, each of which would compile our source again.
+QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: help serve fast unit test lint kernels wheel picture bench chaos simulate mutants clean
 
