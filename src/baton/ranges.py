@@ -1,4 +1,5 @@
-"""What the values of a setting may be, read from its type: `Annotated[int, Range(0, 65_535)]`, `Literal["lru", "lfu"]`."""
+"""What the values of a setting may be, read from its type: `Annotated[int, Range(0, 65_535)]`, `Literal["lru", "lfu"]`,
+`Annotated[str, Names(("cpu", "cuda"), "baton.platforms")]`."""
 
 from __future__ import annotations
 
@@ -26,12 +27,34 @@ class Range:
         return f"{f'more than {self.low:,} and at most' if self.above else f'from {self.low:,} to'} {self.high:,}"
 
 
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a name may be: one of `own`, or the name of an installed entry point of `group`."""
+
+    own: tuple[str, ...]
+    group: str
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.own or value in self.installed()
+
+    def installed(self) -> list[str]:
+        """Read when a name is not ours: it looks through all installed packages."""
+        from importlib.metadata import entry_points
+
+        return sorted({entry.name for entry in entry_points(group=self.group)} - set(self.own))
+
+    def __str__(self) -> str:
+        plug_ins = ", ".join(self.installed()) or "none installed"
+        return f"one of {', '.join(self.own)} (by entry points of {self.group}: {plug_ins})"
+
+
 class Allowed(NamedTuple):
     kind: Any
     "The type, without None and without Annotated."
     bounds: Range | None
     optional: bool
     "None is a value too."
+    names: Names | None
 
 
 @cache
@@ -42,19 +65,23 @@ def allowed_values(cls: type) -> dict[str, Allowed]:
         optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
         if optional:
             (hint,) = [part for part in get_args(hint) if part is not type(None)]
-        bounds = [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)]
+        extras = getattr(hint, "__metadata__", ())
+        bounds = next((each for each in extras if isinstance(each, Range)), None)
+        names = next((each for each in extras if isinstance(each, Names)), None)
         bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        found[name] = Allowed(bare, bounds[0] if bounds else None, optional)
+        found[name] = Allowed(bare, bounds, optional, names)
     return found
 
 
 def refusal(cls: type, name: str, value: object) -> str:
     """What is wrong with a value, to be written after the name of its setting; empty where nothing is."""
-    kind, bounds, optional = allowed_values(cls)[name]
+    kind, bounds, optional, names = allowed_values(cls)[name]
     if value is None and optional:
         return ""
     if get_origin(kind) is Literal and value not in get_args(kind):
         return f"is {value!r}: it must be one of {', '.join(map(str, get_args(kind)))}"
+    if names is not None and value not in names:
+        return f"is {value!r}: it must be {names}"
     if bounds is None:
         return ""
     whole = kind is int

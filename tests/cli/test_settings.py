@@ -38,6 +38,7 @@ OTHER = {
     "wire": {"readers_max": 7},
     "transfer_address": "none",
     "allowed_origins": ["https://a", "https://b"],
+    "device": "cuda",
 }
 
 

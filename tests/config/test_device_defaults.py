@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from baton.config import SchedulerConfig, ServeConfig, WorkerConfig
-from baton.config.device_defaults import BY_DEVICE, GPU, OPTIONS, as_options, defaults_for, steps_for
-from baton.kvpool.memory import GIB, MemoryFacts
+from baton.config.device_defaults import BY_DEVICE, CPU, GPU, OPTIONS, as_options, gpu_defaults, steps_for
 from baton.worker.build import with_steps
+
+
+def defaults_for(device, gib):
+    return CPU if device == "cpu" else gpu_defaults(gib)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ from baton.worker.build import with_steps
     ],
 )
 def test_by_device_and_memory(device, gib, expected):
-    sizes = steps_for(device, gib, BY_DEVICE, slots=1, tokens_per_step=1)
+    sizes = steps_for(defaults_for(device, gib), BY_DEVICE, slots=1, tokens_per_step=1)
     assert (*sizes.values(),) == (*expected, 0.025)
 
 
@@ -39,10 +42,11 @@ def test_less_memory_never_means_larger_steps():
 
 
 def test_what_was_given_stays_and_the_other_fits_it():
-    assert steps_for("cuda", 80.0, ["slots"], slots=64, tokens_per_step=100) == {"slots": 100}
-    assert steps_for("cuda", 80.0, ["tokens_per_step"], slots=9000, tokens_per_step=512) == {"tokens_per_step": 9000}
-    assert steps_for("cpu", 0.0, ["decode_gap_seconds"], slots=1, tokens_per_step=1) == {"decode_gap_seconds": 0.025}
-    assert steps_for("cuda", 80.0, [], slots=3, tokens_per_step=4) == {}
+    gpu = gpu_defaults(80.0)
+    assert steps_for(gpu, ["slots"], slots=64, tokens_per_step=100) == {"slots": 100}
+    assert steps_for(gpu, ["tokens_per_step"], slots=9000, tokens_per_step=512) == {"tokens_per_step": 9000}
+    assert steps_for(CPU, ["decode_gap_seconds"], slots=1, tokens_per_step=1) == {"decode_gap_seconds": 0.025}
+    assert steps_for(gpu, [], slots=3, tokens_per_step=4) == {}
 
 
 def test_settings_that_are_given_are_not_chosen():
@@ -59,7 +63,7 @@ def test_settings_that_are_given_are_not_chosen():
 @pytest.mark.parametrize(("device", "gib"), [("cpu", 4), ("cuda", 8), ("cuda", 140)])
 def test_worker_and_scheduler_agree_whatever_is_given(given, device, gib):
     engine = ServeConfig(**given).engine()
-    platform = SimpleNamespace(memory=lambda: MemoryFacts(gib * GIB, gib * GIB))
+    platform = SimpleNamespace(step_defaults=lambda sharers: defaults_for(device, gib / sharers))
     config, steps = with_steps(platform, WorkerConfig(**{**_fields(engine.worker), "device": device}))
     scheduler = SchedulerConfig(**{**_fields(engine.instance.scheduler), **steps})  # as the engine process does with the hello
     assert (config.slots, config.tokens_per_step) == (scheduler.slots, scheduler.tokens_per_step)
@@ -73,7 +77,7 @@ def test_worker_and_scheduler_agree_whatever_is_given(given, device, gib):
 
 
 def test_instances_on_one_gpu_share_its_memory():
-    platform = SimpleNamespace(memory=lambda: MemoryFacts(48 * GIB, 48 * GIB))
+    platform = SimpleNamespace(step_defaults=lambda sharers: gpu_defaults(48 / sharers))
     config, _ = with_steps(platform, WorkerConfig(device="cuda", device_sharers=2, by_device=BY_DEVICE))
     assert config.slots == 128
 

@@ -1,4 +1,4 @@
-"""Every test here gets `platform`, one after another. What a machine does not have is skipped, with the reason.
+"""What a machine does not have is skipped, with the reason.
 
 Kernels of the GPU run in Triton's interpreter where there is no GPU. That is slow: of the interpreted ones `make test` runs
 QUICK, and `make chaos` all.
@@ -13,17 +13,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "worker"), str(TESTS / "gpu")]
+sys.path += [str(TESTS / "worker"), str(TESTS / "gpu"), str(TESTS / "kvcache")]
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel is defined
 
-PLATFORMS = ("native", "torch", "interpreted", "cuda", "cuda-torch", "cuda-deterministic")
 QUICK = ("test_greedy_tokens_in_any_chunks[interpreted-5]",)
-
-
-def pytest_generate_tests(metafunc):
-    if "platform" in metafunc.fixturenames:
-        metafunc.parametrize("platform", PLATFORMS, indirect=True, scope="module")
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests/conftest.py looks for what is slow
@@ -32,11 +26,3 @@ def pytest_collection_modifyitems(items):
         interpreted = item.path.parent == Path(__file__).parent and "[interpreted" in item.name
         if interpreted and item.name not in QUICK:
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(scope="module")
-def platform(request):
-    pytest.importorskip("torch", reason="the oracle needs pip install -e '.[dev,oracle]'")
-    from platforms import open_platform
-
-    return open_platform(request.param)

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str] | None] = {
     | {"addresses", "cgroup", "core", "worker", "kvcache", "kvpool", "api", "observe", "repeats", "text", "trust"},
     "llm": BASE | {"familiar", "core", "grammar", "worker", "models", "text"},  # all of it in one process
     "cli": None,  # anything
+    "testing": None,  # suites for authors of plug-ins: they drive the core, the worker and the cache service
     "": set(),  # baton/__init__.py
 }
 """Which subpackage may import which. A new one gets a line here, on purpose."""

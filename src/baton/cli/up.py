@@ -122,8 +122,8 @@ def gpus_for(serve: ServeConfig) -> int:
     """GPUs that its instances may use. Its model is a path here."""
     from baton.worker.platforms.visible import visible_gpus
 
-    on_cpu = serve.device == "cpu" or Path(serve.model).is_file()  # a GGUF file is
-    return 0 if on_cpu else visible_gpus()
+    elsewhere = serve.device not in ("auto", "cuda") or Path(serve.model).is_file()  # a GGUF file is computed on a CPU
+    return 0 if elsewhere else visible_gpus()
 
 
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:

@@ -36,18 +36,14 @@ a decode gap. The other rows are estimates: they keep what a step needs (activat
 samplers) at about the same share of a smaller memory."""
 
 
-def defaults_for(device: str, memory_gib: float) -> StepDefaults:
-    if device == "cpu":
-        return CPU
+def gpu_defaults(memory_gib: float) -> StepDefaults:
     return next(row for least, row in GPU if memory_gib >= least)
 
 
-def steps_for(
-    device: str, memory_gib: float, chosen: Collection[str], *, slots: int, tokens_per_step: int
-) -> dict[str, int | float]:
+def steps_for(defaults: StepDefaults, chosen: Collection[str], *, slots: int, tokens_per_step: int) -> dict[str, int | float]:
     """Those of BY_DEVICE that are `chosen` and not given. Every sequence needs a token of a step: where one of `slots` and
     `tokens_per_step` was given, the other one fits it."""
-    sizes = asdict(defaults_for(device, memory_gib))
+    sizes = asdict(defaults)
     found = {name: sizes[name] for name in BY_DEVICE if name in chosen}
     if "slots" in found and "tokens_per_step" not in found:
         found["slots"] = min(found["slots"], tokens_per_step)

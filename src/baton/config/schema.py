@@ -169,7 +169,15 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
+        """The names to choose from. Plug-ins may bring more of them (`brought`)."""
+        names = allowed_values(self.owner)[self.name].names
+        return names.own if names is not None else tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def brought(self) -> str:
+        """The group of entry points that bring more names. Empty: there is none."""
+        names = allowed_values(self.owner)[self.name].names
+        return "" if names is None else names.group
 
     @property
     def bounds(self) -> Range | None:
@@ -197,7 +205,7 @@ class Setting:
     def type_text(self) -> str:
         """For readers of the page: `number from 1 to 64`, `auto, cpu or cuda`."""
         if self.choices:
-            return ", ".join(self.choices)
+            return ", ".join(self.choices) + (f", or a plug-in of {self.brought}" if self.brought else "")
         if self.bounds is not None:
             return f"{'whole number' if self.kind is int else 'number'} {self.bounds}"
         if get_origin(self.hint) is dict:

@@ -131,7 +131,7 @@ class ServeConfig:
     qwen3: between <think> and </think>. deepseek_r1: the same, and every answer begins with it. none: it is content."""
     device: Device = _WORKER.device
     """Compute device. cuda: an NVIDIA GPU, with torch. cpu: C kernels. auto: a GPU if torch sees one and the model is no GGUF
-    file."""
+    file. Other names come with plug-ins."""
     dtype: Dtype = _WORKER.dtype
     "Data type of activations, and on a GPU of weights and KV cache. auto: float32 on a CPU, bfloat16 on a GPU."
     deterministic: bool = _WORKER.deterministic

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from baton.errors import InvalidConfig
-from baton.ranges import Range
+from baton.ranges import Names, Range
 
 Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
@@ -13,7 +13,9 @@ KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
 """What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64,
 fp8 a GPU."""
 Compute = Literal["auto", "native", "torch"]
-Device = Literal["auto", "cpu", "cuda"]
+PLATFORMS = "baton.platforms"
+"""Group of the entry points that bring devices which are not ours (docs/internals/adding-a-platform.md)."""
+Device = Annotated[str, Names(("auto", "cpu", "cuda"), PLATFORMS)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 """Of activations, and on a GPU of weights and KV cache too."""
 LoadFormat = Literal["auto", "dummy"]

@@ -157,8 +157,8 @@ def with_steps(platform: Platform, config: WorkerConfig) -> tuple[WorkerConfig, 
     """The settings with the sizes of steps that were not given, and these sizes. Instances on one GPU share its memory."""
     if not config.by_device:
         return config, {}
-    gib = 0.0 if config.device == "cpu" else platform.memory().total_bytes / config.device_sharers / GIB
-    steps = steps_for(config.device, gib, config.by_device, slots=config.slots, tokens_per_step=config.tokens_per_step)
+    defaults = platform.step_defaults(config.device_sharers)
+    steps = steps_for(defaults, config.by_device, slots=config.slots, tokens_per_step=config.tokens_per_step)
     slots, tokens = int(steps.get("slots", config.slots)), int(steps.get("tokens_per_step", config.tokens_per_step))
     return replace(config, slots=slots, tokens_per_step=tokens, by_device=()), steps
 

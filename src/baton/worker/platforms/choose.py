@@ -2,6 +2,7 @@
 
 --device   cuda   an NVIDIA GPU, or an error that says what is missing
            cpu    no torch is looked for
+           NAME   the plug-in of that name (plug_ins.py)
            auto   cuda where torch sees a GPU and the model is no GGUF file (its blocks are computed on as they are by a CPU)
 """
 
@@ -15,6 +16,7 @@ from baton.config import Quantization, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform
+from baton.worker.platforms.plug_ins import open_plug_in
 from baton.worker.platforms.visible import has_driver
 
 log = logging.getLogger(__name__)
@@ -38,8 +40,10 @@ def choose(config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
         )
     if device == "cuda":
         platform, resolved = _cuda(config)
-    else:
+    elif device == "cpu":
         platform, resolved = CpuPlatform(), _for_cpu(config)
+    else:
+        platform, resolved = open_plug_in(device, config, path)
     log.log(logging.DEBUG if why == NO_DRIVER else logging.INFO, "device %s: %s", device, why)
     return platform, resolved
 

@@ -11,6 +11,7 @@ from math import ceil
 
 from baton.cgroup import KERNEL, Kernel, processor_quota
 from baton.config import WorkerConfig
+from baton.config.device_defaults import CPU, StepDefaults
 from baton.errors import EngineError, InvalidConfig, ModelUnsupported
 from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts, main_memory, transient_bytes
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 class CpuPlatform:
     name = "cpu"
+    shares_pools = True
+
+    def step_defaults(self, sharers: int) -> StepDefaults:
+        return CPU
 
     @cached_property
     def _library(self) -> Library | NoCompiler:

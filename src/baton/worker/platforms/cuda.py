@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from baton.config import WorkerConfig
+from baton.config.device_defaults import StepDefaults, gpu_defaults
 from baton.errors import InvalidConfig, ModelUnsupported
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVDtype, KVKind, KVLayout
@@ -39,11 +40,15 @@ def missing_gpu() -> str:
 
 class CudaPlatform:
     name = "cuda"
+    shares_pools = True
 
     def __init__(self, share_of_others: float = 0.0) -> None:
         """`share_of_others`: of the GPU's memory, which belongs to instances that were started on it before."""
         self._share_of_others = share_of_others
         self._pool: DevicePool | None = None
+
+    def step_defaults(self, sharers: int) -> StepDefaults:
+        return gpu_defaults(self.memory().total_bytes / sharers / GIB)
 
     def kv_kind(self, model: ModelConfig, settings: WorkerConfig) -> KVKind:
         return KVKind(kv_dtype(settings), "token-major")

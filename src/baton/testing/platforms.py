@@ -1,0 +1,172 @@
+"""The platform under test: a small random model on it, beside the same model on the oracle, which is plain torch on the CPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.config import WorkerConfig
+from baton.grammar.vocabulary import Vocabulary
+from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.loaders.dummy import DummyWeights
+from baton.models.loaders.weights import WeightSource
+from baton.models.open import OpenedModel
+from baton.models.raw_tensor import RawTensor
+from baton.protocol.output import Ended
+from baton.protocol.step import TokenLogprob
+from baton.testing.step_rig import RigModel, StepRig
+from baton.worker.platforms.base import Platform
+from baton.worker.platforms.choose import choose
+
+Prompts = dict[str, list[int]]
+"""Token ids by name of the request."""
+Disturb = Callable[[StepRig, int], None]
+"""Called with the number of each step before it happens."""
+Load = Callable[[ModelConfig, WeightSource], RigModel]
+
+END = 96
+TOKENS = [*(bytes([byte]) for byte in range(32, 127)), b"\n", b"<end>"]
+TINY = ModelConfig(
+    architecture="qwen3", vocab_size=len(TOKENS), layers=2, hidden_size=32, heads=4, kv_heads=2, head_dim=16,
+    intermediate_size=48, rope=RopeConfig(theta=10000.0), norm_eps=1e-5, tied_embeddings=False, context_tokens_max=96,
+    traits=Traits(qk_norm=True),
+)  # fmt: skip
+SMALL = replace(
+    TINY, layers=3, hidden_size=256, heads=8, kv_heads=2, head_dim=64, intermediate_size=384, context_tokens_max=512
+)
+SEED = 3
+"""Of the weights: answers are lively, few tokens come twice in a row."""
+POISON = 50
+"""A token whose embedding is not a number, in a poisoned model."""
+
+
+class PoisonedWeights(DummyWeights):
+    def raw(self, name: str) -> RawTensor:
+        tensor = super().raw(name)
+        if name == "embed.weight":
+            tensor.data.view(np.float32)[POISON] = np.nan
+        return tensor
+
+
+@dataclass
+class Results:
+    """Of some requests, by name."""
+
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logprobs: dict[str, dict[int, TokenLogprob]] = field(default_factory=dict)
+    vectors: dict[str, bytes] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlatformUnderTest:
+    name: str
+    load: Load
+    config: ModelConfig = TINY
+    same_bits: bool = False
+    "The platform promises the same bits in any batch and in any chunks."
+    hardware: Platform | None = None
+    "None: only an executor is tested."
+    settings: WorkerConfig | None = None
+    "As the platform's opener returned them."
+    slots: int = 8
+    prompt_tokens_max: int = 60
+    output_tokens: int = 16
+    slow: bool = False
+    "An interpreter computes: some cases use fewer requests."
+
+    @property
+    def rig(self) -> dict[str, Any]:
+        return {"slots": self.slots, "blocks": 64, "block_size": 16, "tokens_per_step": 64}
+
+    def prompts(self, count: int, seed: int, shared: int = 0) -> Prompts:
+        """`shared`: per cent of the longest prompt that all of them begin with."""
+        rng, most = random.Random(seed), self.prompt_tokens_max
+        start = [rng.randrange(END) for _ in range(shared * most // 100)]
+        count = min(count, self.slots)
+        return {
+            f"p{n}": start + [rng.randrange(POISON) for _ in range(rng.randint(1, most - len(start)))] for n in range(count)
+        }
+
+    def run(
+        self, requests: Prompts, rig: dict[str, Any] | None = None, disturb: Disturb | None = None, **sampling: Any
+    ) -> Results:
+        """All requests at once. `sampling`: of all of them; under `each`: {name: settings} of single ones."""
+        return self._run(self.model(), requests, {**self.rig, **(rig or {})}, disturb, **sampling)
+
+    def oracle(self, requests: Prompts, **sampling: Any) -> Results:
+        """Each request alone, one step at a time, in torch."""
+        each, found = sampling.pop("each", {}), Results()
+        for name, prompt in requests.items():
+            one = self._run(
+                oracle_model(self.config), {name: prompt}, {**self.rig, "steps_in_flight": 1}, **sampling | each.get(name, {})
+            )
+            for part in ("tokens", "logprobs", "vectors", "ended"):
+                getattr(found, part).update(getattr(one, part))
+        return found
+
+    def poisoned(self) -> PlatformUnderTest:
+        """The same platform with a model that gives not-a-number for POISON."""
+        return replace(self, load=lambda config, weights: self.load(config, PoisonedWeights(config, SEED)))
+
+    def model(self) -> RigModel:
+        return _loaded(self.load, self.config)
+
+    def _run(
+        self, model: RigModel, requests: Prompts, rig: dict[str, Any], disturb: Disturb | None = None, **sampling: Any
+    ) -> Results:
+        one, each = StepRig(model, **rig), sampling.pop("each", {})
+        for name, prompt in requests.items():
+            one.submit(name, prompt, **{"max_tokens": self.output_tokens, **sampling, **each.get(name, {})})
+        one.run(None if disturb is None else lambda number: disturb(one, number))
+        vectors = {name: {row.embedding for row in one.logprobs[name, 0] if row.embedding} for name in requests}
+        assert all(len(found) <= 1 for found in vectors.values()), "two vectors of one prompt differ"
+        results = Results(
+            {name: one.tokens.get((name, 0), []) for name in requests},
+            {name: one.token_logprobs(name) for name in requests},
+            {name: found.pop() for name, found in vectors.items() if found},
+            {name: one.ended[name, 0] for name in requests},
+            one.instance.stats.preemptions,
+        )
+        one.close()
+        return results
+
+
+@cache
+def _loaded(load: Load, config: ModelConfig) -> RigModel:
+    return load(config, DummyWeights(config, SEED))
+
+
+def with_vocabulary(model: RigModel) -> RigModel:
+    """So that requests may have a grammar."""
+    vocabulary = Vocabulary(TOKENS, [END], len(TOKENS))
+    return replace(model, vocabulary=lambda: vocabulary)
+
+
+def on_device(
+    device: str, *, config: ModelConfig = TINY, name: str = "", same_bits: bool = False, **settings: Any
+) -> PlatformUnderTest:
+    """What `--device` names, in float32 and with exact weights. `settings`: more fields of WorkerConfig."""
+    asked: dict[str, Any] = {"dtype": "float32", "quantization": "none", "threads": 1, "slots": 8, "tokens_per_step": 64}
+    hardware, resolved = choose(WorkerConfig(device=device, block_size=16, **{**asked, **settings}), Path())
+
+    def load(config: ModelConfig, weights: WeightSource) -> RigModel:
+        loaded = hardware.load(OpenedModel(Path(), config, weights), resolved, None)
+        return with_vocabulary(RigModel(config, loaded, hardware))
+
+    sizes: dict[str, Any] = {"prompt_tokens_max": 90, "output_tokens": 24} if config is SMALL else {}
+    return PlatformUnderTest(
+        name=name or device, load=load, config=config, same_bits=same_bits, hardware=hardware, settings=resolved, **sizes
+    )
+
+
+@cache
+def oracle_model(config: ModelConfig) -> RigModel:
+    return _loaded(on_device("cpu", compute="torch").load, config)
