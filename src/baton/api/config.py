@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from baton.api.limits import RANGES, Limits
 from baton.config import ServeConfig
+from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.protocol.request import OPENAI_SAMPLING
 
@@ -131,38 +131,23 @@ class ApiConfig:
 
 def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
     """What `baton serve` was told, for the front. The command line makes one too, before it starts anything: it is a check."""
-    return ApiConfig(
-        api_keys=serve.api_key,
-        admin_api_keys=serve.admin_api_key,
-        admin_port=serve.admin_port,
-        host=serve.host,
-        allowed_hosts=serve.allowed_hosts,
-        allowed_origins=serve.allowed_origins,
-        unknown_fields=serve.unknown_fields,
-        client_priority_min=serve.client_priority_min,
-        stop_on_repetition=serve.stop_on_repetition,
-        tool_call_parser=serve.tool_call_parser,
-        reasoning_parser=serve.reasoning_parser,
+    return part_of(
+        serve,
+        ApiConfig,
+        {"api_keys": "api_key", "admin_api_keys": "admin_api_key"},
         chat_page=serve.chat_page and not serve.routers,
-        streams_per_key_max=serve.streams_per_key_max,
-        keep_alive_seconds=serve.keep_alive_seconds,
-        retry_after_seconds=serve.retry_after_seconds,
-        text_threads=serve.text_threads,
         limits=limits_of(serve),
-        routers=serve.routers,
         settings=settings,
     )
 
 
 def limits_of(serve: ServeConfig) -> Limits:
     """Those of limits.py, but for what the operator says."""
-    known = {each.name: each.default for each in fields(Limits)}
-    for name, value in serve.limits.items():
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            raise InvalidConfig(f"limits has no {name}" + (f"; did you mean {close[0]}?" if close else ": see docs/limits.md"))
-        _require(not isinstance(known[name], int) or type(value) is int, f"limits: {name} is {value}: give a whole number")
-    return Limits(**serve.limits)  # type: ignore[arg-type]
+    for each in fields(Limits):
+        value = serve.limits.get(each.name, each.default)
+        whole = not isinstance(each.default, int) or type(value) is int
+        _require(whole, f"limits: {each.name} is {value}: give a whole number")
+    return with_changes(Limits, serve.limits, "limits", "docs/limits.md")
 
 
 def _require(ok: bool, message: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from baton.config import HandoffPolicy, PlacementPolicy, RouterConfig, ServeConfig
+from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
@@ -42,34 +42,11 @@ class PlacementOptions:
 
     def __post_init__(self) -> None:
         check_values(self)
-        _check_router_limits(self.router_limits)
+        with_changes(RouterConfig, self.router_limits, "router_limits", "docs/cluster.md", _BY_OTHER_OPTIONS)
 
     def router(self, serve: ServeConfig) -> RouterConfig:
-        others: dict[str, Any] = self.router_limits
-        return RouterConfig(
-            policy=self.placement,
-            order=serve.order,
-            queue_requests_max=serve.queue_requests_max,
-            queue_tokens_max=serve.queue_tokens_max,
-            handoff=self.handoff,
-            handoff_tokens_min=self.handoff_tokens_min,
-            migrations_max=self.migrations_max,
-            **others,
-        )
-
-
-def _check_router_limits(given: dict[str, int | float]) -> None:
-    known = [each.name for each in fields(RouterConfig) if each.name not in _BY_OTHER_OPTIONS]
-    for name in given:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ": see docs/cluster.md"
-            raise InvalidConfig(f"router_limits has no {name}{hint}")
-    values: dict[str, Any] = given
-    try:
-        RouterConfig(**values)
-    except InvalidConfig as error:
-        raise InvalidConfig(f"router_limits: {error}") from None
+        ours: dict[str, Any] = {name: getattr(self, name) for name in ("handoff", "handoff_tokens_min", "migrations_max")}
+        return part_of(serve, RouterConfig, policy=self.placement, **ours, **self.router_limits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

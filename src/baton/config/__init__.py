@@ -5,6 +5,7 @@ engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: it
 instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
 router.py    RouterConfig      a router
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
+parts.py                       makes those classes from the options
 values.py                      what settings may be; a number's range is said once, at its field (`Annotated[int, Range(...)]`)
 """
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from baton.config.device_defaults import CPU
 from baton.config.instance import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
+from baton.config.parts import part_of
 from baton.config.values import (
     Blocks,
     BlockSize,
@@ -200,12 +201,4 @@ class EngineConfig:
     log_format: LogFormat = "text"
 
     def cache(self) -> CacheConfig:
-        return CacheConfig(
-            tiers=self.tiers,
-            worker=self.worker,
-            peer=self.peer,
-            cluster_secret=self.cluster_secret,
-            wire=self.wire,
-            log_level=self.log_level,
-            log_format=self.log_format,
-        )
+        return part_of(self, CacheConfig)

@@ -1,6 +1,7 @@
 """What `baton serve` is told: every option of the command line and the configuration file, with its line of --help.
 
-It owns the settings of the front alone. All others are somebody else's, whose default it takes and whom `engine()` tells.
+It owns the settings of the front alone. All others have another owner, whose default it takes; `engine()` makes the owners'
+classes, by the names of their fields.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from baton.addresses import parse_address, parse_listening
 from baton.config.device_defaults import BY_DEVICE, CPU, OPTIONS
 from baton.config.engine import EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig
+from baton.config.parts import part_of
 from baton.config.values import (
     API_KEY_CHARACTERS_MAX,
     NODE_NAME_CHARACTERS_MAX,
@@ -47,7 +49,20 @@ from baton.ranges import Range, check_values
 
 _KV, _SCHEDULER, _QUEUE = KVConfig(), SchedulerConfig(), QueueConfig()
 _WORKER, _TIERS, _ENGINE = WorkerConfig(), TiersConfig(), EngineConfig()
-
+_WORKER_OPTIONS = {
+    "kv_dtype": "kv_cache_dtype",
+    "context_tokens_max": "max_model_len",
+    "blocks": "kv_blocks",
+    "memory_utilization": "gpu_memory_utilization",
+}
+_TIERS_OPTIONS = {
+    "host_gib": "kv_host_gib",
+    "storage": "kv_storage",
+    "write": "kv_write",
+    "write_outputs": "kv_write_outputs",
+    "preempted": "preempted_kv",
+}
+"""Fields of the owners that have another name as an option. Options with the owner's name need no line (parts.py)."""
 
 OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
@@ -340,68 +355,33 @@ class ServeConfig:
         beside, gap = self.prefill_tokens_beside_decodes, self.decode_gap_ms
         beside = CPU.prefill_tokens_beside_decodes if beside is None else beside
         gap = CPU.decode_gap_seconds * 1000 if gap is None else gap
-        worker = WorkerConfig(
-            model=self.model,
-            device=self.device,
-            dtype=self.dtype,
-            deterministic=self.deterministic,
-            load_format=self.load_format,
-            model_shape=self.model_shape,
-            quantization=self.quantization,
-            kv_dtype=self.kv_cache_dtype,
-            compute=self.compute,
-            threads=self.threads,
-            generation_config=self.generation_config,
-            context_tokens_max=self.max_model_len,
-            blocks=self.kv_blocks,
-            memory_utilization=self.gpu_memory_utilization,
-            kv_memory_gib=self.kv_memory_gib,
-            memory_reserved_gib=self._tiers().memory_gib,
-            block_size=self.block_size,
-            slots=slots,
-            tokens_per_step=tokens,
-            by_device=self.by_device,
-            start_seconds_max=self.start_seconds_max,
+        steps = {"slots": slots, "tokens_per_step": tokens}
+        scheduler = part_of(
+            self,
+            SchedulerConfig,
+            {"worker_start_seconds_max": "start_seconds_max"},
+            **steps,
+            prefill_tokens_beside_decodes=beside or None,
+            decode_gap_seconds=gap / 1000 or None,
         )
         instance = InstanceConfig(
-            kv=KVConfig(block_size=self.block_size, prefix_caching=self.enable_prefix_caching, eviction=self.eviction),
-            scheduler=SchedulerConfig(
-                slots=slots,
-                tokens_per_step=tokens,
-                chunk_tokens_max=self.chunk_tokens_max,
-                prefill_tokens_beside_decodes=beside or None,
-                decode_gap_seconds=gap / 1000 or None,
-                steps_in_flight=self.steps_in_flight,
-                order=self.order,
-                step_seconds_max=self.step_seconds_max,
-                worker_start_seconds_max=self.start_seconds_max,
-            ),
-            queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
+            kv=part_of(self, KVConfig, {"prefix_caching": "enable_prefix_caching"}),
+            scheduler=scheduler,
+            queue=part_of(self, QueueConfig, {"requests_max": "queue_requests_max", "tokens_max": "queue_tokens_max"}),
         )
-        return EngineConfig(
+        tiers = self._tiers()
+        return part_of(
+            self,
+            EngineConfig,
             instance=instance,
-            worker=worker,
-            role=self.role,
-            tiers=self._tiers(),
-            routers=self.routers,
-            cluster_secret=self.cluster_secret,
-            transfer_address=self.transfer_address,
+            worker=part_of(self, WorkerConfig, _WORKER_OPTIONS, **steps, memory_reserved_gib=tiers.memory_gib),
+            tiers=tiers,
             wire=wire_config(self.wire),
-            drain_seconds_max=self.drain_seconds_max,
-            name=self.name,
             health_url=self.url if self.routers else "",
-            log_level=self.log_level,
-            log_format=self.log_format,
         )
 
     def _tiers(self) -> TiersConfig:
-        return TiersConfig(
-            host_gib=self.kv_host_gib,
-            storage=self.kv_storage,
-            write=self.kv_write,
-            write_outputs=self.kv_write_outputs,
-            preempted=self.preempted_kv,
-        )
+        return part_of(self, TiersConfig, _TIERS_OPTIONS)
 
 
 def shown(config: ServeConfig) -> dict[str, object]:

@@ -7,12 +7,11 @@ Operators meet these numbers in the log and in docs/limits.md. They are changed 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Annotated
 
+from baton.config.parts import with_changes
 from baton.config.values import Seconds
-from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
 Connections = Annotated[int, Range(1, 65_536)]
@@ -51,12 +50,4 @@ class WireConfig:
 
 def wire_config(changes: Mapping[str, int | float]) -> WireConfig:
     """The defaults, but for what the operator says."""
-    known = {each.name: each.default for each in fields(WireConfig)}
-    for name in changes:
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            raise InvalidConfig(f"wire has no {name}" + (f"; did you mean {close[0]}?" if close else ": see docs/limits.md"))
-    try:
-        return WireConfig(**changes)  # type: ignore[arg-type]
-    except InvalidConfig as error:
-        raise InvalidConfig(f"wire: {error}") from None
+    return with_changes(WireConfig, changes, "wire", "docs/limits.md")
