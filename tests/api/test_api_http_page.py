@@ -27,7 +27,7 @@ from baton.api.responses.fields import RESPONSES
 from baton.api.routes.cluster import cluster_route
 from baton.api.translate import ONE_ANSWER, Table
 from baton.models.generation import UNADVISED_SAMPLING
-from baton.protocol.request import OPENAI_SAMPLING
+from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
 
 PAGE_FILE = Path(__file__).parent.parent.parent / "docs" / "api.md"
 TEXT = PAGE_FILE.read_text("utf-8")
@@ -109,9 +109,12 @@ def test_the_range_of_the_other_routes_number():
 def defaults(options: Options) -> Iterator[tuple[str, Any]]:
     renamed = {"include_stop": "include_stop_str_in_output", "timeout_seconds": "timeout"}
     renamed["repetition_stop"] = "repetition_detection"
-    for name in Options.__dataclass_fields__:
-        if name not in ("stream", "grammar", "grammar_field", "ignored", "max_tokens", "add_special_tokens"):
-            yield renamed.get(name, name), getattr(options, name)
+    hidden = ("stream", "sampling", "grammar", "grammar_field", "ignored", "max_tokens", "add_special_tokens")
+    shown = {name: getattr(options, name) for name in Options.__dataclass_fields__}
+    sampled = {name: getattr(options.sampling, name) for name in SamplingParams.__struct_fields__}
+    for name, value in {**sampled, **shown}.items():
+        if name not in (*hidden, "thinking", "pooling"):
+            yield renamed.get(name, name), value
 
 
 def test_every_default(known: dict[str, tuple[set[str], Any]]):

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
+from msgspec import inspect
+
 from baton.errors import InvalidConfig
+from baton.protocol.request import SamplingParams
 from baton.text.stops import STOP_BYTES_MAX, STOPS_MAX
 
 MIB: Final = 1024 * 1024
-INT64_MAX: Final = 2**63 - 1
+INT32_MAX: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,24 +140,29 @@ class Range(NamedTuple):
         return f"{kind} {'above' if self.low_excluded else 'from'} {self.low} to {self.high}"
 
 
+def _sampling_ranges() -> dict[str, Range]:
+    """Of the numbers in SamplingParams, by their types there."""
+    info = inspect.type_info(SamplingParams)
+    assert isinstance(info, inspect.StructType)
+    found = {}
+    for field in info.fields:
+        kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        for kind in kinds:
+            if isinstance(kind, inspect.IntType | inspect.FloatType):
+                low = kind.gt if kind.ge is None else kind.ge
+                assert low is not None
+                found[field.name] = Range(low, INT32_MAX if kind.le is None else kind.le, low_excluded=kind.ge is None)
+    return found
+
+
 RANGES: Final[dict[str, Range]] = {
-    "max_tokens": Range(1, 2**31 - 1),  # then clipped to the context
-    "max_completion_tokens": Range(1, 2**31 - 1),
-    "min_tokens": Range(0, 2**31 - 1),  # and not more than max_tokens
+    **_sampling_ranges(),
+    "top_p": Range(0.0, 1.0),  # 0: the likeliest token
+    "max_completion_tokens": Range(1, INT32_MAX),
     "n": Range(1, 16),
     "best_of": Range(1, 16),
-    "temperature": Range(0.0, 2.0),
-    "top_p": Range(0.0, 1.0),  # 0: the likeliest token
-    "min_p": Range(0.0, 1.0),
-    "top_k": Range(-1, 2**31 - 1),  # more than the head width is all of it
-    "presence_penalty": Range(-2.0, 2.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-    "repetition_penalty": Range(0.0, 10.0, low_excluded=True),
-    "logprobs": Range(0, 20),
     "top_logprobs": Range(0, 20),
-    "prompt_logprobs": Range(0, 20),
-    "seed": Range(-(2**63), INT64_MAX),
-    "priority": Range(-(2**31), 2**31 - 1),
+    "priority": Range(-(2**31), INT32_MAX),
     "timeout": Range(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
     "drain_seconds": Range(0.0, 86400.0),
 }

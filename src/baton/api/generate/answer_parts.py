@@ -134,7 +134,7 @@ def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
     strict tool by its schema."""
     if front.style.harmony is not None:
         return channel_grammar(front, body)
-    tools, style, answer = body.tools, front.style.calls, body.options.grammar
+    tools, style, answer = body.tools, front.style.calls, body.options.sampling.grammar
     if tools is None or style is None:
         return answer
     # A model whose calls have no mark may answer in JSON: nothing tells a call before it is whole, so it is free.

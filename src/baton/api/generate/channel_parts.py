@@ -47,12 +47,12 @@ def channel_prompt(body: ChatBody, prompt: str, grammar: Grammar | None) -> str:
     if body.thinking.enabled is False:
         prompt += _NO_THOUGHT
     # A format that channels cannot be written around: the answer begins where it is about it.
-    return prompt + _FINAL if grammar is not None and grammar is body.options.grammar else prompt
+    return prompt + _FINAL if grammar is not None and grammar is body.options.sampling.grammar else prompt
 
 
 def channel_grammar(front: Front, body: ChatBody) -> Grammar | None:
     """Raises ApiError for tools and a format that do not go together."""
-    tools, answer = body.tools, body.options.grammar
+    tools, answer = body.tools, body.options.sampling.grammar
     required = tools is not None and tools.choice == "required"
     strict = tools is not None and bool(tools.strict)
     if not (required or strict or answer is not None) or (body.continue_final_message and not required):

@@ -9,8 +9,7 @@ from typing import Any
 
 from baton.api.generate.thinking import Thinking
 from baton.api.generate.tools import Tools
-from baton.protocol.grammar import Grammar
-from baton.protocol.repetition import RepetitionStop
+from baton.protocol.request import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,36 +27,24 @@ class Options:
     n: int
     max_tokens: int | None
     "None: as many as the model recommends, or the context has room for (prepare.py)."
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
     seed: int | None
+    sampling: SamplingParams
+    """What the engine gets as it was asked for. prepare.py adds the two above, ends of text, bad words, and the `ends` of a
+    grammar."""
     stop: tuple[str, ...]
     include_stop: bool
-    stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     bad_words: tuple[str, ...]
     bad_words_token_ids: tuple[int, ...]
     "Each of them is a bad word."
-    logit_bias: tuple[tuple[int, float], ...]
-    logprobs: int | None
-    prompt_logprobs: int | None
     return_token_ids: bool
     skip_special_tokens: bool
     add_special_tokens: bool
     priority: int
     cache_salt: str
     timeout_seconds: float
-    grammar: Grammar | None = None
-    "What the answer must look like. Its `ends` are filled in by prepare.py."
-    repetition_stop: RepetitionStop | None = None
-    grammar_field: str = "response_format"
-    "The field that says so, for errors."
+    grammar_field: str
+    "The field that says what the answer must look like, for errors. Empty: none does."
     ignored: tuple[str, ...] = ()
     "Fields that we do not know. The client is told their names."
 

@@ -151,7 +151,7 @@ class SequenceOutput:
         self._has_stops = bool(job.stops.stops)
         self._min_tokens = request.sampling.min_tokens
         self._include_stop = options.include_stop
-        self._named_stop_ids = frozenset(options.stop_token_ids)
+        self._named_stop_ids = frozenset(options.sampling.stop_token_ids)
         self._prompt_only = job.prompt_only
         self._chars = 0
         self._without_part = 0

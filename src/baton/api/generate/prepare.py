@@ -18,7 +18,7 @@ from baton.api.http.auth import Caller
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
-from baton.protocol.request import GenerateRequest, Pooling, SamplingParams
+from baton.protocol.request import GenerateRequest, Pooling
 from baton.protocol.thinking import Thinking
 from baton.text.chat_prompt import render_chat
 from baton.text.chat_template import TemplateLimits
@@ -67,7 +67,7 @@ class Job:
             or self.prompt_only
             or self.stops.stops
         )
-        return options.logprobs is None and options.prompt_logprobs is None and not beside
+        return options.sampling.logprobs is None and options.sampling.prompt_logprobs is None and not beside
 
 
 def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
@@ -83,11 +83,11 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
         extras=body.template_kwargs,
     )
     options = body.options
-    if (grammar := call_grammar(front, body)) is not options.grammar:
-        options = replace(options, grammar=grammar, grammar_field="tools")
-    text = without_thought(front, body, text, options.grammar)
+    if (grammar := call_grammar(front, body)) is not options.sampling.grammar:
+        options = replace(options, sampling=structs.replace(options.sampling, grammar=grammar), grammar_field="tools")
+    text = without_thought(front, body, text, options.sampling.grammar)
     parts = answer_parts(front, body, text)
-    thinking = thinking_rules(front, body, parts, constrained=options.grammar is not None)
+    thinking = thinking_rules(front, body, parts, constrained=options.sampling.grammar is not None)
     job = _job(front, [_encoded(front, text, options, mark)], options, caller)
     job = replace(job, requests=tuple(_with_thinking(request, thinking) for request in job.requests))
     return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
@@ -103,9 +103,9 @@ def _with_thinking(request: GenerateRequest, rules: Thinking | None) -> Generate
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     prompts, options = _prompts(front, body), body.options
-    if body.echo and options.logprobs is not None and options.prompt_logprobs is None:
+    if body.echo and options.sampling.logprobs is not None and options.sampling.prompt_logprobs is None:
         # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
-        asked = replace(options, prompt_logprobs=options.logprobs)
+        asked = replace(options, sampling=structs.replace(options.sampling, prompt_logprobs=options.sampling.logprobs))
         return replace(_job(front, prompts, asked, caller), options=options, echo=True, prompt_only=body.prompt_only)
     return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
 
@@ -200,10 +200,8 @@ def _request(
     if max(ids) >= front.model.head_width:
         raise bad(f"the prompt has token {max(ids)}, which the model does not have", "prompt")
     max_tokens = min(context - len(ids), _longest(front, ids, options) if options.max_tokens is None else options.max_tokens)
-    if options.min_tokens > max_tokens:
-        raise bad(
-            f"min_tokens ({options.min_tokens}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens"
-        )
+    if (least := options.sampling.min_tokens) > max_tokens:
+        raise bad(f"min_tokens ({least}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens")
     # What a grammar demands ends, and the end is a token: ignore_eos only says how late (Grammar.ends_late).
     ends = front.tokenizer.eos_ids if grammar is not None or not options.ignore_eos else ()
     return GenerateRequest(
@@ -213,23 +211,12 @@ def _request(
         priority=options.priority,
         timeout_seconds=options.timeout_seconds,
         salt=salt,
-        sampling=SamplingParams(
+        sampling=structs.replace(
+            options.sampling,
             max_tokens=max_tokens,
-            min_tokens=options.min_tokens,
-            stop_token_ids=tuple(dict.fromkeys((*ends, *options.stop_token_ids))),
-            repetition_stop=options.repetition_stop,
+            stop_token_ids=tuple(dict.fromkeys((*ends, *options.sampling.stop_token_ids))),
             seed=seed,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            logit_bias=options.logit_bias,
             bad_words=bad_words,
-            logprobs=options.logprobs,
-            prompt_logprobs=options.prompt_logprobs,
             grammar=grammar,
         ),
     )
@@ -240,10 +227,10 @@ def _longest(front: Front, ids: tuple[int, ...], options: Options) -> int:
     limits = front.limits
     recommended = front.model.sampling_defaults.get("max_tokens", front.model.context_tokens)
     longest = min(int(recommended), limits.request_tokens // options.n)
-    if options.logprobs is not None:
-        asked = 0 if options.prompt_logprobs is None else len(ids) * (1 + options.prompt_logprobs)
-        longest = min(longest, (limits.logprob_entries - asked) // (options.n * (1 + options.logprobs)))
-    return max(longest, options.min_tokens, 1)
+    if options.sampling.logprobs is not None:
+        asked = 0 if options.sampling.prompt_logprobs is None else len(ids) * (1 + options.sampling.prompt_logprobs)
+        longest = min(longest, (limits.logprob_entries - asked) // (options.n * (1 + options.sampling.logprobs)))
+    return max(longest, options.sampling.min_tokens, 1)
 
 
 def _salt(caller: Caller, cache_salt: str) -> bytes:
@@ -255,15 +242,15 @@ def _salt(caller: Caller, cache_salt: str) -> bytes:
 
 def _grammar(front: Front, options: Options) -> Grammar | None:
     """Compiled once, in a process of its own: what comes out of there no worker will stumble over."""
-    if options.grammar is None:
+    if options.sampling.grammar is None:
         return None
-    size, most = len(options.grammar.text.encode("utf-8", "replace")), front.limits.grammar_bytes
+    size, most = len(options.sampling.grammar.text.encode("utf-8", "replace")), front.limits.grammar_bytes
     if size > most:
         raise bad(f"{options.grammar_field} has {size} bytes and at most {most} are allowed", options.grammar_field)
     if not front.tokenizer.eos_ids:
         raise bad("the model has no end-of-text token: it cannot answer in a given format", options.grammar_field)
     try:
-        grammar = front.check_grammar(options.grammar)
+        grammar = front.check_grammar(options.sampling.grammar)
     except BadGrammar as error:
         raise bad(f"{options.grammar_field}: {error}", options.grammar_field, code="invalid_grammar") from None
     return structs.replace(grammar, ends=front.tokenizer.eos_ids, ends_late=options.ignore_eos)
@@ -304,9 +291,9 @@ def _require_bounded(front: Front, requests: tuple[GenerateRequest, ...], option
     outputs = sum(request.sampling.max_tokens for request in requests) * options.n
     if outputs > limits.request_tokens:
         raise bad(f"n x prompts x max_tokens is {outputs} and at most {limits.request_tokens} are allowed", "max_tokens")
-    entries = 0 if options.logprobs is None else outputs * (1 + options.logprobs)
-    if options.prompt_logprobs is not None:
-        of_prompts = sum(len(request.prompt) for request in requests) * (1 + options.prompt_logprobs)
+    entries = 0 if options.sampling.logprobs is None else outputs * (1 + options.sampling.logprobs)
+    if options.sampling.prompt_logprobs is not None:
+        of_prompts = sum(len(request.prompt) for request in requests) * (1 + options.sampling.prompt_logprobs)
         if of_prompts > limits.prompt_logprob_entries:
             raise bad(
                 f"{of_prompts} log-probabilities of prompts and at most {limits.prompt_logprob_entries} are allowed: "

@@ -30,7 +30,7 @@ class ChatShape(OpenAIShape):
             message["content"] = piece.text or None
             message["tool_calls"] = [_call(call) for call in piece.tool_calls]
         choice = self._common(job, piece, {"message": message})
-        if piece.prompt_logprobs is not None and job.options.prompt_logprobs is not None:
+        if piece.prompt_logprobs is not None and job.options.sampling.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.front.tokenizer, piece.prompt_logprobs)
         if job.options.return_token_ids:
             choice["prompt_token_ids"] = list(job.requests[0].prompt)
@@ -55,7 +55,7 @@ class ChatShape(OpenAIShape):
         return choice
 
     def _common(self, job: Job, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
-        asked = job.options.logprobs is not None
+        asked = job.options.sampling.logprobs is not None
         choice = {
             "index": piece.choice,
             **content,

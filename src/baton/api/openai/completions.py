@@ -21,7 +21,7 @@ class CompletionShape(OpenAIShape):
 
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
         choice = self._common(job, piece)
-        if piece.prompt_logprobs is not None and job.options.prompt_logprobs is not None:
+        if piece.prompt_logprobs is not None and job.options.sampling.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self.front.tokenizer, piece.prompt_logprobs)
         return choice
 
@@ -29,7 +29,7 @@ class CompletionShape(OpenAIShape):
         return self._common(job, piece, with_prompt_ids=first)
 
     def _common(self, job: Job, piece: Piece, *, with_prompt_ids: bool = True) -> dict[str, Any]:
-        asked = job.options.logprobs
+        asked = job.options.sampling.logprobs
         columns = None
         if asked is not None:
             columns = completion_logprobs(self.front.tokenizer, piece.tokens, piece.logprobs, piece.offsets, asked)

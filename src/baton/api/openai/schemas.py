@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from msgspec import structs
+
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad, too_long
 from baton.api.fields import Fields, checked_token_ids, expect, shown
@@ -21,8 +23,11 @@ from baton.api.limits import RANGES
 from baton.api.openai.known_fields import ALIASES, CHAT_ONLY, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
 from baton.api.openai.repetition import repetition_stop_of
 from baton.api.openai.structured import grammar_of
-from baton.protocol.request import OPENAI_SAMPLING
+from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
 
+_PLAIN: Final = tuple(
+    name for name in SamplingParams.__struct_fields__ if name in RANGES and name not in ("max_tokens", "seed", "logprobs")
+)
 _REFUSED_OUTSIDE_OF_CHATS: Final = {**UNSUPPORTED, **CHAT_ONLY}
 
 
@@ -33,9 +38,9 @@ class Schema:
         self._model = model
         self._config = config
         self._limits = config.limits
-        self._defaults = {**OPENAI_SAMPLING, **model.sampling_defaults}
+        self._defaults: dict[str, Any] = {**structs.asdict(SamplingParams()), **OPENAI_SAMPLING, **model.sampling_defaults}
         self._stops_repetitions = bool(config.stop_on_repetition)
-        self._defaults["top_k"] = min(self._defaults["top_k"], model.head_width)
+        self._defaults["top_k"] = int(min(self._defaults["top_k"], model.head_width))
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
         fields = self.open(body, chat=True)
@@ -145,46 +150,38 @@ class Schema:
             raise bad(str(error), "prompt") from None
 
     def _options(self, fields: Fields, *, max_tokens: int | None, logprobs: int | None, chat: bool) -> Options:
-        limits, defaults = self._limits, self._defaults
-        top_p = fields.number("top_p", defaults["top_p"])
-        top_k = self._top_k(fields.integer("top_k", int(defaults["top_k"])))
+        limits, asked, ignore_eos = self._limits, grammar_of(fields, self._limits), fields.boolean("ignore_eos")
+        stops_repetitions = self._stops_repetitions and asked is None and not ignore_eos
+        sampling = SamplingParams(
+            **self._numbers(fields),
+            stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
+            logit_bias=fields.logit_bias(),
+            logprobs=logprobs,
+            repetition_stop=repetition_stop_of(fields, default=stops_repetitions),
+            grammar=None if asked is None else asked.grammar,
+        )
         options = Options(
             stream=_stream_options(fields),
             n=fields.integer("n", 1),
             max_tokens=max_tokens,
-            min_tokens=fields.integer(fields.given("min_tokens", ALIASES["min_tokens"]), 0, like="min_tokens"),
-            temperature=fields.number("temperature", defaults["temperature"]),
-            top_p=top_p or 1.0,
-            top_k=1 if top_p == 0.0 else top_k,
-            min_p=fields.number("min_p", defaults["min_p"]),
-            repetition_penalty=self._repetition(fields),
-            presence_penalty=fields.number("presence_penalty", 0.0),
-            frequency_penalty=fields.number("frequency_penalty", 0.0),
+            sampling=sampling,
             seed=fields.integer("seed", None, means_none=-1),
             stop=self._stops(fields),
             include_stop=fields.boolean("include_stop_str_in_output"),
-            stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
-            ignore_eos=fields.boolean("ignore_eos"),
+            ignore_eos=ignore_eos,
             bad_words=fields.strings("bad_words", count_max=limits.token_ids, bytes_max=limits.bad_word_bytes),
             bad_words_token_ids=fields.token_ids("bad_words_token_ids", count_max=limits.token_ids),
-            logit_bias=fields.logit_bias(),
-            logprobs=logprobs,
-            prompt_logprobs=fields.integer("prompt_logprobs", None),
             return_token_ids=fields.boolean("return_token_ids"),
             skip_special_tokens=fields.boolean("skip_special_tokens", default=True),
             add_special_tokens=fields.boolean("add_special_tokens", default=not chat),
             priority=fields.integer("priority", max(0, self._config.client_priority_min)),
             cache_salt=fields.name("cache_salt"),
             timeout_seconds=self._timeout(fields),
+            grammar_field="" if asked is None else asked.field,
         )
-        asked = grammar_of(fields, limits)
-        if asked is not None:
-            options = replace(options, grammar=asked.grammar, grammar_field=asked.field)
-        free = asked is None and not options.ignore_eos
-        options = replace(options, repetition_stop=repetition_stop_of(fields, default=free and self._stops_repetitions))
-        if options.max_tokens is not None and options.min_tokens > options.max_tokens:
-            raise bad(f"min_tokens ({options.min_tokens}) is more than max_tokens ({options.max_tokens})", "min_tokens")
-        if options.stream.stream and options.prompt_logprobs is not None:
+        if max_tokens is not None and sampling.min_tokens > max_tokens:
+            raise bad(f"min_tokens ({sampling.min_tokens}) is more than max_tokens ({max_tokens})", "min_tokens")
+        if options.stream.stream and sampling.prompt_logprobs is not None:
             raise bad("prompt_logprobs cannot be streamed: leave out stream", "prompt_logprobs")
         return options
 
@@ -194,13 +191,16 @@ class Schema:
         stops = fields.strings(name, count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes, empty_allowed=True)
         return tuple(filter(None, stops))
 
-    def _repetition(self, fields: Fields) -> float:
-        name = fields.given("repetition_penalty", ALIASES["repetition_penalty"])
-        return fields.number(name, self._defaults["repetition_penalty"], like="repetition_penalty")
-
-    def _top_k(self, top_k: int) -> int:
-        """More than there are is all of them, as in vLLM and llama.cpp: a client must not fail on small models only."""
-        return -1 if top_k == 0 else min(top_k, self._model.head_width)
+    def _numbers(self, fields: Fields) -> dict[str, Any]:
+        """Those of SamplingParams that a request sets as they are, and two exceptions: top_p 0, and a top_k above the number of
+        tokens, which is all of them as in vLLM and llama.cpp: a client must not fail on small models only."""
+        found: dict[str, Any] = {}
+        for name in _PLAIN:
+            given, default = fields.given(name, ALIASES.get(name, ())), self._defaults[name]
+            whole = RANGES[name].whole
+            found[name] = fields.integer(given, default, like=name) if whole else fields.number(given, default, like=name)
+        found["top_k"] = min(found["top_k"], self._model.head_width) or -1
+        return found if found["top_p"] else {**found, "top_p": 1.0, "top_k": 1}
 
     def _timeout(self, fields: Fields) -> float:
         longest = self._limits.request_seconds
@@ -249,7 +249,3 @@ def _stream_options(fields: Fields) -> StreamOptions:
     )
     # As vLLM has it: usage in every chunk only where usage is wanted at all.
     return StreamOptions(stream=stream, include_usage=include, continuous_usage=include and continuous)
-
-
-NUMBERS: Final = tuple(RANGES)
-"Names of all numeric fields, for tests that try each with the wrong kinds of values."

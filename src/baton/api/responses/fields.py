@@ -193,11 +193,11 @@ def _echoed(body: dict[str, Any], chat: ChatBody, store: bool) -> dict[str, Any]
         "previous_response_id": body.get("previous_response_id"),
         "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
         "store": store,
-        "temperature": options.temperature,
+        "temperature": options.sampling.temperature,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
-        "top_logprobs": options.logprobs or 0,
-        "top_p": options.top_p,
+        "top_logprobs": options.sampling.logprobs or 0,
+        "top_p": options.sampling.top_p,
         "truncation": "disabled",
         "user": body.get("user"),
         "background": False,
@@ -343,7 +343,7 @@ def _format(text: Any) -> dict[str, Any] | None:
 
 def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
     """Expressions and grammars (guided_regex, ...) have no name in `text.format`: they are beside it."""
-    grammar = options.grammar
+    grammar = options.sampling.grammar
     if grammar is None or grammar.kind not in ("json_object", "json_schema"):
         return {"type": "text"}
     if grammar.kind == "json_object":
