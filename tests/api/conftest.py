@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -79,3 +80,9 @@ def stream(server, http):
         return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def anthropic():
+    """Anthropic's client. Its import takes two seconds, which only the process that runs its tests needs to spend."""
+    return importlib.import_module("anthropic")

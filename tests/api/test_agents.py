@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import anthropic
 import openai
 import pytest
 from agent_rig import LARGE, QUESTION, SECRET, from_npm, run, steps, tool_results
@@ -208,7 +207,7 @@ def test_with_unknown_fields_refused_so_are_tools_that_would_be_left_out(text, h
         assert messages(http, strict, context_management={"edits": []}).status_code == 200
 
 
-def test_the_sdks_take_what_comes_back(server, text):
+def test_the_sdks_take_what_comes_back(server, text, anthropic):
     server.engine.script = Script(reply=steps(text, call("ns.f")))
     tools = [
         {"type": "namespace", "name": "ns", "description": "x", "tools": [{"type": "function", "name": "f", "parameters": {}}]}

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import ollama
 import openai
 import pytest
 from api_fakes import Script, Serving, says, serving
 from pydantic import BaseModel
-from pydantic_ai import Agent
-from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
-from pydantic_ai.providers.openai import OpenAIProvider
 from tool_rig import QWEN, TOOLS, call, prompt_of, with_template
 
 from baton.protocol.repetition import STOP_ON_REPETITION
@@ -50,7 +44,7 @@ def sdk(server):
 
 
 @pytest.fixture
-def claude(server):
+def claude(server, anthropic):
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
@@ -313,6 +307,11 @@ def test_responses_items(server, sdk, text, stream):
 
 
 def _models(server):
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     by_openai = OpenAIProvider(base_url=server.url + "/v1", api_key="none")
     yield OpenAIChatModel("smol", provider=by_openai)
     yield OpenAIResponsesModel("smol", provider=by_openai)
@@ -329,6 +328,8 @@ def test_an_agent_calls_its_tool(server, text, which, stream):
         return says(text, "It is cold." if "<tool_response>" in prompt else OSLO)(request, index)
 
     server.engine.script = Script(reply=turns)
+    from pydantic_ai import Agent
+
     agent = Agent(list(_models(server))[which])
 
     @agent.tool_plain

@@ -8,7 +8,6 @@ import json
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
-import anthropic
 import openai
 import pytest
 from api_fakes import Script, eventually, says, serving
@@ -233,7 +232,7 @@ def test_the_served_model_need_not_be_pulled(server, http, stream):
 # Anthropic's SDKs list models at OpenAI's address
 
 
-def test_anthropics_client_reads_the_models(server):
+def test_anthropics_client_reads_the_models(server, anthropic):
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         models = list(client.models.list())
         assert (models[0].id, models[0].type, models[0].display_name) == ("smol", "model", "smol")
@@ -251,7 +250,7 @@ def test_an_openai_client_without_v1_learns_that_it_is_missing(server):
         sdk.chat.completions.create(model="smol", messages=[{"role": "user", "content": "Hi"}])
 
 
-def test_an_anthropic_client_with_v1_learns_that_it_is_too_much(server):
+def test_an_anthropic_client_with_v1_learns_that_it_is_too_much(server, anthropic):
     with (
         anthropic.Anthropic(base_url=server.url + "/v1", api_key="none", max_retries=0) as sdk,
         pytest.raises(anthropic.NotFoundError, match="without /v1"),

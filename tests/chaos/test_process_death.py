@@ -68,9 +68,18 @@ def gated(tiny: Path, scratch: Path, phase: str, **settings) -> tuple[Server, li
 
 PHASES_BY_ROLE = [(role, phase) for role in ("supervisor", "front", "engine") for phase in ("starting", "loading", "serving")]
 PHASES_BY_ROLE.remove(("engine", "serving"))  # that one is started again: test_engine_loss.py
+FIRST = {
+    ("supervisor", "starting"),
+    ("supervisor", "serving"),
+    ("front", "loading"),
+    ("front", "serving"),
+    ("engine", "loading"),
+}
+"""Every role and every phase once or twice; make chaos runs all pairs."""
+KILLS = [pair if pair in FIRST else pytest.param(*pair, marks=pytest.mark.slow) for pair in PHASES_BY_ROLE]
 
 
-@pytest.mark.parametrize(("role", "phase"), PHASES_BY_ROLE)
+@pytest.mark.parametrize(("role", "phase"), KILLS)
 def test_a_killed_process_takes_all_others_with_it(tiny: Path, tmp_path: Path, role: str, phase: str):
     server, _ = gated(tiny, tmp_path, phase)
     with server:
@@ -84,7 +93,7 @@ def test_a_killed_process_takes_all_others_with_it(tiny: Path, tmp_path: Path, r
             assert f"ERROR the {role} process was killed by SIGKILL" in server.errors
 
 
-@pytest.mark.parametrize("phase", ["starting", "loading"])
+@pytest.mark.parametrize("phase", [pytest.param("starting", marks=pytest.mark.slow), "loading"])
 def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, tmp_path: Path, phase: str):
     server, _ = gated(tiny, tmp_path, phase)
     with server:
@@ -93,8 +102,15 @@ def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, t
         assert "ERROR the worker process was killed by SIGKILL before it was ready" in server.errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("phase", ["starting", "loading"])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        ("starting", signal.SIGINT),
+        ("loading", signal.SIGTERM),
+        pytest.param("starting", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("loading", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_start_can_be_stopped(tiny: Path, tmp_path: Path, phase: str, number: int):
     server, _ = gated(tiny, tmp_path, phase)
     with server:
@@ -245,7 +261,13 @@ class TestStartsThatFail:
             assert server.wait_ended() == 1
             assert "model.safetensors" in server.errors.partition("ERROR")[2]
 
-    @pytest.mark.parametrize("problem", ["cut short", "tensors missing", "wrong shape", "no tokenizer", "no pool"])
+    @pytest.mark.parametrize(
+        "problem",
+        [
+            *("tensors missing", "no pool"),
+            *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut short", "wrong shape", "no tokenizer")),
+        ],
+    )
     def test_before_any_weights_are_read(self, tiny: Path, tmp_path: Path, problem: str):
         """What headers and settings show is not found out after minutes of loading."""
         broken = tmp_path / "broken"

@@ -24,8 +24,13 @@ def only_line(*arguments: str | Path, stdin: str = "", **environment: str) -> st
     return ran.stderr.strip()
 
 
-@pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "MambaForCausalLM", "BertModel"])
-@pytest.mark.parametrize("verb", ["serve", "run", "chat", "up"])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        *(("serve", "Gemma2ForCausalLM"), ("run", "MambaForCausalLM"), ("chat", "BertModel"), ("up", "Gemma2ForCausalLM")),
+        *(pytest.param(verb, "BertModel", marks=pytest.mark.slow) for verb in ("serve", "run", "up")),
+    ],
+)
 def test_a_folder_of_another_architecture_without_a_tokenizer(tmp_path, verb, name):
     """Not "has no tokenizer.json": converting that would be in vain."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))

@@ -110,7 +110,7 @@ def test_the_reader_of_stderr_ends_and_running_answers_still_finish(tiny_model):
         assert server.process.wait(60) == 0
 
 
-@pytest.mark.parametrize("reader", ["has left", "does not read"])
+@pytest.mark.parametrize("reader", [pytest.param("has left", marks=pytest.mark.slow), "does not read"])
 def test_an_engine_is_started_again_whoever_reads_stderr(tiny_model, reader):
     with running(tiny_model) as server:
         server.leave_the_pipe() if reader == "has left" else server.fill_the_pipe()
@@ -153,7 +153,7 @@ def test_whoever_asks_a_server_to_end_again_and_again_gets_the_same_exit_code(ti
         assert server.process.returncode == 0
 
 
-@pytest.mark.parametrize("closed", [(0,), (2,), (0, 2)])
+@pytest.mark.parametrize("closed", [*(pytest.param(one, marks=pytest.mark.slow) for one in ((0,), (2,))), (0, 2)])
 def test_a_server_that_was_started_without_stdin_or_stderr_serves(tiny_model, closed):
     def close() -> None:
         for number in closed:

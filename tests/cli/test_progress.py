@@ -229,7 +229,7 @@ def test_compilation_has_a_bar_in_a_terminal(tiny_model, compiler):
         assert terminal.seen[:ready].count(HIDE_CURSOR) == terminal.seen[:ready].count(SHOW_CURSOR)
 
 
-@pytest.mark.parametrize("command", ["chat", "run", "up"])
+@pytest.mark.parametrize("command", ["run", *(pytest.param(name, marks=pytest.mark.slow) for name in ("chat", "up"))])
 def test_every_command_that_compiles_says_so(tiny_model, compiler, command):
     go, environment = compiler
     arguments = {"chat": (), "run": ("Hello", "--max-tokens", "2"), "up": ("--port", "0", "--device", "cpu", *SMALL)}

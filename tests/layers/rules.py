@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
 import baton
 
 SRC = Path(baton.__file__).parent
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    """Every file is looked at by several rules."""
+    return ast.parse(source)
 
 
 def sources(layer: str = "") -> list[Path]:
@@ -55,7 +62,7 @@ def wrong_layers(source: str, package: str, allowed: set[str] | None) -> list[st
     """Imports of baton subpackages that are not in `allowed` (None: every one is). A layer may import itself."""
     own = f"{package}.".split(".")[1]
     found = []
-    for line, name in imports(ast.parse(source), package):
+    for line, name in imports(_parsed(source), package):
         parts = name.split(".")
         if parts in (["baton", "__version__"], ["baton", "DISTRIBUTION"]):
             continue
@@ -67,7 +74,7 @@ def wrong_layers(source: str, package: str, allowed: set[str] | None) -> list[st
 def wrong_modules(source: str, package: str, forbidden: set[str], as_types: set[str]) -> list[str]:
     """Imports of forbidden modules; those in `as_types` may stand under `if TYPE_CHECKING`."""
     found = []
-    tree = ast.parse(source)
+    tree = _parsed(source)
     at_run_time = list(imports(tree, package, types_too=False))
     for line, name in imports(tree, package):
         top = name.split(".")[0]
@@ -92,7 +99,7 @@ def _name(node: ast.AST) -> str:
 def wrong_calls(source: str, forbidden: set[str]) -> list[str]:
     """Calls of these names, dotted or bare, and imports of them by name."""
     found = []
-    tree = ast.parse(source)
+    tree = _parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _name(node.func) in forbidden:
             found.append(f"line {node.lineno} calls {_name(node.func)}")
@@ -106,7 +113,7 @@ KEEPS_ORDER = {"list", "tuple", "iter", "next", "enumerate", "zip", "map", "filt
 
 def set_iterations(source: str) -> list[str]:
     """Places where the order of a set could get out. Membership, len, sorted, min, max, any, all are fine."""
-    tree = ast.parse(source)
+    tree = _parsed(source)
     named = _names_of_sets(tree)
 
     def is_set(node: ast.AST) -> bool:
@@ -203,7 +210,7 @@ def folder_circles(modules: dict[str, str]) -> list[str]:
 def _imported_modules(modules: dict[str, str]) -> dict[str, list[str]]:
     imported: dict[str, list[str]] = {}
     for module, source in modules.items():
-        names = {name for _, name in imports(ast.parse(source), module.rpartition(".")[0])}
+        names = {name for _, name in imports(_parsed(source), module.rpartition(".")[0])}
         names |= {name.rpartition(".")[0] for name in names}
         imported[module] = sorted(name for name in names & modules.keys() - {module} if not module.startswith(f"{name}."))
     return imported

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model
-from transformers import LlamaForCausalLM
 
 from baton.models.load import load_model
 from baton.models.reference import all_logits, greedy_tokens
@@ -57,6 +56,8 @@ def test_shards_are_the_same_model(case, tmp_path):
 def test_half_precision_files_compute_in_float32(dtype, tmp_path):
     oracle_model("llama").to(dtype).save_pretrained(tmp_path)
     # Read back and not cast back: casting a transformers model also rounds its rotary frequencies.
+    from transformers import LlamaForCausalLM  # seconds of importing, in every process that collects tests
+
     oracle = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     model = load_model(tmp_path).model
     assert model.dtype == torch.float32

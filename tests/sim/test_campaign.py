@@ -18,30 +18,30 @@ from baton.sim.outcome import Outcome
 
 
 @pytest.fixture(scope="module")
-def seeds_150() -> Campaign:
-    return run_campaign(range(150), jobs=2)
+def seeds_60() -> Campaign:
+    return run_campaign(range(60), jobs=2)
 
 
 def timeless(ran: Campaign) -> Campaign:
     return msgspec.structs.replace(ran, seconds=0.0, cpu_seconds=0.0, events_per_second=0.0, jobs=0)
 
 
-def test_150_seeds_are_clean_and_counted(seeds_150: Campaign):
-    assert seeds_150.violations == []
-    assert seeds_150.seeds == 150
-    assert seeds_150.requests > 150
-    assert seeds_150.events > seeds_150.tokens > seeds_150.requests
-    assert seeds_150.cpu_seconds > 0
-    assert seeds_150.events_per_second == pytest.approx(seeds_150.events / seeds_150.cpu_seconds)
+def test_60_seeds_are_clean_and_counted(seeds_60: Campaign):
+    assert seeds_60.violations == []
+    assert seeds_60.seeds == 60
+    assert seeds_60.requests > 60
+    assert seeds_60.events > seeds_60.tokens > seeds_60.requests
+    assert seeds_60.cpu_seconds > 0
+    assert seeds_60.events_per_second == pytest.approx(seeds_60.events / seeds_60.cpu_seconds)
 
 
-def test_every_state_that_is_seen_is_declared(seeds_150: Campaign):
-    assert list(seeds_150.sometimes) == list(SOMETIMES)
+def test_every_state_that_is_seen_is_declared(seeds_60: Campaign):
+    assert list(seeds_60.sometimes) == list(SOMETIMES)
     assert len(dict.fromkeys(SOMETIMES)) == len(SOMETIMES)
 
 
 def test_every_state_that_is_written_out_in_the_code_is_declared():
-    """The ones that are too rare for 150 seeds. Those made by an f-string are covered by their fixed beginning."""
+    """The ones that are too rare for 60 seeds. Those made by an f-string are covered by their fixed beginning."""
     named: list[str] = []
     for path in sorted(Path(world.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -54,9 +54,9 @@ def test_every_state_that_is_written_out_in_the_code_is_declared():
         assert any(state == name or state.startswith(name) or name in state for state in states), name
 
 
-def test_counts_are_of_seeds_not_of_sightings(seeds_150: Campaign):
-    assert max(seeds_150.sometimes.values()) <= 150
-    assert seeds_150.sometimes["mode: paused"] == 150
+def test_counts_are_of_seeds_not_of_sightings(seeds_60: Campaign):
+    assert max(seeds_60.sometimes.values()) <= 60
+    assert seeds_60.sometimes["mode: paused"] == 60
 
 
 def test_any_number_of_jobs_gives_the_same_sums():

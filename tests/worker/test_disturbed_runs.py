@@ -64,7 +64,7 @@ def alone(model, requests: dict[str, list[int]], **sampling):
 
 
 @SAMPLINGS
-@pytest.mark.parametrize("chunk", [1, 7, None])
+@pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), None])
 def test_a_tiny_pool_preempts_and_nobody_notices(model, sampling, chunk):
     requests = prompts(8)
     rig = Rig(model, blocks=14, block_size=4, chunk=chunk)
@@ -76,7 +76,7 @@ def test_a_tiny_pool_preempts_and_nobody_notices(model, sampling, chunk):
 
 
 @SAMPLINGS
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_random_preemptions_evictions_and_aborts(model, sampling, seed):
     rng = random.Random(seed)
     requests = prompts(10, seed)
@@ -120,7 +120,7 @@ def test_prefix_hits(model, sampling):
 
 
 @SAMPLINGS
-@pytest.mark.parametrize("chunk", [2, None])
+@pytest.mark.parametrize("chunk", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_worker_that_dies_again_and_again(model, sampling, chunk):
     """Never twice before everybody is past what was planned the last time: who is lost twice at one place is given up."""
     requests = prompts(6)

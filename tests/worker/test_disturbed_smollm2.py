@@ -34,7 +34,7 @@ SAMPLINGS = (
 Words = dict[str, dict[int, TokenLogprob]]
 
 
-@pytest.fixture(scope="module", params=["none", pytest.param("int8", marks=pytest.mark.slow), "auto"])
+@pytest.fixture(scope="module", params=["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "int8"))])
 def model(request, smollm2_path) -> RigModel:
     return load_path(smollm2_path, quantization=request.param, compute="native", threads=2 if request.param == "auto" else 1)
 

@@ -7,7 +7,7 @@ import torch
 from rig import Rig, generate, load_path
 from test_smollm2 import _prompts, loaded, oracle  # noqa: F401  fixtures of the model tests
 
-OUTPUT_TOKENS = 12
+OUTPUT_TOKENS = 8
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ BLOCKS = 48
 NEAR: dict[str, Any] = {}
 
 
-@pytest.fixture(params=["near", "over the network"])
+@pytest.fixture(params=[pytest.param("near", marks=pytest.mark.slow), "over the network"])
 def way(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """How these instances read each other's pools."""
     if request.param == "near":
@@ -146,6 +146,10 @@ def read(instance: Instance) -> np.ndarray:
     numbers: np.ndarray = pool.data.copy()
     pool.close()
     return numbers
+
+
+def test_blocks_go_between_instances_of_one_machine():
+    test_blocks_go_from_one_instance_to_the_other(TIERS, NEAR)
 
 
 @pytest.mark.parametrize("tiers", [TiersConfig(), TIERS], ids=["no tiers", "tiers"])
