@@ -53,10 +53,10 @@ def text_folder(scratch: Path, vocabulary: int) -> Path:
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "device": "cuda", "load_format": "dummy", "model_shape": options.shape, "slots": 256, "tokens_per_step": 8192,
-        "prefill_tokens_beside_decodes": 2048, "decode_gap_ms": 0,
-        "kv_blocks": 24_576, "context_tokens_max": 8192, "served_model_name": "it",
-        "quantization": options.quantization, "kv_dtype": options.kv_dtype,
+        "device": "cuda", "load_format": "dummy", "model_shape": options.shape, "max_num_seqs": 256,
+        "max_num_batched_tokens": 8192, "prefill_tokens_beside_decodes": 2048, "decode_gap_ms": 0,
+        "kv_blocks": 24_576, "max_model_len": 8192, "served_model_name": "it",
+        "quantization": options.quantization, "kv_cache_dtype": options.kv_dtype,
     }  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def handoff(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     copied = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True, pass_fds=(pool.fd,)).stdout
     pool.close()
     yield {"tokens": 1024, "MiB": 64 * layout.block_bytes / 2**20, **json.loads(copied)}
-    settings = settings_of(options) | {"kv_blocks": 4096, "slots": 8, "handoff_tokens_min": 0}
+    settings = settings_of(options) | {"kv_blocks": 4096, "max_num_seqs": 8, "handoff_tokens_min": 0}
     with tempfile.TemporaryDirectory() as scratch:
         arguments = [
             str(text_folder(Path(scratch), config.vocab_size)),
@@ -293,7 +293,7 @@ def handoff(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def host_tier(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
-    settings = settings_of(options) | {"kv_host_gib": 6, "slots": 64, "kv_blocks": 4096}
+    settings = settings_of(options) | {"kv_host_gib": 6, "max_num_seqs": 64, "kv_blocks": 4096}
     with tempfile.TemporaryDirectory() as scratch:
         folder = text_folder(Path(scratch), config.vocab_size)
         with served(Path(scratch), arguments=[str(folder)], **settings) as one:

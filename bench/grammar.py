@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the forward pass; as many as there are cores unless said")
     options = parser.parse_args()
     threads = {} if options.threads is None else {"threads": options.threads}
-    llm = LLM(options.model, slots=options.batch, enable_prefix_caching=False, **threads)
+    llm = LLM(options.model, max_num_seqs=options.batch, enable_prefix_caching=False, **threads)
     prompts = [f"Words of number {number}: " for number in range(options.batch)]
     kinds = {"free": None} | {name: StructuredOutputsParams(json=schema) for name, schema in SCHEMAS.items()}
     for temperature in (1.0, 0.0):

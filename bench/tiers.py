@@ -210,11 +210,11 @@ def run_all(server: Server, requests: int, tokens: int, outputs: int) -> float:
 
 def measure_overcommit(scratch: Path, rounds: int) -> dict[str, Any]:
     """16 requests of 64 + 192 tokens: 16 blocks each at their end, in a pool of 128."""
-    pool = {"kv_blocks": 128, "context_tokens_max": 512}
+    pool = {"kv_blocks": 128, "max_model_len": 512}
     with (
-        served(scratch, **pool, slots=8) as capped,
-        served(scratch, **pool, slots=16, kv_host_gib=0.25) as parked,
-        served(scratch, **pool, slots=16) as dropped,
+        served(scratch, **pool, max_num_seqs=8) as capped,
+        served(scratch, **pool, max_num_seqs=16, kv_host_gib=0.25) as parked,
+        served(scratch, **pool, max_num_seqs=16) as dropped,
     ):
         servers = {"capped": capped, "parked": parked, "dropped": dropped}
         seconds: dict[str, list[float]] = {name: [] for name in servers}

@@ -56,7 +56,7 @@ def main() -> None:
 
     @lru_cache
     def llm(slots: int) -> SteppedLLM:
-        return SteppedLLM(model, threads=threads, quantization=quantization, kv_blocks=blocks, slots=slots)
+        return SteppedLLM(model, threads=threads, quantization=quantization, kv_blocks=blocks, max_num_seqs=slots)
 
     layout = llm(SLOTS)._runner.pool.layout
     say({"ready": f"Baton {__version__} {quantization}", "kv_bytes_a_token": layout.block_bytes // layout.block_size})
