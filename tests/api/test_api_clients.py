@@ -157,7 +157,7 @@ def test_55_slow_reader_is_cancelled_and_holds_up_nobody(text, http, limits):
                 assert http.post(server.url + TEXT, json={"prompt": "x", "max_tokens": 1}).status_code == 200
                 assert time.monotonic() - began < 4, "another client had to wait"
             assert eventually(lambda: idle(server))
-        # Within write_seconds the kernel gives up on the peer too (row 56); either may be first.
+        # Within write_seconds the kernel gives up on the peer too; either may be first.
         told = re.compile(r'answers_broken_total{how="(slow|disconnected)"} 1.0')
         assert eventually(lambda: told.search(http.get(server.url + "/metrics").text))
 

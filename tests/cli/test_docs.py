@@ -28,6 +28,9 @@ from baton.protocol.node import Build, ClusterView, InstanceView
 
 each_page = pytest.mark.parametrize("page", READERS, ids=name_of)
 every_page = pytest.mark.parametrize("page", ALL, ids=name_of)
+CURRENT = [page for page in ALL if page.parent.name != "notes" and page.name != "CHANGELOG.md"]
+"""Pages about the tree as it is; the others are history."""
+current_page = pytest.mark.parametrize("page", CURRENT, ids=name_of)
 
 
 # Links and files
@@ -50,6 +53,22 @@ def test_files_that_are_named_exist(page: Path):
     assert not [name for name in named if "NAME" not in name and not (ROOT / name).exists()]
 
 
+BASES = [ROOT, *(ROOT / "src" / "baton" / name for name in (".", "core", "native", "worker", "runtime"))]
+"""Pages shorten paths of the source as the code's own comments do."""
+ELSEWHERE_FILES = {"1_Pooling/config.json", "tests/seeds/NAME.json"}
+"""Files of a model's folder, and of the reader."""
+
+
+@current_page
+def test_paths_of_the_source_exist(page: Path):
+    named = {
+        name
+        for span in spans(page)
+        for name in re.findall(r"(?<![\w/.-])((?:[\w-]+/)+[\w-]+\.(?:py|c|h|md|json|txt))\b(?!\.)", span)
+    }
+    assert not [name for name in named - ELSEWHERE_FILES if not any((base / name).exists() for base in BASES)]
+
+
 def test_pages_that_the_source_names_exist():
     """Error texts, too, send users to pages."""
     named = {
@@ -62,7 +81,7 @@ def test_pages_that_the_source_names_exist():
     assert not [(name, path) for name, path in named if not (ROOT / name).exists()]
 
 
-@each_page
+@current_page
 def test_targets_of_make_exist(page: Path):
     known = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
     used = {name for line in command_lines(page) for name in re.findall(r"^make ([a-z][\w-]*)", line)}
@@ -100,7 +119,7 @@ def shell_options(line: str) -> list[str]:
     return [name.rstrip("=") for name in re.findall(r"(?<![\w-])(--[a-z][\w-]*=?)", line)]
 
 
-@each_page
+@current_page
 def test_commands_exist_and_have_the_options_that_they_are_shown_with(page: Path):
     for line in command_lines(page):
         for words in words_after_baton(line):
@@ -112,13 +131,20 @@ def test_commands_exist_and_have_the_options_that_they_are_shown_with(page: Path
             assert not set(shell_options(" ".join(words))) - allowed, line
 
 
-@each_page
+def options_of_programs() -> set[str]:
+    """Options of bench/ and tests/: pages for readers of the code name them, too."""
+    programs = [path for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py")]
+    return {name for path in programs for name in re.findall(r"\"(--[a-z][\w-]*)\"", path.read_text("utf-8"))}
+
+
+@current_page
 def test_options_exist(page: Path):
+    known = KNOWN if page in READERS else KNOWN | options_of_programs()
     for line in command_lines(page):
         script = re.search(r"bench/\w+\.py", line)
         if script or OTHERS.match(line):
             continue
-        assert not set(shell_options(line)) - KNOWN, line
+        assert not set(shell_options(line)) - known, line
 
 
 @every_page
@@ -130,7 +156,7 @@ def test_options_of_bench_programs_exist(page: Path):
             assert not [name for name in shell_options(script[2]) if name != "--help" and f'"{name}"' not in source], line
 
 
-@each_page
+@current_page
 def test_keys_of_yaml_files_are_settings(page: Path):
     known = {field.name for field in fields(ServeConfig)} | {name for names in ALIASES.values() for name in names}
     for language, text in fences(page):
@@ -203,7 +229,7 @@ def test_metrics_exist():
         assert not named - known, name_of(page)
 
 
-@each_page
+@current_page
 def test_routes_exist(page: Path):
     routes = {(method, route.path) for route in (*ROUTES, PAGE, cluster_route(lambda: None)) for method in route.methods or ()}  # type: ignore[arg-type]
     for span in spans(page):
@@ -231,6 +257,20 @@ def test_the_page_of_models_has_every_name_of_every_architecture():
 
 
 # For readers
+
+
+def test_the_map_fits_two_screens_and_our_own_words_are_few():
+    assert len(text_of(ROOT / "docs" / "internals" / "architecture.md").splitlines()) <= 100
+    words = re.findall(r"^\| (?!word|---)", text_of(ROOT / "docs" / "internals" / "glossary.md"), re.M)
+    assert 0 < len(words) <= 15
+
+
+def test_no_page_and_no_source_names_a_document_that_is_not_here():
+    """Lists of ours that were never published."""
+    private = re.compile(r"reference list|seed-system|shared/reference|\(row \d+\)")
+    files = [*ALL, *(path for folder in ("src", "tests", "bench") for path in (ROOT / folder).rglob("*.py"))]
+    files = [path for path in files if path != Path(__file__) and path.parent.name != "notes"]
+    assert not [name_of(path) for path in files if private.search(path.read_text("utf-8"))]
 
 
 def test_the_readme_fits_two_screens():

@@ -1,4 +1,4 @@
-"""The eight rows of docs/internals/architecture.md section 3, written down a second time."""
+"""The eight rows of docs/internals/protocol.md section 3, written down a second time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_holds_of_every_row(given: bool, role: str, tiers: bool, steps: str
 
 def test_the_table_in_the_blueprint_is_the_one_in_the_code():
     """Both are drawn by hand: they say the same."""
-    blueprint = (Path(__file__).parents[2] / "docs" / "internals" / "architecture.md").read_text()
+    blueprint = (Path(__file__).parents[2] / "docs" / "internals" / "protocol.md").read_text()
     page = blueprint.split("## 3. ")[1].split("## 4. ")[0]
     assert table_of(page) == table_of(startup.__doc__)
     assert len(table_of(page)) == 1 + len(ROWS)

@@ -1,4 +1,4 @@
-"""Imports point one way. The table is the one of docs/internals/architecture.md section 1; this file is what holds it."""
+"""Imports point one way. The table is the one of docs/internals/architecture.md; this file is what holds it."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Rendering: SmolLM2's own template, Hugging Face's rules (with transformers as the oracle), and bad chats (row 82)."""
+"""Rendering: SmolLM2's own template, Hugging Face's rules (with transformers as the oracle), and bad chats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders, the text any client may send (row 67), and equality with transformers where it is installed."""
+"""Hugging Face folders, the text any client may send, and equality with transformers where it is installed."""
 
 from __future__ import annotations
 

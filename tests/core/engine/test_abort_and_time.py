@@ -1,4 +1,4 @@
-"""Abort, timeout, pause: every way to end early, in every phase. Numbers are those of seed-system.md, 8."""
+"""Abort, timeout, pause: every way to end early, in every phase."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who is let in: refusals with the numbers, the bounds of the queue, the reserve. Numbers are those of seed-system.md, 8."""
+"""Who is let in: refusals with the numbers, the bounds of the queue, the reserve."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whatever the schedule, the output is the undisturbed one: seed-system.md 8, numbers 6, 7 and 13.
+"""Whatever the schedule, the output is the undisturbed one.
 
 Hypothesis draws a small instance and a list of disturbances; the harness compares every token, every end and every law of
 the core after every event; at the end the instance is left alone, finishes everything, and holds nothing.

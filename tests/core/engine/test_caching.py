@@ -1,4 +1,4 @@
-"""The prefix cache as requests see it. Numbers are those of seed-system.md, 8."""
+"""The prefix cache as requests see it."""
 
 import pytest
 

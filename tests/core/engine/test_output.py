@@ -1,4 +1,4 @@
-"""What clients get when nothing goes wrong: every token, once, and the right end. Numbers are those of seed-system.md, 8."""
+"""What clients get when nothing goes wrong: every token, once, and the right end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Preemption: acknowledged before anything else, invisible to the client, fair. Numbers are those of seed-system.md, 8."""
+"""Preemption: acknowledged before anything else, invisible to the client, fair."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a lost worker costs: time, and an answer only where there is evidence against it (internals/architecture.md, 5.9)."""
+"""What a lost worker costs: time, and an answer only where there is evidence against it (internals/protocol.md, 5.9)."""
 
 from math import ceil, log2
 

@@ -121,7 +121,6 @@ def of_rows(result: StepResult, rows: list[Row]) -> StepResult:
 
 @pytest.mark.parametrize("values", [(77,), (), (77, 78), (PREEMPTED_TOKEN_ID,)])
 def test_late_row_of_an_earlier_occupant_is_inert(values):
-    """seed-system.md 8, number 11."""
     driver = Driver(slots=1)
     driver.submit("a", max_tokens=2)
     driver.submit("b", (7, 8), max_tokens=9)

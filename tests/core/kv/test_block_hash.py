@@ -82,7 +82,7 @@ def test_salt_and_private_split_the_name_space():
 
 
 def test_extra_is_part_of_the_key():
-    """An image's digest, say: same text, other image, other key (seed-system.md 8, number 28)."""
+    """An image's digest, say: same text, other image, other key."""
     hasher = BlockHasher(b"", 2)
     root = hasher.root(b"")
     assert len({hasher.key(root, [1, 2], extra) for extra in (b"", b"image 1", b"image 2")}) == 3

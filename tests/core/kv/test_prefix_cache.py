@@ -300,7 +300,7 @@ def test_lfu_counts_from_zero_when_a_block_gets_another_content():
 
 
 def test_parent_of_a_held_block_is_never_evicted():
-    """seed-system.md 8, number 27: eviction never detaches a live child."""
+    """Eviction never detaches a live child."""
     cache = cache_with((1, 2, 3), (1, 2, 4), (5,))
     held = cache.acquire(keys_of((1, 2, 3)))
     assert cache.evict(100) == 2  # (1, 2, 4) and (5,)

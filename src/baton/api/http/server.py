@@ -157,7 +157,7 @@ def protocol_class(limits: Limits, connections: Connections) -> type[HttpToolsPr
 
 
 def _watch_peer(transport: Any, limits: Limits) -> None:
-    """A peer that vanished without a word (row 56): the kernel gives up on bytes it does not acknowledge."""
+    """A peer that vanished without a word: the kernel gives up on bytes it does not acknowledge."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -1,4 +1,4 @@
-"""Who is preempted, exactly as docs/internals/architecture.md section 5. The moves themselves are board.py's.
+"""Who is preempted, exactly as docs/internals/protocol.md section 5. The moves themselves are board.py's.
 
 1. The victim is the tail of `running`: the least urgent, then the youngest. The oldest of the most urgent class is never it.
 2. `Board.preempt`: PREEMPTING, blocks given up, slot still taken, drop to be told. Tokens in flight are appended as they come.
