@@ -166,6 +166,23 @@ def test_deterministic_vectors_are_the_same_in_any_chunks(dtype):
     assert vectors(7) == together
 
 
+def test_label_logits_are_those_of_plain_torch():
+    requests = prompts(4, seed=11)
+
+    def logits(backend: str) -> list[np.ndarray]:
+        rig = Rig(load(backend, SMALL, dtype="float32"), block_size=16, blocks=128)
+        for name, prompt in requests.items():
+            rig.submit(name, prompt, max_tokens=1, pooling="last", label_ids=(3, 17))
+        rig.run()
+        found = [np.frombuffer(row.embedding, "<f4") for name in requests for row in rig.logprobs[name, 0] if row.embedding]
+        rig.close()
+        return found
+
+    ours, plain = logits("cuda"), logits("torch")
+    assert len(ours) == 4
+    np.testing.assert_allclose(np.stack(ours), np.stack(plain), atol=2e-3)
+
+
 @pytest.mark.parametrize("wrong", [500, 1003, 70_000, 2**31 - 1])
 def test_an_id_outside_the_vocabulary_harms_no_neighbour(wrong):
     """Found by a review: it was counted in the row of another slot, or past the end, which ended the worker."""

@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from rig import Rig, tiny_model, tiny_oracle
+from rig import TINY, Rig, tiny_model, tiny_oracle
 
 from baton.core.events import EvictSome, PreemptSome
+from baton.models.reference import DenseAttention, DenseCache
 from baton.protocol.request import FinishReason
 from baton.worker.pooling import PromptPool
 
@@ -123,3 +124,46 @@ def test_a_gap_in_a_prompt_is_found_out():
     pool.add(0, np.ones((3, 4), np.float32), last=False)
     with pytest.raises(ValueError, match="begins at 5"):
         pool.add(5, np.ones((1, 4), np.float32), last=True)
+
+
+LABELS = (7, 96, 0)
+
+
+def label_logits(model, **disturbance) -> dict[str, bytes]:
+    rig = Rig(model, **disturbance)
+    for name, prompt in PROMPTS.items():
+        rig.submit(name, prompt, max_tokens=1, pooling="last", label_ids=LABELS)
+    rig.run()
+    return vectors(rig)
+
+
+@pytest.mark.parametrize("compute", ["native", "torch"])
+def test_label_logits_are_those_of_the_output_head(compute):
+    """The oracle is the torch decoder, called once per prompt, without a pool."""
+    found = label_logits(tiny_model(compute=compute))
+    for name, prompt in PROMPTS.items():
+        decoder, attention = tiny_oracle(), DenseAttention(TINY, [(DenseCache(TINY), len(prompt))])
+        hidden = decoder.forward(torch.tensor(prompt), torch.arange(len(prompt)), attention)
+        logits = decoder.logits(hidden[-1:])[0].numpy()
+        np.testing.assert_allclose(np.frombuffer(found[name], "<f4"), logits[list(LABELS)], atol=2e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_chunks_and_company_change_no_bit_of_label_logits(model, chunk):
+    one_by_one = {}
+    for name, prompt in PROMPTS.items():
+        rig = Rig(model, steps_in_flight=1)
+        rig.submit(name, prompt, max_tokens=1, pooling="last", label_ids=LABELS)
+        rig.run()
+        one_by_one |= vectors(rig)
+    assert label_logits(model, chunk=chunk) == one_by_one
+
+
+def test_label_logits_use_cached_prefixes(model):
+    rig = Rig(model)
+    for name in ("first", "again"):
+        rig.submit(name, PROMPTS["p41"], max_tokens=1, pooling="last", label_ids=LABELS)
+        rig.run()
+    found = vectors(rig)
+    assert found["first"] == found["again"]
+    assert rig.ended["again", 0].cached_tokens > 0

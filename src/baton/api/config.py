@@ -40,6 +40,8 @@ class ServedModel:
     "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
     pooling: str = "mean"
     "Of embeddings, for requests that do not say: one of request.POOLINGS, or the name of one that the engine does not have."
+    scoring: str = ""
+    "How the model scores a pair of texts (models/scoring.py). Empty: by the cosine of two embeddings, or not at all."
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "model.name is empty")

@@ -22,6 +22,7 @@ from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.registry import architecture
+from baton.models.scoring import scoring_by_gguf, scoring_by_hf
 from baton.models.tensor_types import F8_E4M3
 
 
@@ -36,6 +37,8 @@ class OpenedModel:
     "That the weights are in."
     pooling: str = ""
     "How its makers want embeddings pooled (models/pooling.py). Empty: they do not say."
+    scoring: str = ""
+    "How it scores a pair of texts (models/scoring.py). Empty: it was not made for that."
 
 
 def open_model(path: Path) -> OpenedModel:
@@ -55,13 +58,15 @@ def open_model(path: Path) -> OpenedModel:
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(files, origin)
         arranged = ArrangedWeights(files, config, Arrangement(model.hf_pairs, model.norm_plus_one))
-        return OpenedModel(path, config, arranged, recommended_by_hf(generation), files.files, pooling_by_hf(path))
+        pooling, scoring = pooling_by_hf(path), scoring_by_hf(path, config.architecture)
+        return OpenedModel(path, config, arranged, recommended_by_hf(generation), files.files, pooling, scoring)
     file = GGUFFile(path)
     config = config_from_gguf(file)
     recommended = recommended_by_gguf(file.metadata) or recommended_by_authors(path)
     model = architecture(config.architecture)
     weights = ArrangedWeights(GGUFWeights(file, model), config, Arrangement(model.gguf_pairs))
-    return OpenedModel(path, config, weights, recommended, (file,), pooling_by_gguf(file.metadata))
+    pooling, scoring = pooling_by_gguf(file.metadata), scoring_by_gguf(path, config.architecture, file.metadata)
+    return OpenedModel(path, config, weights, recommended, (file,), pooling, scoring)
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

@@ -151,6 +151,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "For embeddings that do not say: one of request.POOLINGS, or the name of one that is not there (models/pooling.py)."
     steps: dict[str, int | float] = {}
     "Sizes of steps that it chose for its device, by field of SchedulerConfig (config/device_defaults.py)."
+    scoring: str = ""
+    "How the model scores a pair of texts (models/scoring.py). Empty: it was not made for that."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
@@ -203,6 +205,8 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     "WorkerHello.identity_parts."
     pooling: str = "mean"
     "WorkerHello.pooling."
+    scoring: str = ""
+    "WorkerHello.scoring."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

@@ -63,6 +63,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: Pooling | None = None
     """The prompt's hidden states, after the last norm, become one vector of length 1, which comes with the first token: their
     mean or the first one ("cls"), for which the whole prompt is computed whatever is cached, or the last one."""
+    label_ids: tuple[TokenId, ...] = ()
+    """With `pooling`: the logits of these labels take the place of the vector. Labels are tokens of the output head, for which
+    `pooling` is "last", or classes of a model that has a classification head."""
 
     @property
     def stop_length_min(self) -> int:
@@ -151,7 +154,7 @@ def shares_settings(request: GenerateRequest, first: GenerateRequest) -> bool:
 def sampling_bytes(sampling: SamplingParams) -> int:
     """At most so many bytes on a wire."""
     words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
-    lists = 5 * (len(sampling.stop_token_ids) + words) + 15 * len(sampling.logit_bias)
+    lists = 5 * (len(sampling.stop_token_ids) + len(sampling.label_ids) + words) + 15 * len(sampling.logit_bias)
     thinking = 0 if sampling.thinking is None else THINKING_BYTES_MAX
     return 512 + lists + grammar_bytes(sampling.grammar) + thinking
 

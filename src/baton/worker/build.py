@@ -57,6 +57,8 @@ class BuiltWorker:
     "Sizes of steps that were chosen for the device (config/device_defaults.py)."
     pooling: str = UNSTATED
     "For embeddings that do not say (models/pooling.py)."
+    scoring: str = ""
+    "How the model scores a pair of texts (models/scoring.py)."
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def _built_worker(
         identity.parts(),
         steps,
         opened.pooling or UNSTATED,
+        opened.scoring,
     )
 
 

@@ -7,7 +7,7 @@ prompt was cut, as far as its hidden states have. On a GPU they are summed there
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,14 +22,25 @@ STEPS_PER_ONE: Final = float(1 << 24)
 LARGEST: Final = float(1 << 14)
 """Beyond it a state is cut off. Ordinary ones are below 100; so 2^24 tokens of the largest fit into 63 bits."""
 
+Project = Callable[[NDArray[np.float64]], bytes]
+
+
+def of_length_one(vector: NDArray[np.float64]) -> bytes:
+    length = float(np.sqrt(np.dot(vector, vector)))
+    return (vector / length if length > 0.0 else vector).astype("<f4").tobytes()
+
 
 class PromptPool:
     """Of one sequence, from its first token on."""
 
-    __slots__ = ("_sum", "_tokens", "failed", "kind")
+    __slots__ = ("_sum", "_tokens", "failed", "kind", "labels", "project")
 
-    def __init__(self, kind: Pooling) -> None:
+    def __init__(self, kind: Pooling, labels: tuple[int, ...] = ()) -> None:
         self.kind = kind
+        self.labels = labels
+        "Tokens or classes whose logits are the answer, in place of the vector (SamplingParams.label_ids)."
+        self.project: Project = of_length_one
+        "Makes the answer of the pooled state. An executor replaces it where there are labels."
         self.failed = False
         "Some of it was not finite. What was launched meanwhile counts for nothing."
         self._sum: Int64s | None = None
@@ -39,7 +50,7 @@ class PromptPool:
         """`states`: [tokens, width] from position `begin` on. The vector, where this is the end of the prompt."""
         tokens = len(states)
         if self.kind == "last":
-            return _of_length_one(states[-1].astype(np.float64)) if last else b""
+            return self.project(states[-1].astype(np.float64)) if last else b""
         if self.kind == "cls":
             states = states[:1]
         steps = np.rint(np.clip(states.astype(np.float64), -LARGEST, LARGEST) * STEPS_PER_ONE)
@@ -48,7 +59,7 @@ class PromptPool:
     def add_sum(self, begin: int, tokens: int, total: Int64s, *, last: bool) -> bytes:
         """As add(), with the sum of so many states in steps; of the first or last one alone where that is wanted."""
         if self.kind == "last":
-            return _of_length_one(total / STEPS_PER_ONE) if last else b""
+            return self.project(total / STEPS_PER_ONE) if last else b""
         if begin == 0:
             self._sum, self._tokens = np.zeros_like(total), 0
         if self._sum is None or begin != self._tokens:
@@ -56,7 +67,7 @@ class PromptPool:
         if self.kind == "mean" or begin == 0:
             self._sum += total
         self._tokens += tokens
-        return _of_length_one(self._sum / (STEPS_PER_ONE * self._tokens)) if last else b""
+        return self.project(self._sum / (STEPS_PER_ONE * self._tokens)) if last else b""
 
 
 class PromptPart(NamedTuple):
@@ -95,8 +106,3 @@ def normed(hidden: Floats, weight: Floats, eps: float, *, centred: bool = False,
     scale = np.array([1.0 / np.sqrt(np.dot(row, row) / len(row) + eps) for row in wide])
     states: Floats = (wide * scale[:, None] * weight + (0.0 if bias is None else bias)).astype(np.float32)
     return states
-
-
-def _of_length_one(vector: NDArray[np.float64]) -> bytes:
-    length = float(np.sqrt(np.dot(vector, vector)))
-    return (vector / length if length > 0.0 else vector).astype("<f4").tobytes()

@@ -144,7 +144,7 @@ class SequenceSampling:
         self.params = params
         self.grammar = grammar
         self.index = index
-        self.pool = None if params.pooling is None else PromptPool(params.pooling)
+        self.pool = None if params.pooling is None else PromptPool(params.pooling, params.label_ids)
         self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
         bias = {token: value for token, value in params.logit_bias if token < vocab_size}
         self.bias_ids = np.array(list(bias), np.int64)

@@ -45,8 +45,10 @@ OUR_LAYER_NAMES = {
     "exp_probs_b.bias": "mlp.router.correction",
 }
 LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-DERIVED = (ROPE_DIVISORS, LONG_FACTORS, SHORT_FACTORS)
-"""Tensors that are part of the config (config_from_gguf.py)."""
+YES_NO_ROWS = "cls.output.weight"
+"""Of a reranker of Qwen3's kind: two rows of the output head again."""
+DERIVED = (ROPE_DIVISORS, LONG_FACTORS, SHORT_FACTORS, YES_NO_ROWS)
+"""Tensors that are part of the config (config_from_gguf.py), or are stored a second time."""
 
 
 def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str:

@@ -222,6 +222,7 @@ class Engine:
             | hello.plan,
             hello.identity_parts,
             hello.pooling,
+            hello.scoring,
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:

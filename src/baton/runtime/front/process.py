@@ -161,6 +161,7 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         created=int(time.time()),
         sampling_defaults=ready.sampling_defaults,
         pooling=ready.pooling,
+        scoring=ready.scoring,
         fingerprint=system_fingerprint(config, ready.identity),
     )
 

@@ -103,6 +103,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             identity_parts=built.identity_parts,
             pooling=built.pooling,
             steps=built.steps,
+            scoring=built.scoring,
         )
     )
     StepLoop(runner, channel, progress).run()

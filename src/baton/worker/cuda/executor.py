@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from baton.config import WorkerConfig
 from baton.kvpool.base import Pool
@@ -102,6 +104,8 @@ class CudaExecutor:
         self.arithmetic = cuda_arithmetic(gpu, library_versions(), fp8=fp8, deterministic=deterministic)
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
+        self._label_rows: dict[tuple[int, ...], NDArray[np.float64]] = {}
+        "Rows of the output head, by the labels that they belong to."
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -124,6 +128,9 @@ class CudaExecutor:
         masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
         prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
         pooled = tuple(sampling.prompt_parts(batch)) if sampling.pools else ()
+        for part in pooled:
+            if part.pool.labels:
+                part.pool.project = partial(self._label_logits, part.pool.labels)
         step = StepBatch(
             *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),
             outputs=sampling.sequences.output_counts(sampling.slots),
@@ -139,6 +146,15 @@ class CudaExecutor:
         told = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
         starts = None if device.broken is None else spans.starts.copy()
         return CudaLaunched(device, due, starts, sequences, told, prompts, pooled)
+
+    def _label_logits(self, labels: tuple[int, ...], state: NDArray[np.float64]) -> bytes:
+        """Of tokens, from a state after the last norm. A prompt has a few labels; the head's kernels compute all tokens."""
+        rows = self._label_rows.get(labels)
+        if rows is None:
+            self._label_rows.clear()  # the labels are the model's: another set is rare
+            found: NDArray[np.float64] = self._step.weights.head[list(labels)].double().cpu().numpy()
+            rows = self._label_rows[labels] = found
+        return (rows @ state).astype("<f4").tobytes()
 
     def _of_prompt(self, batch: FlatBatch, sampling: SamplingBatch) -> Int64s | None:
         """How many rows of each are attended to as a prompt's. In deterministic mode what was sampled and is computed again

@@ -88,7 +88,14 @@ class Stepwise:
         vectors, (weight, bias), eps = {}, self.forward.final_norm, self.config.norm_eps
         centred = self.config.traits.layer_norm
         for part in sampling.prompt_parts(batch):
-            if part.place not in failed:
+            if part.place in failed:
+                continue
+            if part.pool.labels:
+                if part.last:
+                    row = part.row + part.tokens - 1
+                    logits = self._logits(hidden[row : row + 1])[0, list(part.pool.labels)]
+                    vectors[part.place] = logits.astype("<f4").tobytes()
+            else:
                 states = normed(hidden[part.row : part.row + part.tokens], weight, eps, centred=centred, bias=bias)
                 if vector := part.pool.add(part.begin, states, last=part.last):
                     vectors[part.place] = vector

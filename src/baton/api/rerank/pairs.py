@@ -1,0 +1,156 @@
+"""From pairs of texts to prompts of the engine, and from its vectors to scores: one class per kind of model (models/scoring.py)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from baton.api.embeddings.vectors import floats
+from baton.api.errors import ApiError, bad, too_long
+from baton.api.front import Front
+from baton.api.generate.prepare import require_may_fit
+from baton.protocol.request import POOLINGS, Pooling
+from baton.text.tokenizer import TooManyTokens
+
+Pair = tuple[str, str]
+Prompts = list[tuple[int, ...]]
+
+QUESTION: Final = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
+"""Qwen3-Reranker's template, which it was trained with."""
+
+
+class Cuts:
+    """How documents are cut."""
+
+    def __init__(self, front: Front, prompt_tokens: int | None = None, document_tokens: int | None = None) -> None:
+        """prompt_tokens    of a whole pair; -1: as many as fit. None: one that does not fit is refused
+        document_tokens  of a document"""
+        self._front = front
+        self._context = front.model.context_tokens
+        most = self._context - 1
+        self.cuts = prompt_tokens is not None
+        self.prompt_tokens = most if prompt_tokens in (None, -1) else min(prompt_tokens or 0, most)
+        self._document_tokens = document_tokens
+
+    def ids(self, text: str) -> list[int]:
+        """Of a text of the client: special tokens in it are plain characters."""
+        front = self._front
+        require_may_fit(front, len(text))
+        most = None if self.cuts or self._document_tokens else self._context
+        try:
+            return front.tokenizer.encode(text, add_special_tokens=False, tokens_max=most)
+        except TooManyTokens as error:
+            raise too_long(max(self._context, error.tokens_at_least), self._context) from None
+
+    def document(self, text: str) -> list[int]:
+        return self.ids(text)[: self._document_tokens]
+
+    def joined(self, before: Sequence[int], document: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+        """Only the document is cut. A pair whose other parts leave no room for it is refused."""
+        room = self.prompt_tokens - len(before) - len(after)
+        if len(document) > room:
+            if not self.cuts:
+                raise too_long(len(before) + len(document) + len(after), self._context)
+            if room < 1:
+                raise bad(
+                    f"the query and the template have {len(before) + len(after)} tokens, and a pair may have {self.prompt_tokens}",
+                    "query",
+                )
+        return (*before, *document[:room], *after)
+
+
+class Scorer(ABC):
+    labels: tuple[int, ...] = ()
+    "SamplingParams.label_ids."
+    pooling: Pooling = "last"
+
+    @abstractmethod
+    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts: ...
+
+    @abstractmethod
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        """Of the pairs, from one vector per prompt."""
+
+
+class YesNo(Scorer):
+    """A decoder answers the question of its template: the share of "yes" against "no" at its end. The query comes before the
+    document, so the documents of a query share their beginning in the prefix cache."""
+
+    def __init__(self, front: Front, instruction: str) -> None:
+        tokenizer = front.tokenizer
+        self.labels = tuple(_label(front, word) for word in ("yes", "no"))
+        self._before = tokenizer.encode(QUESTION, add_special_tokens=False, parse_special=True)
+        self._after = tokenizer.encode(ANSWER, add_special_tokens=False, parse_special=True)
+        self._instruction = instruction or INSTRUCTION
+
+    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
+        asked = []
+        for query, document in pairs:
+            # No token spans the space before the document: the ids are those of the whole text.
+            begin = f"<Instruct>: {self._instruction}\n<Query>: {query}\n<Document>:"
+            kept = cuts.document(f" {document}")
+            asked.append(cuts.joined([*self._before, *cuts.ids(begin)], kept, self._after))
+        return asked
+
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        found = []
+        for vector in vectors:
+            numbers = floats(vector)
+            if len(numbers) != len(self.labels):
+                raise ApiError(503, "an instance of an older build cannot score", code="no_vector")
+            found.append(sigmoid(numbers[0] - numbers[1]))
+        return found
+
+
+class Cosine(Scorer):
+    """An embedding model: the cosine of the vectors of both texts. Each text is computed once."""
+
+    def __init__(self, front: Front) -> None:
+        if front.model.pooling not in POOLINGS:
+            raise bad(f"the model's files want embeddings pooled by {front.model.pooling}, which is not there", "model")
+        self.pooling = next(kind for kind in POOLINGS if kind == front.model.pooling)
+        self._around = front.tokenizer.prefix_ids, front.tokenizer.suffix_ids
+        self._places: list[tuple[int, int]] = []
+
+    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
+        texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+        self._places = [(texts[one], texts[other]) for one, other in pairs]
+        before, after = self._around
+        return [cuts.joined(before, cuts.document(text), after) for text in texts]
+
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        numbers = [floats(vector) for vector in vectors]
+        return [math.fsum(a * b for a, b in zip(numbers[one], numbers[other], strict=True)) for one, other in self._places]
+
+
+def scorer_of(front: Front, instruction: str) -> Scorer:
+    match front.model.scoring:
+        case "yes_no":
+            return YesNo(front, instruction)
+        case "vectors" if instruction:
+            raise bad("instruction is not supported by an embedding model: write it before the query", "instruction")
+        case "vectors":
+            return Cosine(front)
+    raise bad(
+        f"{front.model.name} was not made to score pairs of texts: serve a reranker (Qwen3-Reranker) or an embedding model",
+        "model",
+        code="unsupported",
+    )
+
+
+def sigmoid(number: float) -> float:
+    return 1.0 / (1.0 + math.exp(-number)) if number >= 0 else math.exp(number) / (1.0 + math.exp(number))
+
+
+def _label(front: Front, word: str) -> int:
+    ids = front.tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1 or ids[0] >= front.model.head_width:
+        raise bad(f'the model\'s tokenizer has no token "{word}": it cannot score by yes and no', "model", code="unsupported")
+    return ids[0]
