@@ -51,6 +51,8 @@ def a_logprob(token: int, top: int) -> TokenLogprob:
 
 
 def a_vector(request: GenerateRequest) -> bytes:
+    if labels := request.sampling.label_ids:
+        return struct.pack(f"<{len(labels)}f", *((len(request.prompt) % 7) / (place + 1) for place in range(len(labels))))
     return struct.pack("<3f", 1.0, float(len(request.prompt)), 0.5 if request.sampling.pooling == "mean" else 0.25)
 
 

@@ -16,6 +16,7 @@ from baton.errors import InvalidConfig, ModelFileBroken
 from baton.llm import LLM
 from baton.models.open import open_model
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
+from baton.models.scoring import scoring_by_gguf, scoring_by_hf
 
 PROMPTS = [[5, 3, 60, 7, 7, 200], [11], [30, 2, 8, 9]]
 
@@ -138,3 +139,40 @@ def test_a_pooling_that_is_not_there_is_refused(folder, tmp_path):
     with pytest.raises(InvalidConfig, match="pooled by max_tokens"):
         llm.embed([{"prompt_token_ids": PROMPTS[0]}])
     assert len(llm.embed([{"prompt_token_ids": PROMPTS[0]}], pooling="last")) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "module", "expected"),
+    [
+        ("Qwen3-Reranker-0.6B", "qwen3", "", "yes_no"),
+        ("models--Qwen--Qwen3-Reranker-4B", "qwen3", "", "yes_no"),
+        ("bge-reranker", "llama", "", ""),
+        ("plain", "qwen3", "", ""),
+        ("plain", "qwen3", "LogitScore", "yes_no"),
+        ("plain", "qwen3", "Pooling", "vectors"),
+    ],
+)
+def test_how_a_folder_scores_pairs(tmp_path, name, architecture, module, expected):
+    folder = tmp_path / name / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    if module == "Pooling":
+        say_pooling(folder, flags("lasttoken"))
+    elif module:
+        listed = [{"idx": 0, "name": "0", "path": "", "type": f"sentence_transformers.cross_encoder.modules.{module}"}]
+        (folder / "modules.json").write_text(json.dumps(listed))
+    assert scoring_by_hf(folder, architecture) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, ""),
+        ({"qwen3.pooling_type": 4}, "yes_no"),
+        ({"qwen3.pooling_type": 3}, "vectors"),
+        ({"general.name": "Qwen3 Reranker 0.6B"}, "yes_no"),
+        ({"tokenizer.chat_template.rerank": "x"}, "yes_no"),
+    ],
+)
+def test_how_a_gguf_file_scores_pairs(metadata, expected):
+    metadata = {"general.architecture": "qwen3", **metadata}
+    assert scoring_by_gguf(Path("model.gguf"), "qwen3", metadata) == expected

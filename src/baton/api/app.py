@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 
 from baton.api.anthropic.shape import ANTHROPIC, MessageShape
 from baton.api.config import ApiConfig, ServedModel
+from baton.api.embeddings.pooling import PoolingShape
 from baton.api.embeddings.shape import EmbeddingShape, OllamaEmbeddingsShape, OllamaEmbedShape
 from baton.api.errors import ApiError
 from baton.api.front import Front
@@ -25,6 +26,7 @@ from baton.api.ollama import shape as ollama
 from baton.api.ollama.shape import OLLAMA
 from baton.api.openai.chat import ChatShape
 from baton.api.openai.completions import CompletionShape
+from baton.api.rerank.shape import CohereRerankShape, RerankShape, ScoreShape
 from baton.api.responses.shape import ResponseShape, stored_input, stored_response
 from baton.api.routes import admin, models, tokens
 from baton.api.routes.chat_page import chat_page
@@ -44,6 +46,12 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/tokenize", tokens.tokenize, methods=["POST"]),
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
     ApiRoute("/v1/embeddings", GenerateRoute(EmbeddingShape), methods=["POST"]),
+    ApiRoute("/pooling", GenerateRoute(PoolingShape), methods=["POST"]),
+    ApiRoute("/rerank", GenerateRoute(RerankShape), methods=["POST"]),
+    ApiRoute("/v1/rerank", GenerateRoute(RerankShape), methods=["POST"]),
+    ApiRoute("/v2/rerank", GenerateRoute(CohereRerankShape), methods=["POST"]),
+    ApiRoute("/score", GenerateRoute(ScoreShape), methods=["POST"]),
+    ApiRoute("/v1/score", GenerateRoute(ScoreShape), methods=["POST"]),
     ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),

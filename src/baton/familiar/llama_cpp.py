@@ -94,7 +94,7 @@ OPTIONS = (
     instead("cache_reuse", "only equal beginnings of prompts are reused"),
     instead("slot_save_path", "KV blocks are kept with --kv-storage (docs/caching.md)"),
     instead("pooling", "pooling is the model's; a request for embeddings may say another"),
-    instead("reranking", "reranking is not supported yet", flag=True),
+    not_needed("reranking", "it is always done where the model is a reranker", flag=True),
     instead("reasoning_budget", "each request may switch reasoning off (docs/api.md)", nothing=("-1",)),
     instead("chat_template_kwargs", "each request may have chat_template_kwargs"),
     instead("rope_scaling", _AS_THE_FILE),

@@ -89,6 +89,16 @@ class Tokenizer:
         return self._parts.eos_ids
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the model expects before a prompt."""
+        return self._parts.prefix_ids
+
+    @property
+    def suffix_ids(self) -> tuple[int, ...]:
+        """What it expects after one."""
+        return self._parts.suffix_ids
+
+    @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 

@@ -25,6 +25,13 @@ _ALL: Final[Table] = {
     "truncate_prompt_tokens": refused(about="a prompt is never cut"),
 }
 OPENAI: Final[Table] = {**_ALL, "encoding_format": own('"float" (the default) or "base64"', "string")}
+POOLING: Final[Table] = {
+    **OPENAI,
+    "task": own('"embed", the only one', "string"),
+    "normalize": refused(True, about="vectors have length 1"),
+    "use_activation": refused(True, about="vectors have length 1"),
+    "messages": refused(about="send their text as input"),
+}
 OLLAMA: Final[Table] = {
     **_ALL,
     "truncate": harmless("a prompt is never cut: one that is too long is refused"),

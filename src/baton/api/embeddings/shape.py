@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from baton.api.embeddings.fields import OLLAMA, OLLAMA_OLDER, OPENAI
-from baton.api.errors import ApiError, JsonRows, bad
+from baton.api.errors import JsonRows, bad
 from baton.api.fields import expect, shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, embedding_job
-from baton.api.generate.shape import Events, Put, Shape
+from baton.api.generate.shape import Events, Put, Shape, require_vectors
 from baton.api.http.auth import Caller
 from baton.api.limits import Range
 from baton.api.ollama.fields import model_name
@@ -55,10 +55,7 @@ class EmbeddingShape(Shape):
             return embedding_job(self.front, self.front.schema.completion(asked, prompts_max=most), pooling, caller)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        for piece in pieces:
-            if not piece.embedding:
-                how = piece.finish.value if piece.finish is not None else "lost"
-                raise ApiError(503, f"the request ended before its vectors were there: {how}", code="no_vector")
+        for piece in require_vectors(pieces):
             if self._dimensions is not None and self._dimensions > (width := len(piece.embedding) // 4):
                 raise bad(f"dimensions must be at most {width}, the width of the model, not {self._dimensions}", "dimensions")
         return self.answer(pieces, usage)

@@ -110,11 +110,12 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
 
 
-def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: Caller) -> Job:
-    """A vector for each prompt. The engine makes a token too, because it has to."""
+def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: Caller, *, labels: tuple[int, ...] = ()) -> Job:
+    """A vector for each prompt, or the logits of `labels`. The engine makes a token too, because it has to."""
     job = replace(_job(front, _prompts(front, body), body.options, caller), prompt_only=True)
     requests = (
-        structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling)) for request in job.requests
+        structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling, label_ids=labels))
+        for request in job.requests
     )
     return replace(job, requests=tuple(requests))
 

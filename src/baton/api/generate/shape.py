@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
+from baton.api.errors import ApiError
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
@@ -72,3 +73,12 @@ class Shape(ABC):
     @abstractmethod
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
         """The answer to one that does."""
+
+
+def require_vectors(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Of prompts that are pooled."""
+    for piece in pieces:
+        if not piece.embedding:
+            how = piece.finish.value if piece.finish is not None else "lost"
+            raise ApiError(503, f"the request ended before its vectors were there: {how}", code="no_vector")
+    return pieces

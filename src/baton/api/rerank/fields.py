@@ -9,7 +9,7 @@ from baton.api.translate import ONE_ANSWER, Table, harmless, own, refused
 _ALL: Final[Table] = {
     **ONE_ANSWER,
     "model": own("a served name", "string"),
-    "instruction": own("what counts as relevant, for rerankers of Qwen3's kind; where it is left out: as they were trained", "string"),
+    "instruction": own("what counts as relevant, for rerankers of Qwen3's kind", "string"),
     "truncate_prompt_tokens": own("cut documents so that a pair has at most this many tokens; -1: as many as fit", "integer"),
     "stream": refused(False),
     "stream_options": refused(),

@@ -1,4 +1,4 @@
-"""From pairs of texts to prompts of the engine, and from its vectors to scores: one class per kind of model (models/scoring.py)."""
+"""From pairs of texts to prompts of the engine, and from vectors to scores: a class per kind of model (models/scoring.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
-from baton.api.embeddings.vectors import floats
+from baton.api.embeddings.shape import floats
 from baton.api.errors import ApiError, bad, too_long
 from baton.api.front import Front
 from baton.api.generate.prepare import require_may_fit
@@ -59,10 +59,8 @@ class Cuts:
             if not self.cuts:
                 raise too_long(len(before) + len(document) + len(after), self._context)
             if room < 1:
-                raise bad(
-                    f"the query and the template have {len(before) + len(after)} tokens, and a pair may have {self.prompt_tokens}",
-                    "query",
-                )
+                others = len(before) + len(after)
+                raise bad(f"query and template have {others} tokens, and a pair may have {self.prompt_tokens}", "query")
         return (*before, *document[:room], *after)
 
 

@@ -21,6 +21,7 @@ from baton.api.limits import RANGES
 from baton.api.ollama import fields as ollama
 from baton.api.openai import field_types
 from baton.api.openai.known_fields import ALIASES
+from baton.api.rerank import fields as rerank
 from baton.api.responses.fields import RESPONSES
 from baton.api.translate import Field, Table
 
@@ -74,6 +75,12 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/embeddings": _of_table(embeddings.OPENAI),
+    "/pooling": _of_table(embeddings.POOLING),
+    "/rerank": _of_table(rerank.RERANK),
+    "/v1/rerank": _of_table(rerank.RERANK),
+    "/v2/rerank": _of_table(rerank.COHERE),
+    "/score": _of_table(rerank.SCORE),
+    "/v1/score": _of_table(rerank.SCORE),
     "/api/embed": _of_table(embeddings.OLLAMA),
     "/api/embeddings": _of_table(embeddings.OLLAMA_OLDER),
     "/v1/responses": _of_table(RESPONSES),
