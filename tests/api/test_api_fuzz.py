@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.api.limits import RANGES
-from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
+from baton.api.openai.known_fields import CHAT_ONLY, COMPLETION_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
 from baton.api.openai.structured import CONSTRAINTS
 from baton.protocol.codec import decode, encode
 
@@ -43,7 +43,7 @@ others = (
     "chat_template_kwargs",
     "model",
 )
-known = {*RANGES, *flags, *others, *UNSUPPORTED, *CONSTRAINTS, *CHAT_ONLY, *HARMLESS, *INTERNAL[:2]}
+known = {*RANGES, *flags, *others, *UNSUPPORTED, *CONSTRAINTS, *CHAT_ONLY, *COMPLETION_ONLY, *HARMLESS, *INTERNAL[:2]}
 names = sorted({*known, "prompt", "messages", "tokens", "zzz"})
 messages = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system", "x y"]), "content": scalars}), max_size=3

@@ -21,7 +21,7 @@ from baton.api.fields import Fields
 from baton.api.generate.options import Options
 from baton.api.limits import RANGES, Limits, Range
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
-from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, UNSUPPORTED
+from baton.api.openai.known_fields import CHAT_ONLY, COMPLETION_ONLY, HARMLESS, UNSUPPORTED
 from baton.api.openai.schemas import Schema
 from baton.api.responses.fields import RESPONSES
 from baton.api.routes.cluster import cluster_route
@@ -75,7 +75,7 @@ def known() -> dict[str, tuple[set[str], Any]]:
         schema = Schema(ServedModel(name="m", context_tokens=100, head_width=100), ApiConfig())
         bodies = schema.chat({"messages": []}), schema.completion({"prompt": "x"})
     others = {*HARMLESS, *UNSUPPORTED}
-    chat, completions = read[0] - others, read[1] - others - set(CHAT_ONLY)
+    chat, completions = read[0] - others - set(COMPLETION_ONLY), read[1] - others - set(CHAT_ONLY)
     return {"chat": (chat, bodies[0]), "completions": (completions, bodies[1])}
 
 
@@ -108,12 +108,12 @@ def test_the_range_of_the_other_routes_number():
 
 def defaults(options: Options) -> Iterator[tuple[str, Any]]:
     renamed = {"include_stop": "include_stop_str_in_output", "timeout_seconds": "timeout"}
-    renamed["repetition_stop"] = "repetition_detection"
+    renamed |= {"repetition_stop": "repetition_detection", "truncate": "truncate_prompt_tokens"}
     hidden = ("stream", "sampling", "grammar", "grammar_field", "ignored", "max_tokens", "add_special_tokens")
     shown = {name: getattr(options, name) for name in Options.__dataclass_fields__}
     sampled = {name: getattr(options.sampling, name) for name in SamplingParams.__struct_fields__}
     for name, value in {**sampled, **shown}.items():
-        if name not in (*hidden, "thinking", "pooling"):
+        if name not in (*hidden, "thinking", "pooling", "label_ids"):
             yield renamed.get(name, name), value
 
 

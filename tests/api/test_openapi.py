@@ -8,7 +8,7 @@ from api_fakes import MODEL
 from baton.api.app import ROUTES
 from baton.api.config import ApiConfig
 from baton.api.fields import Fields
-from baton.api.openai.known_fields import CHAT_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
+from baton.api.openai.known_fields import CHAT_ONLY, COMPLETION_ONLY, HARMLESS, INTERNAL, UNSUPPORTED
 from baton.api.openai.schemas import Schema
 from baton.api.routes.openapi import BODIES, CHAT, COMPLETION
 
@@ -41,6 +41,6 @@ def test_fields_are_those_that_are_read(monkeypatch, body, described):
     schema.chat(body) if "messages" in body else schema.completion(body)
     refused = {*UNSUPPORTED, *HARMLESS, *INTERNAL}
     assert read - refused - set(described) == (
-        set() if "messages" in body else set(CHAT_ONLY)
-    )  # those are read of a completion too, to refuse them
+        set(COMPLETION_ONLY) if "messages" in body else set(CHAT_ONLY)
+    )  # those are read of the other kind too, to refuse them
     assert set(described) - read - {"timeout"} == set()

@@ -266,4 +266,4 @@ def test_an_ollama_client_with_v1_learns_that_it_is_too_much(server, http):
 @pytest.mark.parametrize("path", ["/v1/completions", "/api/generate"])
 def test_filling_in_the_middle_is_refused_with_the_reason(server, http, path):
     answer = http.post(server.url + path, json={"model": "smol", "prompt": "def f(", "suffix": "return x"})
-    assert (answer.status_code, "cannot fill in the middle" in answer.text) == (400, True)
+    assert (answer.status_code, "no tokens to fill in the middle" in answer.text) == (400, True)

@@ -22,6 +22,7 @@ from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes
 from baton.api.http.azure_paths import AzurePaths
 from baton.api.http.cors import Cors
 from baton.api.http.request_log import RequestLog, on_error
+from baton.api.infill.shape import InfillShape
 from baton.api.ollama import shape as ollama
 from baton.api.ollama.shape import OLLAMA
 from baton.api.openai.chat import ChatShape
@@ -52,6 +53,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v2/rerank", GenerateRoute(CohereRerankShape), methods=["POST"]),
     ApiRoute("/score", GenerateRoute(ScoreShape), methods=["POST"]),
     ApiRoute("/v1/score", GenerateRoute(ScoreShape), methods=["POST"]),
+    ApiRoute("/infill", GenerateRoute(InfillShape), methods=["POST"]),
     ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),

@@ -162,6 +162,7 @@ RANGES: Final[dict[str, Range]] = {
     "n": Range(1, 16),
     "best_of": Range(1, 16),
     "top_logprobs": Range(0, 20),
+    "truncate_prompt_tokens": Range(1, INT32_MAX),  # or -1: what fits
     "priority": Range(-(2**31), INT32_MAX),
     "timeout": Range(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
     "drain_seconds": Range(0.0, 86400.0),

@@ -59,6 +59,7 @@ ONE_ANSWER: Final[Table] = {
     "echo": refused(False),
     "return_token_ids": refused(False),
     "prompt_logprobs": refused(),
+    "suffix": refused("", about="it is for /v1/completions"),
     "continue_final_message": refused(False),
     "add_generation_prompt": refused(True),
 }

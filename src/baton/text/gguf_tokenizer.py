@@ -12,6 +12,7 @@ llama   SentencePiece BPE. The file has a score for each piece and no merges: tw
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -94,9 +95,9 @@ def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
     family = _one(metadata, "tokenizer.ggml.model", str)
     match family:
         case "gpt2":
-            return _byte_level_parts(metadata)
+            return replace(_byte_level_parts(metadata), fill_in_ids=_fill_in_ids(metadata))
         case "llama":
-            return _sentencepiece_parts(metadata)
+            return replace(_sentencepiece_parts(metadata), fill_in_ids=_fill_in_ids(metadata))
         case None:
             raise InvalidConfig("the GGUF file has no tokenizer (no 'tokenizer.ggml.model'): use a file that has one")
         case _:
@@ -104,6 +105,18 @@ def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
                 f"the GGUF file's tokenizer is of the kind '{family}'; supported are 'gpt2' and 'llama'. "
                 "Serve the model from its Hugging Face folder (with tokenizer.json) instead"
             )
+
+
+def _fill_in_ids(metadata: Metadata) -> dict[str, int]:
+    """Under llama.cpp's names, and those of its older files."""
+    older = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
+    found: dict[str, int] = {}
+    for name in ("pre", "suf", "mid", "pad", "rep", "sep"):
+        keys = [f"tokenizer.ggml.fim_{name}_token_id", *([f"tokenizer.ggml.{older[name]}_token_id"] if name in older else [])]
+        for key in keys:
+            if (token := _one(metadata, key, int)) is not None and token >= 0:
+                found.setdefault(name, token)
+    return found
 
 
 # --- gpt2 -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ time with the same result (detokenizer.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -97,6 +97,15 @@ class Tokenizer:
     def suffix_ids(self) -> tuple[int, ...]:
         """What it expects after one."""
         return self._parts.suffix_ids
+
+    @property
+    def fill_in_ids(self) -> Mapping[str, int]:
+        """Tokens for filling in the middle that a GGUF file names (fill_in.py): pre, suf, mid, pad, rep, sep."""
+        return self._parts.fill_in_ids
+
+    def id_of(self, piece: str) -> int | None:
+        """Of a token as the vocabulary spells it."""
+        return self._parts.backend.token_to_id(piece)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -225,7 +234,7 @@ def _stretches(special: tuple[str, ...], text: str, mark: str) -> Iterator[tuple
 
 def _spans(special: tuple[str, ...], text: str) -> Iterator[tuple[int, int]]:
     """Where special tokens stand. In windows: one search of a large text would keep the interpreter lock for all of it."""
-    pattern, longest, at = re.compile("|".join(map(re.escape, special))), len(special[0]), 0
+    pattern, longest, at = (re.compile("|".join(map(re.escape, special))), len(special[0]), 0)
     while at < len(text):
         found = pattern.search(text, at, at + _WINDOW + longest)
         if found is not None and found.start() < at + _WINDOW:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer as Backend
 
@@ -24,5 +25,7 @@ class TokenizerParts:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     "Any of these ends a sequence. The first is the one a chat template knows as eos_token."
+    fill_in_ids: Mapping[str, int] = field(default_factory=dict)
+    "Tokens for filling in the middle that the file names (fill_in.py)."
     strips_leading_space: bool = False
     "The tokenizer puts a space before a text, so decode takes one away."

@@ -22,7 +22,9 @@ _ALL: Final[Table] = {
     "prompt": refused(about="here it is called input"),
     "max_tokens": refused(about="nothing is generated"),
     "logprobs": refused(False, about="nothing is generated"),
-    "truncate_prompt_tokens": refused(about="a prompt is never cut"),
+    "truncate_prompt_tokens": same(
+        "truncate_prompt_tokens", "cut longer inputs to their first so many tokens; -1: to what fits"
+    ),
 }
 OPENAI: Final[Table] = {**_ALL, "encoding_format": own('"float" (the default) or "base64"', "string")}
 POOLING: Final[Table] = {
@@ -34,7 +36,7 @@ POOLING: Final[Table] = {
 }
 OLLAMA: Final[Table] = {
     **_ALL,
-    "truncate": harmless("a prompt is never cut: one that is too long is refused"),
+    "truncate": own("cut inputs to the context; true where it is left out. false: one that is too long is refused", "boolean"),
     "options": harmless("nothing is generated"),
     "keep_alive": harmless("the model stays"),
 }

@@ -103,6 +103,11 @@ class OllamaEmbedShape(EmbeddingShape):
     kind = "ollama.embed"
     table = OLLAMA
 
+    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+        if expect(bool, True if body.get("truncate") is None else body["truncate"], "truncate"):
+            body = {"truncate_prompt_tokens": -1, **body}
+        return super().job(body, caller)
+
     def _asked_model(self, body: dict[str, Any]) -> Any:
         if isinstance(body.get("model"), str):
             self._model = body["model"]

@@ -43,6 +43,8 @@ class Options:
     priority: int
     cache_salt: str
     timeout_seconds: float
+    truncate: int | None
+    "A longer prompt is cut to this many tokens. -1: to what leaves room for max_tokens. None: it is refused."
     grammar_field: str
     "The field that says what the answer must look like, for errors. Empty: none does."
     ignored: tuple[str, ...] = ()
@@ -70,5 +72,7 @@ class CompletionBody:
     options: Options
     prompts: tuple[Prompt, ...]
     echo: bool
+    suffix: str = ""
+    "What follows the gap that the model fills in after the prompt."
     prompt_only: bool = False
     "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -20,6 +20,7 @@ from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, Pooling
 from baton.protocol.thinking import Thinking
+from baton.text import fill_in
 from baton.text.chat_prompt import render_chat
 from baton.text.chat_template import TemplateLimits
 from baton.text.parsers.base import MakeParser
@@ -88,7 +89,8 @@ def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
     text = without_thought(front, body, text, options.sampling.grammar)
     parts = answer_parts(front, body, text)
     thinking = thinking_rules(front, body, parts, constrained=options.sampling.grammar is not None)
-    job = _job(front, [_encoded(front, text, options, mark)], options, caller)
+    ids = _cut(front, _encoded(front, text, options, mark), options)
+    job = _job(front, [ids], options, caller)
     job = replace(job, requests=tuple(_with_thinking(request, thinking) for request in job.requests))
     return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
 
@@ -102,6 +104,8 @@ def _with_thinking(request: GenerateRequest, rules: Thinking | None) -> Generate
 
 
 def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
+    if body.suffix:
+        return _fill_in_job(front, body, caller)
     prompts, options = _prompts(front, body), body.options
     if body.echo and options.sampling.logprobs is not None and options.sampling.prompt_logprobs is None:
         # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
@@ -112,7 +116,7 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
 
 def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: Caller, *, labels: tuple[int, ...] = ()) -> Job:
     """A vector for each prompt, or the logits of `labels`. The engine makes a token too, because it has to."""
-    job = replace(_job(front, _prompts(front, body), body.options, caller), prompt_only=True)
+    job = replace(_job(front, _prompts(front, body, keep="first"), body.options, caller), prompt_only=True)
     requests = (
         structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling, label_ids=labels))
         for request in job.requests
@@ -120,21 +124,84 @@ def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: 
     return replace(job, requests=tuple(requests))
 
 
-def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
-    """Refused as soon as they are too many together, before the rest is cut."""
+def _fill_in_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
+    """Of texts before a gap and one behind it. The marks of the model end the answer too, and no client named those."""
+    marks, options = require_fill_in(front, "suffix"), body.options
+    require_may_fit(front, len(body.suffix))
+    behind, prompts = fill_in.plain_after(front.tokenizer, body.suffix), []
+    room = _room(front, options) - marks.marks - len(front.tokenizer.prefix_ids)
+    for text in body.prompts:
+        assert isinstance(text, str)
+        require_may_fit(front, len(text))
+        before, after = fill_in.plain(front.tokenizer, text), behind
+        if options.truncate is not None:
+            before, after = cut_around_gap(before, after, room)
+        prompts.append((*front.tokenizer.prefix_ids, *marks.ids(before, after)))
+    sampling = structs.replace(options.sampling, stop_token_ids=(*options.sampling.stop_token_ids, *marks.ends))
+    return replace(_job(front, prompts, replace(options, sampling=sampling), caller), options=options)
+
+
+def require_fill_in(front: Front, field: str) -> fill_in.FillIn:
+    marks = fill_in.fill_in_tokens(front.tokenizer)
+    if marks is None:
+        raise bad(
+            f"{front.model.name} has no tokens to fill in the middle: serve one that was trained for it (Qwen2.5-Coder), or "
+            "put what comes before the gap in prompt",
+            field,
+            code="unsupported",
+        )
+    return marks
+
+
+def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
+    """What is nearest to the gap is kept: a quarter of the room for what is behind it, more where the rest is short."""
+    if len(before) + len(after) <= room:
+        return before, after
+    kept = min(len(after), max(room // 4, room - len(before), 0))
+    return before[max(0, len(before) - max(room - kept, 0)) :], after[:kept]
+
+
+def _prompts(front: Front, body: CompletionBody, keep: Literal["first", "last"] = "last") -> list[tuple[int, ...]]:
+    """Refused as soon as they are too many together, before the rest is cut. keep: of a prompt that is cut."""
     prompts: list[tuple[int, ...]] = []
     most, tokens = max(front.limits.prompt_tokens, front.model.context_tokens), 0
     for prompt in body.prompts:
-        prompts.append(_ids(front, prompt, body.options))
+        prompts.append(_ids(front, prompt, body.options, keep))
         tokens += len(prompts[-1])
         if tokens > most:
             raise bad(f"the prompts have more than {most} tokens together: send fewer in one request", "prompt")
     return prompts
 
 
-def _ids(front: Front, prompt: Prompt, options: Options) -> tuple[int, ...]:
+def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", "last"]) -> tuple[int, ...]:
     """A prompt of the completions endpoint is all the client's: special tokens in it are meant as such."""
-    return _encoded(front, prompt, options) if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str):
+        around = (front.tokenizer.prefix_ids, front.tokenizer.suffix_ids) if options.add_special_tokens else ((), ())
+        return _cut(front, _encoded(front, prompt, options), options, keep, around)
+    return _cut(front, prompt, options, keep)
+
+
+def _room(front: Front, options: Options) -> int:
+    """Tokens that a prompt may have, where longer ones are cut."""
+    fits = max(front.model.context_tokens - (options.max_tokens or 1), 1)
+    return fits if options.truncate in (None, -1) else min(options.truncate or fits, front.model.context_tokens - 1)
+
+
+def _cut(
+    front: Front,
+    ids: tuple[int, ...],
+    options: Options,
+    keep: Literal["first", "last"] = "last",
+    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+) -> tuple[int, ...]:
+    """Generation goes on from the last tokens of a prompt; a vector is of its first ones. `around`: what the model expects
+    before and after a prompt, which stays."""
+    if options.truncate is None or len(ids) <= (most := _room(front, options)):
+        return ids
+    before, after = around
+    room = max(most - len(before) - len(after), 0)
+    inner = ids[len(before) : len(ids) - len(after)]
+    return (*before, *(inner[:room] if keep == "first" else inner[len(inner) - room :]), *after)
 
 
 def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple[int, ...]:
@@ -142,7 +209,11 @@ def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple
     context = front.model.context_tokens
     try:
         ids = front.tokenizer.encode(
-            text, add_special_tokens=options.add_special_tokens, parse_special=True, mark=mark, tokens_max=context
+            text,
+            add_special_tokens=options.add_special_tokens,
+            parse_special=True,
+            mark=mark,
+            tokens_max=context if options.truncate is None else None,
         )
     except TooManyTokens as error:
         raise too_long(max(context, error.tokens_at_least), context) from None

@@ -70,7 +70,7 @@ GENERATE: Final[Table] = {
     "raw": own("the prompt goes to the model without the chat template", "boolean"),
     "template": refused("", about="templates come from the model or the operator, never from a request"),
     "context": refused([], about="send the history as messages to /api/chat"),
-    "suffix": refused("", about="this server cannot fill in the middle yet; put what comes before the gap in prompt"),
+    "suffix": own("what follows the gap that the model fills in after the prompt", "string"),
     "images": refused([], about="only text is supported"),
     "logprobs": refused(False, about="log-probabilities are told by /v1/completions"),
     "top_logprobs": refused(0, about="log-probabilities are told by /v1/completions"),
@@ -89,11 +89,15 @@ def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
 
 def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBody | None:
     """None: no prompt."""
-    prompt, system = (expect(str, body.get(name) or "", name) for name in ("prompt", "system"))
+    prompt, system, suffix = (expect(str, body.get(name) or "", name) for name in ("prompt", "system", "suffix"))
     raw = expect(bool, body.get("raw") or False, "raw")
     asked = _common(front, body, GENERATE)
     if not prompt:
         return None
+    if suffix:
+        if system or raw:
+            raise bad("suffix is not used with system or raw: the prompt is the text before the gap", "suffix")
+        asked["suffix"], raw = suffix, True
     if raw:
         if system:
             raise bad("system is not used where raw is true: write it into the prompt", "system")

@@ -62,4 +62,4 @@ CHAT: Final[dict[str, str]] = {
     "separate_reasoning": "boolean",
     "stream_reasoning": "boolean",
 }
-COMPLETION: Final[dict[str, str]] = {**_BOTH, "prompt": "string or array"}
+COMPLETION: Final[dict[str, str]] = {**_BOTH, "prompt": "string or array", "suffix": "string"}

@@ -74,7 +74,6 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "mm_processor_kwargs": (),
     "web_search_options": (),
     "prediction": (),
-    "suffix": ("",),
     "input_ids": (),
     "prompt_token_ids": ([],),
     "disable_chat_template": (False,),
@@ -84,7 +83,6 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "chat_template": (),
     "template": ("",),
     "documents": ([],),
-    "truncate_prompt_tokens": (),
     "lora_request": (),
     "lora_path": (),
     "lora": ([],),
@@ -111,9 +109,12 @@ CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Fields of chats (tools.py, thinking.py), and their values that ask a completion for nothing."""
 
+COMPLETION_ONLY: Final[dict[str, tuple[Any, ...]]] = {"suffix": ("",)}
+"""Fields of completions, and their values that ask a chat for nothing."""
+
 HINTS: Final[dict[str, str]] = {
     "functions": "send tools, which took its place",
-    "suffix": "this server cannot fill in the middle yet; put what comes before the gap in prompt",
+    "suffix": "it is for /v1/completions",
     "function_call": "send tool_choice, which took its place",
     "chat_template": "templates come from the model or the operator, never from a request",
     "response_schema": "there is response_format",

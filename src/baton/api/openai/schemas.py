@@ -20,7 +20,16 @@ from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt
 from baton.api.generate.thinking import Thinking, read_thinking
 from baton.api.generate.tools import Tools, read_tools
 from baton.api.limits import RANGES
-from baton.api.openai.known_fields import ALIASES, CHAT_ONLY, HARMLESS, HINTS, INTERNAL, UNSUPPORTED, asks_for_nothing
+from baton.api.openai.known_fields import (
+    ALIASES,
+    CHAT_ONLY,
+    COMPLETION_ONLY,
+    HARMLESS,
+    HINTS,
+    INTERNAL,
+    UNSUPPORTED,
+    asks_for_nothing,
+)
 from baton.api.openai.repetition import repetition_stop_of
 from baton.api.openai.structured import grammar_of
 from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
@@ -28,6 +37,8 @@ from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
 _PLAIN: Final = tuple(
     name for name in SamplingParams.__struct_fields__ if name in RANGES and name not in ("max_tokens", "seed", "logprobs")
 )
+TRUNCATE: Final = "truncate_prompt_tokens"
+_REFUSED_IN_CHATS: Final = {**UNSUPPORTED, **COMPLETION_ONLY}
 _REFUSED_OUTSIDE_OF_CHATS: Final = {**UNSUPPORTED, **CHAT_ONLY}
 
 
@@ -64,8 +75,11 @@ class Schema:
     def completion(self, body: dict[str, Any], *, prompts_max: int | None = None) -> CompletionBody:
         """`prompts_max`: in place of the limits `prompts` and `choices`, for a request that takes a few prompts at a time."""
         fields = self.open(body)
-        prompts = self.prompts(fields.raw("prompt"), prompts_max or self._limits.prompts)
-        echo = fields.boolean("echo")
+        cut = fields.raw(TRUNCATE) is not None
+        prompts = self.prompts(fields.raw("prompt"), prompts_max or self._limits.prompts, cut=cut)
+        echo, suffix = fields.boolean("echo"), expect(str, fields.raw("suffix") or "", "suffix")
+        if suffix and (echo or any(not isinstance(prompt, str) for prompt in prompts)):
+            raise bad("suffix needs a prompt that is a text, and no echo", "suffix")
         prompt_only = echo and type(fields.raw("max_tokens")) is int and fields.raw("max_tokens") == 0
         max_tokens = 1 if prompt_only else _max_tokens(fields, 16)
         logprobs = fields.integer("logprobs", None)
@@ -74,7 +88,7 @@ class Schema:
             raise bad(f"n x prompts is {options.n * len(prompts)} and at most {self._limits.choices} are allowed", "n")
         _require_no_best_of(fields, options.n)
         options = replace(options, ignored=fields.finish(self._config.unknown_fields))
-        return CompletionBody(options=options, prompts=prompts, echo=echo, prompt_only=prompt_only)
+        return CompletionBody(options=options, prompts=prompts, echo=echo, suffix=suffix, prompt_only=prompt_only)
 
     def open(self, body: dict[str, Any], *, chat: bool = False) -> Fields:
         """Fields of a body whose model is ours and that asks for nothing we do not have. `chat`: it may have messages."""
@@ -83,7 +97,7 @@ class Schema:
         for name in INTERNAL:
             if name in body:
                 raise bad(f"{name} is not accepted from clients", name, code="internal_field")
-        refused = UNSUPPORTED if chat else _REFUSED_OUTSIDE_OF_CHATS
+        refused = _REFUSED_IN_CHATS if chat else _REFUSED_OUTSIDE_OF_CHATS
         fields.know(refused)
         for name in [name for name in refused if name in body]:  # of so many names a body has hardly any
             if not asks_for_nothing(body[name], refused[name]):
@@ -105,8 +119,8 @@ class Schema:
             404, f"there is no model {told} here; there is '{self._model.name}'", param="model", code="model_not_found"
         )
 
-    def prompts(self, value: Any, most: int) -> tuple[Prompt, ...]:
-        """A text, a list of texts, a list of token ids, or a list of such lists."""
+    def prompts(self, value: Any, most: int, *, cut: bool = False) -> tuple[Prompt, ...]:
+        """A text, a list of texts, a list of token ids, or a list of such lists. `cut`: long ones are cut later."""
         if isinstance(value, str):
             return (value,)
         if not isinstance(value, list):
@@ -114,10 +128,10 @@ class Schema:
         if not value:
             raise bad("prompt is an empty list", "prompt")
         if type(value[0]) is not str and type(value[0]) is not list:
-            return (self._ids(value, "prompt"),)
+            return (self._ids(value, "prompt", cut),)
         if len(value) > most:
             raise bad(f"prompt has {len(value)} prompts and at most {most} are allowed", "prompt")
-        return tuple(self._prompt(entry, f"prompt[{index}]") for index, entry in enumerate(value))
+        return tuple(self._prompt(entry, f"prompt[{index}]", cut) for index, entry in enumerate(value))
 
     def thinking(self, fields: Fields) -> tuple[Thinking, Mapping[str, Any] | None]:
         """What is said of thinking, and what the template is told besides the chat."""
@@ -131,18 +145,18 @@ class Schema:
     def tools(self, fields: Fields) -> Tools | None:
         return read_tools(fields, self._limits)
 
-    def _prompt(self, value: Any, place: str) -> Prompt:
+    def _prompt(self, value: Any, place: str, cut: bool) -> Prompt:
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
             raise bad(f"{place} must be a text or a list of token ids, not {shown(value)}", "prompt")
-        return self._ids(value, place)
+        return self._ids(value, place, cut)
 
-    def _ids(self, value: list[Any], place: str) -> tuple[int, ...]:
+    def _ids(self, value: list[Any], place: str, cut: bool) -> tuple[int, ...]:
         if not value:
             raise bad(f"{place} has no tokens: at least 1 is needed", "prompt")
         longest = self._model.context_tokens - 1
-        if len(value) > longest:
+        if len(value) > longest and not cut:
             raise too_long(len(value), self._model.context_tokens)
         try:
             return checked_token_ids(value, self._model.head_width, place)
@@ -178,6 +192,7 @@ class Schema:
             cache_salt=fields.name("cache_salt"),
             timeout_seconds=self._timeout(fields),
             grammar_field="" if asked is None else asked.field,
+            truncate=-1 if fields.raw(TRUNCATE) == -1 else fields.integer(TRUNCATE, None),
         )
         if max_tokens is not None and sampling.min_tokens > max_tokens:
             raise bad(f"min_tokens ({sampling.min_tokens}) is more than max_tokens ({max_tokens})", "min_tokens")

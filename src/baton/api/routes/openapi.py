@@ -17,6 +17,7 @@ from baton.api.anthropic.fields import MESSAGES
 from baton.api.embeddings import fields as embeddings
 from baton.api.errors import JsonResponse
 from baton.api.http.access import ApiRoute
+from baton.api.infill.fields import INFILL
 from baton.api.limits import RANGES
 from baton.api.ollama import fields as ollama
 from baton.api.openai import field_types
@@ -75,6 +76,7 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETION,
     "/v1/embeddings": _of_table(embeddings.OPENAI),
+    "/infill": {**COMPLETION, **_of_table(INFILL)},
     "/pooling": _of_table(embeddings.POOLING),
     "/rerank": _of_table(rerank.RERANK),
     "/v1/rerank": _of_table(rerank.RERANK),
