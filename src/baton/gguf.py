@@ -73,7 +73,13 @@ class Cursor:
     def head(self) -> tuple[int, dict[str, GGUFValue]]:
         """How many tensors there are, and the metadata. Tensor infos come next."""
         tensors, pairs = self._counts()
-        return tensors, {self.string(): self.value(self.scalar("<I")) for _ in range(pairs)}
+        found: dict[str, GGUFValue] = {}
+        for _ in range(pairs):
+            key = self.string()
+            if key in found:
+                raise ModelFileBroken(f"{self.path}: the metadata key {key} is there twice; it is damaged")
+            found[key] = self.value(self.scalar("<I"))
+        return tensors, found
 
     def pairs(self) -> Iterator[tuple[str, GGUFValue]]:
         """The metadata, one after the other."""

@@ -11,10 +11,11 @@ import pytest
 import torch
 from gguf_files import write_gguf
 from safetensors.torch import load_file, save_file
-from tiny_models import oracle_model
+from tiny_models import CASES, oracle_model
 
 from baton.errors import EngineError, ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
 from baton.models.load import load_model
+from baton.models.loaders.weights import RawWeights
 from baton.models.open import open_model
 from baton.models.reference import all_logits
 
@@ -269,6 +270,45 @@ class TestConfig:
         edit_config(tmp_path, layer_types=["full_attention", "chunked_attention", "full_attention"])
         with pytest.raises(ModelUnsupported, match=r"layer_types is .*sliding_attention, full_attention"):
             load_model(tmp_path)
+
+
+def first_cases() -> list[str]:
+    """A case of every family."""
+    found: dict[str, str] = {}
+    for case, (family, _) in CASES.items():
+        found.setdefault(family, case)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("case", first_cases())
+def test_every_family_refuses_sizes_that_are_not_its_tensors(case, tmp_path):
+    """Before a tensor is read, and in a sentence that names the file."""
+    oracle_model(case).save_pretrained(tmp_path)
+    good = json.loads((tmp_path / "config.json").read_text())
+    check(tmp_path)
+    for key in ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads"):
+        for lie in (2 * good[key], 2**31):
+            changes = {key: lie}
+            if key == "num_hidden_layers" and "layer_types" in good:
+                changes["layer_types"] = (good["layer_types"] * lie)[:lie] if lie < 1000 else good["layer_types"]
+            (tmp_path / "config.json").write_text(json.dumps({**good, **changes}))
+            with pytest.raises(ModelLoadError, match=r"config|tensors|shape"):
+                check(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(good))
+    path = tmp_path / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4])
+    with pytest.raises(ModelFileBroken, match="not a whole safetensors file"):
+        check(tmp_path)
+    path.write_bytes(whole)
+    edit_tensors(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ModelFileBroken, match=r"tensors are missing: final_norm\.weight"):
+        check(tmp_path)
+
+
+def check(folder):
+    opened = open_model(folder)
+    RawWeights(opened.weights, opened.config)
 
 
 WEIRD = [None, 0, -1, 1, 3, 2**40, 1.5, -0.5, float("nan"), float("inf"), "x", "", True, [], [1], ["a"], {}, {"a": 1}]

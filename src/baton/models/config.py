@@ -134,8 +134,9 @@ class Traits:
 
 
 Scoring = Literal["softmax", "sigmoid"]
-EXPERTS_MAX = 4096
-"""Bounded, because names are made for every expert before any tensor could contradict the number."""
+EXPERTS_MAX, EXPERTS_OF_ALL_LAYERS_MAX = 4096, 131_072
+"""Bounded, because names are made for every expert of every layer before any tensor could contradict the numbers. The largest
+models have some 25,000."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +220,8 @@ class ModelConfig:
             self._check_rope(rope)
         ropes = len(self.traits.layer_ropes)
         _require(ropes in (0, self.layers), f"{ropes} rotary settings were given for {self.layers} layers")
+        experts = self.layers * (self.experts.count if self.experts else 0)
+        _require(experts <= EXPERTS_OF_ALL_LAYERS_MAX, f"{experts} experts in all layers; no model has that many")
         mixed = len(self.experts.layers) if self.experts else 0
         _require(mixed in (0, self.layers), f"experts were given for {mixed} of {self.layers} layers")
 

@@ -81,6 +81,8 @@ def _vocab_size(file: GGUFFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileBroken(f"{file.path}: the tensor token_embd.weight is missing, so the vocabulary is unknown")
+    if len(embedding.shape) != 2:
+        raise ModelFileBroken(f"{file.path}: token_embd.weight has {len(embedding.shape)} dimensions; a matrix has 2")
     return embedding.shape[0]
 
 

@@ -51,5 +51,5 @@ def read_json_list(path: Path) -> list[Any]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileBroken(f"{path}: not readable as JSON ({error})") from error

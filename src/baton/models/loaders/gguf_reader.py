@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from baton.errors import ModelFileBroken, ModelUnsupported
@@ -60,6 +61,13 @@ class GGUFFile:
         data_start = -(-cursor.at // alignment) * alignment
         for name, shape, kind, offset in infos:
             self._add_tensor(name, shape, kind, data_start + offset)
+        self._refuse_overlaps()
+
+    def _refuse_overlaps(self) -> None:
+        placed = sorted((one for one in self.tensors.values() if one.nbytes), key=lambda one: one.offset)
+        for one, following in pairwise(placed):
+            if one.offset + one.nbytes > following.offset:
+                raise ModelFileBroken(f"{self.path}: the tensors {one.name} and {following.name} overlap; it is damaged")
 
     def _tensor_info(self, cursor: Cursor) -> tuple[str, tuple[int, ...], TensorType, int]:
         name = cursor.string()

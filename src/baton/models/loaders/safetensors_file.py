@@ -56,7 +56,7 @@ def _tensors(buffer: mmap.mmap) -> dict[str, SafeTensor]:
     (length,) = LENGTH.unpack_from(buffer)
     start = LENGTH.size + length
     _require(length <= TABLE_BYTES_MAX and start <= size, f"its table should end at byte {start}, and the file has {size}")
-    table = json.loads(buffer[LENGTH.size : start])
+    table = json.loads(buffer[LENGTH.size : start], object_pairs_hook=_without_doubles)
     _require(isinstance(table, dict), f"its table is a {type(table).__name__}")
     found = {name: _tensor(entry, start) for name, entry in table.items() if name != METADATA}
     end = start
@@ -65,6 +65,12 @@ def _tensors(buffer: mmap.mmap) -> dict[str, SafeTensor]:
         end += tensor.nbytes
     _require(end == size, f"its tensors end at byte {end}, and the file has {size}")
     return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    _require(len(table) == len(pairs), "its table has a name twice")
+    return table
 
 
 def _tensor(entry: dict[str, Any], data_start: int) -> SafeTensor:
