@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from pathlib import Path
 
-from baton.kvcache.storage.backend import Deadline, LayoutName
+from baton.kvcache.storage.backend import Deadline
+from baton.testing.storage_suite import SOON, block_of, key_of, layout_of
 
-SOON = 30.0
-"""Seconds: a guard against hanging, never a measure."""
+__all__ = ["key_of", "layout_of"]
 
 
 def soon() -> Deadline:
     return Deadline.after(SOON)
-
-
-def key_of(number: int) -> bytes:
-    return sha256(f"key {number}".encode()).digest()
-
-
-def layout_of(name: str = "layout", *, block_bytes: int = 1000, rank: int = 0) -> LayoutName:
-    return LayoutName(fingerprint=sha256(name.encode()).digest(), block_bytes=block_bytes, rank=rank, block_tokens=4)
 
 
 class Rig:
@@ -32,9 +23,7 @@ class Rig:
         return [key_of(number) for number in numbers]
 
     def block(self, number: int) -> memoryview:
-        seed = sha256(f"block {number}".encode()).digest()
-        size = self.layout.block_bytes
-        return memoryview((seed * (size // 32 + 1))[:size])
+        return block_of(number, self.layout.block_bytes)
 
     def blocks(self, numbers) -> list[memoryview]:
         return [self.block(number) for number in numbers]
