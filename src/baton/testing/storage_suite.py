@@ -84,6 +84,10 @@ class StorageConformance:
         """Change bytes of the stored block `number`. Leave it out where tests cannot reach the stored bytes."""
         pytest.skip("the suite cannot reach the stored bytes of this backend")
 
+    def key(self, number: int) -> str:
+        """Of the block `number`, in hexadecimal: object names begin with it (LayoutName.object_name)."""
+        return key_of(number).hex()
+
     @pytest.fixture
     def opened_at(self, tmp_path: Path) -> str:
         return self.address(tmp_path)
