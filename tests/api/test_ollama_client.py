@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 
 import ollama
@@ -81,6 +83,13 @@ def test_a_model_says_whether_it_can_call_tools(text, parser):
 
 def test_models(server, client):
     assert [model.model for model in client.list().models] == ["smol", "gpt-3.5-turbo"]
+    front = server.app.state.front
+    known = dataclasses.replace(front.model, weights="aa", weights_bytes=145_000_000)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(front, "model", known)
+        [listed, _] = client.list().models
+    assert listed.size == 145_000_000
+    assert listed.digest == hashlib.sha256(b"aa").hexdigest()
     assert client.show("smol:latest").modelinfo["baton.context_length"] == 512
     assert "completion" in client.show("smol").capabilities
     assert client.ps().models[0].context_length == 512

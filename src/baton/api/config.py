@@ -36,6 +36,10 @@ class ServedModel:
     "Unix seconds for /v1/models."
     fingerprint: str = "fp_baton"
     "Changes with weights, dtype or layout; clients see it as system_fingerprint."
+    weights: str = ""
+    "Digest of the content of the weight files. Empty: unknown."
+    weights_bytes: int = 0
+    "Size of the weight files. 0: unknown."
     sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
     "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
     pooling: str = "mean"

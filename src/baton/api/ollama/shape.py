@@ -236,12 +236,12 @@ def _parameters(front: Front) -> str:
 
 
 def _model(front: Front, name: str) -> dict[str, Any]:
-    digest = hashlib.sha256(front.model.fingerprint.encode()).hexdigest()
+    digest = hashlib.sha256((front.model.weights or front.model.fingerprint).encode()).hexdigest()
     return {
         "name": name,
         "model": name,
         "modified_at": _modified(front),
-        "size": 0,  # the front knows nothing of the weights
+        "size": front.model.weights_bytes,
         "digest": digest,
         "details": _details(),
     }

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import uvicorn
@@ -163,7 +164,16 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         pooling=ready.pooling,
         scoring=ready.scoring,
         fingerprint=system_fingerprint(config, ready.identity),
+        weights=ready.identity_parts.get("weights", ""),
+        weights_bytes=weights_bytes(Path(config.model)),
     )
+
+
+def weights_bytes(model: Path) -> int:
+    """Size of the weight files of a .gguf file or a folder. 0 where this machine does not have them."""
+    with contextlib.suppress(OSError):
+        return sum(path.stat().st_size for path in ([model] if model.is_file() else model.glob("*.safetensors")))
+    return 0
 
 
 def allow_many_files() -> None:
