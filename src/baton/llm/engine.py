@@ -38,6 +38,7 @@ from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
 from baton.llm.stream import Stream
 from baton.models.aliases import stops_repetitions
+from baton.models.download import Listener
 from baton.models.names import DEFAULT_MODEL, resolve
 from baton.models.support import refuse_unsupported
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
@@ -66,6 +67,11 @@ Sampling = WireParams | Sequence[WireParams] | None
 Progress = Callable[[int, int], None]
 
 
+def _announce(what: str) -> None:
+    """Print to stderr: a script that downloads for minutes without a line seems to hang."""
+    print(f"baton: {what}", file=sys.stderr, flush=True)
+
+
 class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, *, seed: int | None = None, **settings: Any) -> None:
         """`settings` are the fields of baton.config.ServeConfig (max_num_seqs, kv_blocks, block_size, threads, ...), also under
@@ -75,7 +81,7 @@ class LLM:
         # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
         settings = {"prefill_tokens_beside_decodes": 0, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
-        path = str(resolve(model, revision=asked.revision))
+        path = str(resolve(model, revision=asked.revision, listener=Listener(_announce)))
         refuse_unsupported(Path(path))  # before its tokenizer is complained of
         self.config = replace(asked, model=path)
         engine = self.config.engine()
