@@ -7,7 +7,7 @@ import sys
 from functools import cache
 
 import pytest
-from command_rig import baton, said
+from command_rig import baton, baton_here, said
 
 COMMANDS = ["", "serve", "chat", "run", "models", "bench", "bench offline", "bench latency", "bench serve", "simulate"]
 COMMANDS += ["up", "router", "kv", "kv ls", "kv stat", "kv verify", "kv clear"]
@@ -16,7 +16,7 @@ HEAVY = ("torch", "numpy", "transformers", "starlette", "uvicorn", "tokenizers",
 
 @cache
 def helped(command: str) -> subprocess.CompletedProcess[str]:
-    return baton(*command.split(), "--help", COLUMNS="400")
+    return baton_here(*command.split(), "--help", COLUMNS="400")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

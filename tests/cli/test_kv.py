@@ -7,7 +7,8 @@ import os
 from hashlib import sha256
 
 import pytest
-from command_rig import baton, said
+from command_rig import baton_here as baton
+from command_rig import said
 
 from baton.kvcache.storage.backend import Deadline, LayoutName
 from baton.kvcache.storage.files import FileBackend

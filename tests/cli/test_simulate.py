@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_rig import baton_here
 
 from baton import __version__
 from baton.sim.generate import generate
@@ -202,7 +203,7 @@ def test_an_installed_package_says_where_the_mutants_are():
     ],
 )
 def test_wrong_usage_is_answered_with_advice_in_one_line(arguments: tuple[str, ...], advice: str):
-    ran = baton("simulate", *arguments)
+    ran = baton_here("simulate", *arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith("baton simulate: ")
     assert advice in ran.stderr
@@ -225,7 +226,7 @@ def test_a_scenario_file_with_a_mistake_is_not_run(scenario_file: Path, old: str
     text = scenario_file.read_text()
     assert old in text
     scenario_file.write_text(text.replace(old, new, 1))
-    ran = baton("simulate", "--scenario", scenario_file)
+    ran = baton_here("simulate", "--scenario", scenario_file)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert advice in ran.stderr
     assert ran.stderr.count("\n") == 1
