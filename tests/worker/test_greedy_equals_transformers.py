@@ -21,7 +21,7 @@ def case(request, tmp_path_factory):
     return folder, {(name, 0): oracle_greedy(oracle, p, OUTPUT_TOKENS) for name, p in EVERY_PROMPT.items()}
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 64])
 def test_every_architecture(case, chunk):
     folder, expected = case
     if any(word in folder.name for word in ("moe", "mixtral")):

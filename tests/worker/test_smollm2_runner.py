@@ -8,6 +8,9 @@ from rig import Rig, generate, load_path
 from test_smollm2 import _prompts, loaded, oracle  # noqa: F401  fixtures of the model tests
 
 OUTPUT_TOKENS = 8
+pytestmark = pytest.mark.slow
+"""Loading and running the oracle takes half a minute. make test has its two halves: the runner against transformers on small
+models (test_greedy_equals_transformers.py), and this model against transformers without the runner (test_smollm2.py)."""
 
 
 @pytest.fixture(scope="module")
