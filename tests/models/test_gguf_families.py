@@ -67,6 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "gemma3-six": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, {"attention.sliding_window": 5}),
     "qwen3-moe": ("qwen3moe", {}, MOE),
     "mixtral": ("llama", {}, {**MOE, "expert_feed_forward_length": 56}),
+    "qwen2-moe-all": ("qwen2moe", {}, {**MOE, "expert_shared_feed_forward_length": 20}),
 }
 SIDE_BY_SIDE = ("llama", "granite", "smollm3")
 """Whose rows the converter puts side by side. (Others of llama.cpp's kind NORM are so in their own files.)"""
@@ -80,7 +81,9 @@ SIX = {
 
 @pytest.fixture(params=FAMILIES)
 def case(request, monkeypatch):
-    monkeypatch.setitem(__import__("tiny_models").CASES, "gemma3-six", ("Gemma3", SIX))
+    cases = __import__("tiny_models").CASES
+    monkeypatch.setitem(cases, "gemma3-six", ("Gemma3", SIX))
+    monkeypatch.setitem(cases, "qwen2-moe-all", ("Qwen2Moe", {**cases["qwen2-moe"][1], "mlp_only_layers": []}))
     return request.param
 
 
@@ -143,6 +146,8 @@ def tensors(oracle: Any, architecture: str, names: dict[str, str]) -> dict[str, 
                 found[f"blk.{layer}.ffn_up_exps.weight"] = up
             continue
         theirs = names[module]
+        if theirs == "ffn_gate_inp_shexp":
+            array = array.reshape(-1)
         if architecture in SIDE_BY_SIDE and theirs in ("attn_q", "attn_k"):
             config = oracle.config
             array = interleaved(array, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads)

@@ -12,6 +12,7 @@ from steps import Paged, Part
 from baton.config import WorkerConfig
 from baton.kvpool.pool import KVPool
 from baton.models.config import (
+    Experts,
     FrequencyDivisors,
     LinearScaling,
     Llama3Scaling,
@@ -38,6 +39,13 @@ def rope(scaling: object) -> RopeConfig:
     return RopeConfig(theta=10000.0, scaling=scaling)  # type: ignore[arg-type]
 
 
+SOFTMAX = Experts(count=5, per_token=2, inner_size=24, normalised=True)
+SIGMOID = Experts(
+    count=7, per_token=3, inner_size=40, normalised=False, layers=(False, True), scoring="sigmoid", correction=True, scale=1.5,
+    shared_size=56, shared_gate=True,
+)  # fmt: skip
+"""With everything that a mixture may have."""
+
 EXACT_CASES: dict[str, ModelConfig] = {
     "plain": PLAIN,
     "tied": replace(PLAIN, tied_embeddings=True),
@@ -55,12 +63,18 @@ EXACT_CASES: dict[str, ModelConfig] = {
         PLAIN, rope=rope(Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=32))
     ),
     "yarn": replace(PLAIN, rope=rope(YarnScaling(factor=4.0, original_context=16, attention_factor=1.2))),
+    "experts": replace(PLAIN, experts=SOFTMAX),
+    "experts with everything": replace(PLAIN, experts=SIGMOID, traits=Traits(norms="both")),
+    "experts side by side with attention": replace(PLAIN, experts=SOFTMAX, traits=Traits(parallel=True)),
+    "one of one expert": replace(PLAIN, experts=replace(SOFTMAX, count=1, per_token=1)),
     "divisors": replace(PLAIN, rope=rope(FrequencyDivisors(divisors=tuple(1.0 + i for i in range(8))))),
 }
 QUANTISED_CASES: dict[str, ModelConfig] = {
     "plain": PLAIN,
     "tied": EXACT_CASES["tied"],
     "everything": EXACT_CASES["everything"],
+    "experts": replace(PLAIN, experts=replace(SOFTMAX, inner_size=64)),
+    "experts with everything": replace(PLAIN, experts=replace(SIGMOID, inner_size=96, shared_size=32)),
     "some rows that are no whole groups": replace(PLAIN, hidden_size=48, head_dim=32, intermediate_size=64),
 }
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.kvpool.pool import KVPool
-from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.models.loaders.weights import StoredTensor
 from baton.models.open import OpenedModel
 from baton.models.parameters import EMBED, LM_HEAD, expected_shapes
@@ -60,6 +60,14 @@ CONFIG = ModelConfig(
     traits=Traits(qkv_bias=True, qk_norm=True, layer_windows=(None, 300)),
     context_tokens_max=1100,
 )
+MIXTURES: dict[str, Experts | None] = {
+    "": None,
+    "softmax": Experts(count=6, per_token=2, inner_size=256, normalised=True),
+    "sigmoid": Experts(
+        count=9, per_token=4, inner_size=512, normalised=False, scoring="sigmoid", correction=True, scale=1.5, shared_size=256,
+        shared_gate=True, layers=(False, True),
+    ),
+}  # fmt: skip
 HALVES: dict[TensorType, tuple[int, ...]] = {
     Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,),
 }  # fmt: skip
@@ -79,11 +87,14 @@ class Case:
     quantization: str
     kv_dtype: str
     long: bool = False
+    experts: str = ""
+    "One of MIXTURES."
 
     @property
     def name(self) -> str:
         kinds = self.stored[0].name if len(self.stored) == 1 else "every kind"
-        return f"{kinds} as {self.quantization}, {self.kv_dtype} keys{', long' * self.long}"
+        more = f", {self.experts} experts" if self.experts else ""
+        return f"{kinds} as {self.quantization}, {self.kv_dtype} keys{', long' * self.long}{more}"
 
 
 EVERY_KIND = (Q8_0, Q4_K, Q6_K, F16, Q5_0, BF16, Q5_1, F32, Q5_K, Q4_1, Q4_0)
@@ -101,6 +112,11 @@ CASES = (
     Case((Q8_0,), "auto", "int8"),
     Case(EVERY_KIND, "auto", "int8"),
     Case(EVERY_KIND, "none", "float16"),
+    Case((F32,), "none", "float32", experts="softmax"),
+    Case((F32,), "none", "float32", experts="sigmoid"),
+    Case((F32,), "int8", "int8", experts="sigmoid"),
+    Case((F32,), "int4", "int8", experts="sigmoid"),
+    Case((Q4_K,), "auto", "int8", experts="softmax"),
 )
 INSTEAD = Path(__file__).parent
 _AVX512, _AVX2 = (next(variant for variant in VARIANTS if variant.name == name) for name in ("avx512", "avx2"))
@@ -180,9 +196,10 @@ LONG: list[list[Part]] = [[(0, 0, 512)], [(0, 512, 500)], [(0, 1012, 40)], [(0, 
 
 def digest_of(library: Library, case: Case) -> str:
     """Of all logits, and of some draws from them."""
-    weights = GoldenWeights(CONFIG, case.stored)
+    config = replace(CONFIG, experts=MIXTURES[case.experts])
+    weights = GoldenWeights(config, case.stored)
     settings: dict[str, Any] = {"quantization": case.quantization, "kv_dtype": case.kv_dtype, "threads": THREADS}
-    loaded = load_native(library, OpenedModel(Path(), CONFIG, weights), WorkerConfig(block_size=BLOCK, **settings))
+    loaded = load_native(library, OpenedModel(Path(), config, weights), WorkerConfig(block_size=BLOCK, **settings))
     width = -(-CONFIG.context_tokens_max // BLOCK)
     pool = KVPool.create(kv_layout(CONFIG, BLOCK, loaded.kv), 4 * width)
     tables = np.arange(4 * width, dtype=np.int32)[::-1].reshape(4, width).copy()

@@ -72,7 +72,11 @@ def test_with_weights_of_four_bits_it_rounds_like_the_one_in_torch(library, case
     if not library.has_tiles():  # those round otherwise, and less: test_products.py says how
         assert np.mean(strangers < EXACT) > 0.9
     long = distances(in_c(library, case, "int4", LENGTHS), in_torch(case, "int4"))
-    assert max(strangers.max(), long.max()) < FLIPS
+    far = np.concatenate((strangers, long))
+    if "experts" in case:  # a flip may send a token whose router hardly prefers one expert to another
+        assert np.mean(far < FLIPS) > 0.97
+    else:
+        assert far.max() < FLIPS
 
 
 @pytest.mark.parametrize("quantization", ["int8", "auto"])
@@ -84,9 +88,10 @@ def test_with_weights_of_eight_bits_it_is_as_good_as_the_one_in_torch(library, c
     assert ours.max() < 2 * theirs.max()
 
 
+@pytest.mark.parametrize("case", ["everything", "experts with everything"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, quantization):
-    talk = Conversation(QUANTISED_CASES["everything"], LENGTHS)
+def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, quantization, case):
+    talk = Conversation(QUANTISED_CASES[case], LENGTHS)
     forward = talk.forward(load(library, talk.config, quantization=quantization))
     alone = talk.run(forward, [[part] for part in talk.all_at_once()])
     forward.close()

@@ -23,7 +23,8 @@ from baton.models.quantise import converted, type_for
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F16, F32, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0
 from baton.native.library import load_best, load_variant
-from baton.native.packing import KINDS, LARGE_PAGE, STORED, Arena, PackedModel, _kind_of, plan_model
+from baton.native.packing import LARGE_PAGE, STORED, Arena, PackedModel
+from baton.native.plan import KINDS, kind_of, plan_model
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
@@ -42,7 +43,7 @@ def some(kind, rows: int = 8, width: int = 64, seed: int = 0) -> RawTensor:
     [((Q4_1, Q4_1), Q4_1), ((Q4_0, Q4_1), Q8_0), ((Q4_0, Q8_0, Q4_1), Q8_0), ((Q8_0, Q4_1), Q8_0), ((Q4_1, F32), F32)],
 )
 def test_parts_of_different_types_become_what_loses_least(kinds, together):
-    assert _kind_of(kinds) == together
+    assert kind_of(kinds) == together
 
 
 def test_a_file_may_store_queries_keys_and_values_differently(library):

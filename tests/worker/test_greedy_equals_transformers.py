@@ -6,8 +6,6 @@ import pytest
 from rig import generate, load_path
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_model
 
-from baton.errors import ModelUnsupported
-
 OUTPUT_TOKENS = 8
 EVERY_PROMPT = {f"p{i}": prompt for i, prompt in enumerate(PROMPTS)}
 
@@ -24,10 +22,6 @@ def case(request, tmp_path_factory):
 @pytest.mark.parametrize("chunk", [1, pytest.param(7, marks=pytest.mark.slow), 64])
 def test_every_architecture(case, chunk):
     folder, expected = case
-    if any(word in folder.name for word in ("moe", "mixtral")):
-        with pytest.raises(ModelUnsupported, match="mixtures of experts"):
-            load_path(folder, compute="native")
-        return
     model = load_path(folder, compute="native")
     assert generate(model, EVERY_PROMPT, max_tokens=OUTPUT_TOKENS, rig={"chunk": chunk, "block_size": 4}) == expected
 

@@ -59,9 +59,7 @@ class DecoderLayer:
             hidden += self.mlp_post_norm(self.mlp(self.mlp_norm(hidden)))
 
     def linears(self) -> list[Linear]:
-        """But for those of experts, which are never quantised."""
-        of_mlp = [self.mlp.gate_up, self.mlp.down] if isinstance(self.mlp, MLP) else []
-        return [self.attention.qkv, self.attention.output, *of_mlp]
+        return [self.attention.qkv, self.attention.output, *self.mlp.linears()]
 
 
 def _as_it_is(rows: Tensor) -> Tensor:

@@ -47,9 +47,7 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     Vectors, matrices whose rows are not whole blocks, and those whose rows are so long that sums of products of bytes would
     not fit 32 bits, are float32 in any case.
     """
-    if name.endswith(".mlp.router.weight"):  # small, and a wrong turn there is a large error
-        return F32
-    if ".mlp.experts." in name:  # nothing computes on blocks of theirs: rounding would cost quality and save nothing
+    if name.endswith((".mlp.router.weight", ".mlp.shared_gate.weight")):  # small, and a wrong turn there is a large error
         return F32
     if quantization in ("none", "fp8") or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
         return F32

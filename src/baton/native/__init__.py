@@ -4,6 +4,7 @@ variants   which instructions this processor has
 prebuilt   finds the libraries that a wheel carries
 build      compiles csrc/ for one of them, once a machine, where no prebuilt library fits
 library    the C functions and structures
+plan       which matrices a model's weights become, and their bytes
 packing    a model's weights in the order in which the products read them
 decoder    a packed model on a KV pool: steps in, hidden rows and logits out
 

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.errors import EngineError
+from baton.models.config import ModelConfig
 from baton.models.raw_tensor import Floats
 from baton.models.rotary import RotaryTable
-from baton.native.library import LayerWeights, Library, Model, Shape, Step
+from baton.native.library import Experts, LayerWeights, Library, Model, Shape, Step
 from baton.native.packing import PackedModel
 
 Int64s = NDArray[np.int64]
@@ -46,7 +47,7 @@ class NativeDecoder:
             layers=config.layers,
             hidden=config.hidden_size,
             vocabulary=config.vocab_size,
-            inner=config.intermediate_size,
+            inner=config.intermediate_size if any(map(_is_dense, packed.blocks)) else 0,
             attention=Shape(
                 heads=config.heads,
                 kv_heads=config.kv_heads,
@@ -56,6 +57,7 @@ class NativeDecoder:
                 values_at=half_block,
                 scale=config.attention_scale,
             ),
+            experts=experts_of(config),
             norm_eps=config.norm_eps,
             embedding_scale=config.traits.embedding_scale,
             layer_norm=config.traits.layer_norm,
@@ -128,3 +130,23 @@ class NativeDecoder:
         """Ends the threads. Nothing can be computed any more."""
         self._end_threads()
         self._handle = None
+
+
+def _is_dense(block: LayerWeights) -> bool:
+    return not block.mixture.gate_up
+
+
+def experts_of(config: ModelConfig) -> Experts:
+    experts = config.experts
+    if experts is None:
+        return Experts()
+    return Experts(
+        count=experts.count,
+        per_token=experts.per_token,
+        inner=experts.inner_size,
+        shared=experts.shared_size,
+        shared_gate=experts.shared_gate,
+        sigmoid=experts.scoring == "sigmoid",
+        normalised=experts.normalised,
+        scale=experts.scale,
+    )

@@ -40,11 +40,22 @@ class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
+class Mixture(Structure):
+    """In place of an MLP: csrc/experts.h."""
+
+    _fields_ = (
+        *((name, POINTER(Matrix)) for name in ("gate_up", "down")),
+        ("router", Matrix),
+        ("correction", c_void_p),
+    )
+
+
 class LayerWeights(Structure):
     _fields_ = (
         *((name, Norm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
         *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        ("mixture", Mixture),
         ("window", c_int64),
     )
 
@@ -56,10 +67,19 @@ class Shape(Structure):
     )
 
 
+class Experts(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("count", "per_token", "inner", "shared")),
+        *((name, c_int32) for name in ("shared_gate", "sigmoid", "normalised")),
+        ("scale", c_float),
+    )
+
+
 class Model(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
         ("attention", Shape),
+        ("experts", Experts),
         *((name, c_float) for name in ("norm_eps", "embedding_scale")),
         *(
             (name, c_int32)
@@ -103,11 +123,12 @@ class Library:
         self.likeliest = _function(c.baton_likeliest, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
         self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
+        self.route = _function(c.baton_route, None, POINTER(Experts), *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p))
         layer = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(Step), POINTER(Shape), *layer)
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Matrix, LayerWeights, Shape, Model, Step)
+STRUCTURES: tuple[type[Structure], ...] = (Matrix, Mixture, LayerWeights, Shape, Experts, Model, Step)
 """In the order of baton_sizes (csrc/decoder.c)."""
 
 

@@ -1,22 +1,20 @@
-"""A model's weights in the order in which the products read them (csrc/matrix.h).
+"""A model's weights in the order in which the products read them (csrc/matrix.h). plan.py says which matrices they become.
 
-Several tensors that take the same input become one matrix: queries, keys and values; gate and up, whose outputs alternate
-sixteen by sixteen so that a gate and what it lets through come out of the same product. All matrices lie in one arena of
-large pages: a token reads every byte of it once, and with small pages looking up addresses would take a good part of that.
+All matrices lie in one arena of large pages: a token reads every byte of it once, and with small pages looking up addresses
+would take a good part of that.
 
 The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
 bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
 Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/internals/quantisation.md),
 and costs a third of the start. Nor the output head of a model with weights of four bits, which keeps its groups
-(`keeps_groups`).
+(plan.keeps_groups).
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from ctypes import c_int64
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,23 +26,28 @@ from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
 from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, LM_HEAD, layer_norms
-from baton.models.quantise import converted, type_for, weights_as
-from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
-from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
+from baton.models.quantise import converted, weights_as
+from baton.models.raw_tensor import Bytes, Floats, RawTensor
+from baton.models.tensor_types import BF16, F16, F32, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, TensorType
 from baton.native import library as c
-from baton.native.library import GATES, LayerWeights, Library, Matrix, Norm
+from baton.native.library import GATES, LayerWeights, Library, Matrix, Mixture, Norm
+from baton.native.plan import (
+    HEAD,
+    KINDS,
+    PANEL,
+    Places,
+    PlannedStack,
+    Stack,
+    layer_stacks,
+    places_of,
+    plan_model,
+    plan_stack,
+    whole_lines,
+    with_head,
+)
 
-PANEL = 32
-PAIR = PANEL // 2
-LINE = 64
 LARGE_PAGE = 2 << 20
 
-ATTENTION_INPUTS, ATTENTION_OUTPUT = ("attention.q", "attention.k", "attention.v"), ("attention.o",)
-MLP_INPUTS, MLP_OUTPUT = ("mlp.gate", "mlp.up"), ("mlp.down",)
-"""What becomes one matrix each."""
-
-KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1}
-"""Of matrices."""
 STORED: dict[TensorType, int] = {
     **KINDS,
     F16: c.F16,
@@ -57,31 +60,37 @@ STORED: dict[TensorType, int] = {
 }
 """What the library reads from files."""
 
-LARGE_WEIGHTS = 1 << 30
-"""A model of more weights is large."""
 
-Places = NDArray[np.int64]
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of a file, and the outputs of a matrix that they become."""
+
+    matrix: Matrix
+    rows: RawTensor
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A matrix, and what it is made of."""
+    """A stack of matrices (plan.py), and what it is made of."""
 
-    matrix: Matrix
-    parts: Sequence[RawTensor]
-    places: Sequence[Places]
+    pieces: list[Piece]
     balance: Floats
-    "Of a matrix of bytes: [inputs], in the library's own memory. Else empty."
+    "Of matrices of bytes: [inputs], in the library's own memory. Else empty."
     squares: Floats
     "The same: of the weights, summed up over outputs."
 
-    def run(self, library: Library, threads: int, *, sum_squares: bool = False) -> None:
+    def run(self, library: Library, threads: int) -> None:
+        """Packs all pieces again, with the balance that is there now."""
+        for piece in self.pieces:
+            self.pack(library, piece, threads)
+
+    def pack(self, library: Library, piece: Piece, threads: int, *, sum_squares: bool = False) -> None:
         squares = self.squares.ctypes.data if sum_squares and len(self.squares) else None
-        for part, places in zip(self.parts, self.places, strict=True):
-            rows, order = np.ascontiguousarray(part.data), np.ascontiguousarray(places, np.int64)
-            where = (rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
-            if library.pack(self.matrix, STORED[part.type], *where, squares, threads):
-                raise EngineError("there is not enough memory to pack the weights")
+        rows, order = np.ascontiguousarray(piece.rows.data), np.ascontiguousarray(piece.places, np.int64)
+        where = (rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
+        if library.pack(piece.matrix, STORED[piece.rows.type], *where, squares, threads):
+            raise EngineError("there is not enough memory to pack the weights")
 
 
 class Arena:
@@ -102,7 +111,7 @@ class Arena:
 
     def take(self, nbytes: int) -> Bytes:
         begin = self._used
-        self._used += _whole_lines(nbytes)
+        self._used += whole_lines(nbytes)
         if begin + nbytes > len(self._bytes):
             raise InvariantBroken(f"the weights need more than the {self.nbytes} bytes that were planned for them")
         return self._bytes[begin : begin + nbytes]
@@ -119,10 +128,12 @@ class PackedModel:
         self._library = library
         self._weights: RawWeights | None = weights
         self._quantization = quantization
+        self._stored = with_head(config, weights.stored)
         planned = plan_model(library, config, weights.stored, quantization)
         self.large, self._balanced, self._grouped = planned.large, planned.balanced, planned.grouped
         self._arena = Arena(planned.nbytes)
         self._kept: list[Floats] = []
+        self._kept_experts: list[object] = []
         self.of_bytes: list[Packing] = []
         "In the order of `matrices`: to be packed again, with a balance."
         embedding = weights.take(EMBED)
@@ -137,63 +148,81 @@ class PackedModel:
         self.blocks = (LayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._norm("final_norm")
         self.final_norm_weights = self._final_norm_weights()
-        self.head = self._matrix([embedding if config.tied_embeddings else weights.take(LM_HEAD)], [LM_HEAD])
+        head = embedding if config.tied_embeddings else weights.take(LM_HEAD)
+        self.head = self._matrices(HEAD, {LM_HEAD: head})[0]
         weights.close()
         self._weights = None  # nothing is read from the files any more, and they are unmapped
 
     def matrices(self) -> list[Matrix]:
-        """Those that the library reads, in the order in which they were packed."""
-        return [*(getattr(block, name) for block in self.blocks for name in ("qkv", "output", "gate_up", "down")), self.head]
+        """Those that may get a balance, where the library reads them, in the order in which they were packed. Of a layer's
+        experts the first: rows are quantised for that one."""
+        found = []
+        for block in self.blocks:
+            found += [block.qkv, block.output, block.gate_up, block.down]
+            found += [block.mixture.gate_up[0]] if block.mixture.gate_up else []
+        return [*found, self.head]
 
     def _block(self, layer: int) -> LayerWeights:
         prefix, traits = f"layers.{layer}.", self.config.traits
-        attention = f"{prefix}attention."
-
-        def linear(names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
-            return self._linear([f"{prefix}{name}" for name in names], bias=bias, paired=paired)
-
+        packed = {name: self._matrices(stack) for name, stack in layer_stacks(self.config, layer).items()}
+        mixture = Mixture()
+        if "router" in packed:
+            experts = [(Matrix * len(packed[name]))(*packed[name]) for name in ("experts_gate_up", "experts_down")]
+            self._kept_experts += experts  # the library has their address alone
+            mixture = Mixture(*experts, packed["router"][0], self._correction(layer))
         return LayerWeights(
             **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
-            q_norm=self._vector(f"{attention}q_norm.weight") if traits.qk_norm else None,
-            k_norm=self._vector(f"{attention}k_norm.weight") if traits.qk_norm else None,
-            qkv=linear(ATTENTION_INPUTS, bias=traits.qkv_bias),
-            output=linear(ATTENTION_OUTPUT, bias=traits.output_bias),
-            gate_up=linear(MLP_INPUTS, bias=traits.mlp_bias, paired=True),
-            down=linear(MLP_OUTPUT, bias=traits.mlp_bias),
+            q_norm=self._vector(f"{prefix}attention.q_norm.weight") if traits.qk_norm else None,
+            k_norm=self._vector(f"{prefix}attention.k_norm.weight") if traits.qk_norm else None,
+            **{name: packed[name][0] for name in ("qkv", "output", "gate_up", "down") if name in packed},
+            mixture=mixture,
             window=self.config.window(layer) or 0,
         )
 
-    def _linear(self, names: Sequence[str], *, bias: bool, paired: bool = False) -> Matrix:
-        names_of_weights = [f"{name}.weight" for name in names]
-        raws = [self._take(name) for name in names_of_weights]
-        biases = [dequantise(self._take(f"{name}.bias")).reshape(-1) for name in names] if bias else []
-        return self._matrix(raws, names_of_weights, biases, paired=paired)
+    def _correction(self, layer: int) -> int | None:
+        experts = self.config.experts
+        return self._vector(f"layers.{layer}.mlp.router.correction") if experts and experts.correction else None
 
-    def _matrix(
-        self, raws: Sequence[RawTensor], names: Sequence[str], biases: Sequence[Floats] = (), *, paired: bool = False
-    ) -> Matrix:
-        matrix, part_bytes = _planned(
-            self._library, raws, names, self._quantization, paired=paired, grouped=self._grouped and names == [LM_HEAD]
-        )
-        if paired:
-            matrix.paired = GATES[self.config.traits.activation]
-        raws = [raw if raw.type in STORED else converted(raw, F32) for raw in raws]
-        sizes = [raw.rows for raw in raws]
-        places = _paired_places(sizes[0]) if paired else np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        numbers, scales, corrections = (self._arena.take(nbytes) for nbytes in part_bytes)
-        matrix.numbers, matrix.scales, matrix.corrections = (part.ctypes.data for part in (numbers, scales, corrections))
-        rotated = matrix.kind == c.Q8_0
-        balance = (corrections if rotated else corrections[:0]).view(np.float32)
-        balance.fill(1.0)
-        packing = Packing(matrix, raws, places, balance, np.zeros_like(balance))
-        if rotated and self._balanced:
+    def _matrices(self, stack: Stack, given: Mapping[str, RawTensor] | None = None) -> list[Matrix]:
+        """`given`: tensors that were taken from the file already."""
+        planned = plan_stack(self._library, stack, self._stored, self._quantization, grouped=self._grouped)
+        balance = np.ones(planned.matrix.inputs if planned.rotated else 0, np.float32)
+        if planned.rotated:
+            shared = self._arena.take(planned.corrections).view(np.float32)
+            shared[:], balance = balance, shared
+        packing = Packing([], balance, np.zeros_like(balance))
+        balanced = planned.rotated and stack.balanced and self._balanced
+        matrices = []
+        for names in stack.parts:
+            matrix = self._placed(stack, planned, balance)
+            for piece in self._pieces(matrix, stack, names, given or {}):
+                packing.pack(self._library, piece, self.threads, sum_squares=balanced)
+                packing.pieces.extend([piece] if balanced else [])
+            matrices.append(matrix)
+        if balanced:
             self.of_bytes.append(packing)
-        packing.run(self._library, self.threads, sum_squares=self._balanced)
-        if biases:
-            bias = np.zeros(matrix.panels * PANEL, np.float32)
-            bias[np.concatenate(places)] = np.concatenate(biases)
-            matrix.bias = self._keep(bias)
+        return matrices
+
+    def _placed(self, stack: Stack, planned: PlannedStack, balance: Floats) -> Matrix:
+        """The next matrix of the stack, with memory of its own. Those of rotated bytes share their input scales."""
+        matrix = Matrix.from_buffer_copy(planned.matrix)
+        matrix.paired = GATES[self.config.traits.activation] if stack.paired else 0
+        matrix.numbers, matrix.scales = (self._arena.take(n).ctypes.data for n in (planned.numbers, planned.scales))
+        corrections = balance if planned.rotated else self._arena.take(planned.corrections)
+        matrix.corrections = corrections.ctypes.data
         return matrix
+
+    def _pieces(self, matrix: Matrix, stack: Stack, names: Sequence[str], given: Mapping[str, RawTensor]) -> Iterator[Piece]:
+        sizes = [self._stored[f"{name}.weight"].rows for name in names]
+        places = places_of(sizes, paired=stack.paired)
+        for name, of_part in zip(names, places, strict=True):
+            raw = given.get(f"{name}.weight") or self._take(f"{name}.weight")
+            yield Piece(matrix, raw if raw.type in STORED else converted(raw, F32), of_part)
+        if stack.bias:
+            bias = np.zeros(matrix.panels * PANEL, np.float32)
+            for name, of_part in zip(names, places, strict=True):
+                bias[of_part] = dequantise(self._take(f"{name}.bias")).reshape(-1)
+            matrix.bias = self._keep(bias)
 
     def _take(self, name: str) -> RawTensor:
         assert self._weights is not None
@@ -214,97 +243,3 @@ class PackedModel:
         array = np.ascontiguousarray(array, np.float32)
         self._kept.append(array)
         return array.ctypes.data
-
-
-def _kind_of(types: Sequence[TensorType]) -> TensorType:
-    """A file may store the parts of one matrix differently. Then they all become what loses least."""
-    kinds = set(types)
-    return types[0] if len(kinds) == 1 else F32 if F32 in kinds else Q8_0
-
-
-def _paired_places(width: int) -> list[Places]:
-    """Gate i and up i are PAIR outputs apart."""
-    rows = np.arange(width)
-    gates = rows // PAIR * PANEL + rows % PAIR
-    return [gates, gates + PAIR]
-
-
-def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Quantization) -> bool:
-    """Whether the output head, if it is of bytes, keeps a scale for every 32 weights (csrc/matmul_q4.h). It does in models with
-    matrices of four bits (`kinds`: of the layers), which would lose most by rotated bytes with one scale a row
-    (docs/internals/quantisation.md). Not on tiles, which have no such product."""
-    return quantization != "int8" and not library.has_tiles() and not {Q4_0, Q4_1}.isdisjoint(kinds)
-
-
-def _planned(
-    library: Library,
-    tensors: Sequence[TensorFacts],
-    names: Sequence[str],
-    quantization: Quantization,
-    *,
-    paired: bool,
-    grouped: bool = False,
-) -> tuple[Matrix, tuple[int, ...]]:
-    """The matrix that these become, without its memory, and how many bytes its numbers, scales and corrections take.
-    `grouped`: bytes keep their groups."""
-    kind = KINDS[_kind_of([type_for(tensor, name, quantization) for tensor, name in zip(tensors, names, strict=True)])]
-    outputs = 1 + int(_paired_places(tensors[0].rows)[1][-1]) if paired else sum(tensor.rows for tensor in tensors)
-    matrix = Matrix(c.GROUPED_INT8 if grouped and kind == c.Q8_0 else kind, paired, outputs, tensors[0].row_elements)
-    sizes = (c_int64 * 3)()
-    library.plan(matrix, sizes)
-    return matrix, tuple(sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """What a model's matrices will be."""
-
-    nbytes: int
-    "Of all of them."
-    weights: int
-    of_bytes: int
-    "Weights that are computed on as rotated bytes."
-    grouped: bool
-    "Whether the head, if it is of bytes, keeps its groups."
-
-    @property
-    def large(self) -> bool:
-        return self.weights > LARGE_WEIGHTS
-
-    @property
-    def balanced(self) -> bool:
-        """Whether the matrices of bytes get a balance."""
-        return not self.large or 2 * self.of_bytes > self.weights
-
-
-def plan_model(
-    library: Library, config: ModelConfig, stored: Mapping[str, TensorFacts], quantization: Quantization
-) -> PlannedModel:
-    """Worked out from what the file says of its tensors."""
-    every = [
-        ([f"layers.{layer}.{name}.weight" for name in names], names == MLP_INPUTS)
-        for layer in range(config.layers)
-        for names in (ATTENTION_INPUTS, ATTENTION_OUTPUT, MLP_INPUTS, MLP_OUTPUT)
-    ]
-    facts = {
-        name: stored[EMBED if name == LM_HEAD and config.tied_embeddings else name]
-        for names, _ in [*every, ([LM_HEAD], False)]
-        for name in names
-    }
-    grouped = keeps_groups(
-        library, (type_for(facts[name], name, quantization) for names, _ in every for name in names), quantization
-    )
-    nbytes = weights = of_bytes = 0
-    for names, paired in [*every, ([LM_HEAD], False)]:
-        tensors = [facts[name] for name in names]
-        matrix, part_bytes = _planned(
-            library, tensors, names, quantization, paired=paired, grouped=grouped and names == [LM_HEAD]
-        )
-        nbytes += sum(map(_whole_lines, part_bytes))
-        weights += matrix.outputs * matrix.inputs
-        of_bytes += matrix.outputs * matrix.inputs if matrix.kind == c.Q8_0 else 0
-    return PlannedModel(nbytes, weights, of_bytes, grouped)
-
-
-def _whole_lines(nbytes: int) -> int:
-    return -(-nbytes // LINE) * LINE

@@ -10,36 +10,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.models.config import Activation, Experts
-from baton.models.layers.mlp import MLP, gated
-from baton.models.parameters import expert_names
+from baton.models.layers.linear import Linear
+from baton.models.layers.mlp import MLP
 from baton.models.torch_weights import Weights
 
 
 class ExpertMixture:
-    __slots__ = ("activation", "correction", "down", "experts", "gate_up", "router", "shared", "shared_gate")
+    __slots__ = ("correction", "experts", "mlps", "router", "shared", "shared_gate")
 
     def __init__(self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu") -> None:
-        self.experts, self.activation = experts, activation
+        self.experts = experts
         prefix = f"layers.{layer}.mlp."
         self.router = weights.take([f"{prefix}router.weight"])
         self.correction = weights.take([f"{prefix}router.correction"]).float() if experts.correction else None
-        self.shared: MLP | None = None
-        if experts.shared_size:
-            self.shared = MLP(weights, f"{prefix}shared.", experts.shared_size, activation=activation)
+
+        def mlp(name: str, width: int) -> MLP:
+            return MLP(weights, f"{prefix}{name}.", width, activation=activation)
+
+        self.shared = mlp("shared", experts.shared_size) if experts.shared_size else None
         self.shared_gate = weights.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None
-        gate_up = weights.take(expert_names(layer, experts.count, "gate", "up"))
-        self.gate_up = gate_up.view(experts.count, 2 * experts.inner_size, -1)
-        self.down = weights.take(expert_names(layer, experts.count, "down")).view(experts.count, -1, experts.inner_size)
+        self.mlps = [mlp(f"experts.{expert}", experts.inner_size) for expert in range(experts.count)]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         picked, shares = pick_experts(F.linear(hidden, self.router), self.experts, self.correction)
         out = self._shared(hidden)
         for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
             rows, places = torch.where(picked == expert)
-            gate, up = F.linear(hidden[rows], self.gate_up[expert]).chunk(2, -1)
-            answer = F.linear(gated(gate, up, self.activation), self.down[expert])
+            answer = self.mlps[expert](hidden[rows])
             out.index_add_(0, rows, answer * shares[rows, places, None].to(hidden.dtype))
         return out
+
+    def linears(self) -> list[Linear]:
+        mlps = self.mlps if self.shared is None else [*self.mlps, self.shared]
+        return [linear for mlp in mlps for linear in mlp.linears()]
 
     def _shared(self, hidden: Tensor) -> Tensor:
         """What every row gets, whatever is picked."""

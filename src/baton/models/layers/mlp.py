@@ -35,3 +35,6 @@ class MLP:
     def __call__(self, hidden: Tensor) -> Tensor:
         gate_up = self.gate_up(hidden)
         return self.down(gated(gate_up[:, : self.width], gate_up[:, self.width :], self.activation))
+
+    def linears(self) -> list[Linear]:
+        return [self.gate_up, self.down]

@@ -80,6 +80,8 @@ class ArrangedWeights:
     def _as_folded(self, name: str, tensor: StoredTensor) -> StoredTensor:
         if name.endswith(".correction") and tensor.shape[:-1] in ((), (1,)):  # ERNIE stores one row
             tensor = replace(tensor, shape=tensor.shape[-1:])
+        if name.endswith(".shared_gate.weight") and len(tensor.shape) == 1:  # llama.cpp stores a vector
+            tensor = replace(tensor, shape=(1, *tensor.shape))
         return tensor if self._folds(name) is None else replace(tensor, type=F32)
 
     def _find_cuts(self) -> dict[str, tuple[str, int, int]]:
@@ -145,6 +147,8 @@ class ArrangedWeights:
     def _folded(self, name: str, raw: RawTensor) -> RawTensor:
         if name.endswith(".correction"):
             return RawTensor.of_floats(dequantise(raw).reshape(-1))
+        if name.endswith(".shared_gate.weight"):
+            return replace(raw, shape=(1, raw.row_elements))
         fold = self._folds(name)
         if fold is None:
             return raw

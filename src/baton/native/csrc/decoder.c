@@ -4,6 +4,7 @@
  * but the pool: everything else is working memory.
  *
  *   layers.h           a step: token ids to hidden rows
+ *   experts.h          a layer's mixture of experts
  *   head.h             hidden rows to logits, logits to tokens
  *   working_memory.h   what both need
  *   packing.h          before the first step: weights as the products read them
@@ -27,7 +28,7 @@ int baton_allow(void) {
 
 /* Bytes of the structures that Python fills in (native/library.py), up to `count` of them; how many there are. */
 int64_t baton_sizes(int64_t *sizes, int64_t count) {
-    const int64_t all[] = {sizeof(Matrix), sizeof(LayerWeights), sizeof(Shape), sizeof(Model), sizeof(Step)};
+    const int64_t all[] = {sizeof(Matrix), sizeof(Mixture), sizeof(LayerWeights), sizeof(Shape), sizeof(Experts), sizeof(Model), sizeof(Step)};
     const int64_t there = sizeof all / sizeof *all;
     for (int64_t i = 0; i < min_int(count, there); i++) sizes[i] = all[i];
     return there;
@@ -104,6 +105,12 @@ int baton_product(Decoder *decoder, const Matrix *matrix, const float *x, int64_
     team_rest(decoder->team);
     rows_free(&buffer);
     return 0;
+}
+
+/* Picks of rows of a router's logits, for tests. logits: [rows][experts], picks and shares: [rows][per_token]. */
+void baton_route(const Experts *experts, const float *correction, const float *logits, int64_t rows, int32_t *picks, float *shares) {
+    for (int64_t row = 0; row < rows; row++)
+        pick_experts(experts, correction, logits + row * experts->count, picks + row * experts->per_token, shares + row * experts->per_token);
 }
 
 /* One layer's attention by itself, for tests. qkv: [tokens][heads + 2 * kv_heads][head_dim], out: [tokens][heads][head_dim]. */

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention.h"
-#include "prepare_rows.h"
+#include "experts.h"
 
 /* ---- one token ---- */
 
@@ -100,14 +100,32 @@ static void add_product(Member *me, Decoder *decoder, const Matrix *matrix, cons
     barrier(me, tokens);
 }
 
-/* Rows of the MLP between its two products, in b->down. */
-static void gate_up(Member *me, Decoder *decoder, const LayerWeights *block, const Norm *norm, int64_t tokens) {
+/* The MLP up to the product that is added to the residual: its rows between the two products, in b->down, or what experts give. */
+static void begin_mlp(Member *me, Decoder *decoder, const LayerWeights *block, const Norm *norm, int64_t tokens) {
     const Model *m = decoder->model;
     Buffers *b = &decoder->shared;
+    if (block->mixture.gate_up) {
+        mixture(me, decoder, block, norm, tokens);
+        PHASE(GATE_UP)
+        return;
+    }
     const Rows *normed = prepare(me, decoder, &(Source){b->hidden, *norm, &block->gate_up}, tokens, &b->normed);
     PHASE(NORM2)
     multiply(me, &block->gate_up, normed, tokens, decoder->scratch[me->number], &(Out){STORE, b->down.plain, m->inner, m->inner, NULL, NULL});
     PHASE(GATE_UP)
+}
+
+/* The rest of it. */
+static void end_mlp(Member *me, Decoder *decoder, const LayerWeights *block, int64_t tokens) {
+    Buffers *b = &decoder->shared;
+    if (block->mixture.gate_up) {
+        add_mixture(me, decoder, &block->mlp_post_norm, tokens);
+    } else {
+        const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, {NULL, NULL}, &block->down}, tokens, &b->down);
+        PHASE(GATED)
+        add_product(me, decoder, &block->down, gated, tokens, &block->mlp_post_norm);
+    }
+    PHASE(DOWN)
 }
 
 static void layer_phases(Member *me, const Hidden *job, int64_t number) {
@@ -139,16 +157,13 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
 
     const Norm none = {NULL, NULL};
     /* Side by side: the MLP reads the residual before attention is added to it. */
-    if (m->parallel) gate_up(me, decoder, block, &block->attention_norm, tokens);
+    if (m->parallel) begin_mlp(me, decoder, block, &block->attention_norm, tokens);
     const Rows *attended = prepare(me, decoder, &(Source){b->output.plain, none, &block->output}, tokens, &b->output);
     add_product(me, decoder, &block->output, attended, tokens, &block->attention_post_norm);
     PHASE(OUTPUT)
 
-    if (!m->parallel) gate_up(me, decoder, block, &block->mlp_norm, tokens);
-    const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, none, &block->down}, tokens, &b->down);
-    PHASE(GATED)
-    add_product(me, decoder, &block->down, gated, tokens, &block->mlp_post_norm);
-    PHASE(DOWN)
+    if (!m->parallel) begin_mlp(me, decoder, block, &block->mlp_norm, tokens);
+    end_mlp(me, decoder, block, tokens);
 }
 
 static void hidden_job(Member *me, const void *with) {

@@ -14,6 +14,7 @@
  *   quantize_row_q8   floats of a row become what the products take
  *   plan_q4           groups of a matrix, and bytes of its scales and corrections
  *   pack_q4           GGUF's blocks of rows become the outputs `places` of one panel
+ *   copy_row_q8       a row that was quantised, in another place
  *   q4_times_rows     rows [first, end) through one panel
  */
 
@@ -54,6 +55,13 @@ static void plan(Matrix *m, int64_t sizes[3]) {
 static void quantize_for(const Matrix *m, const Rows *rows, int64_t row) {
     if (m->kind == ROTATED_INT8) quantize_row_int8(m, rows, row);
     else if (m->kind != F32) quantize_row_q8(m, rows, row);
+}
+
+/* A row that was quantised for this matrix, or one like it, becomes row `to` of others. */
+static void copy_row(const Matrix *m, const Rows *from, int64_t row, const Rows *into, int64_t to) {
+    if (m->kind == F32) memcpy(into->plain + to * into->width, from->plain + row * from->width, (size_t)from->width * 4);
+    else if (m->kind == ROTATED_INT8) copy_row_int8(from, row, into, to);
+    else copy_row_q8(from, row, into, to);
 }
 
 static void panels_times_rows(const Matrix *m, int64_t panel, int64_t last, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,

@@ -38,6 +38,11 @@ static void quantize_row_int8(const Matrix *m, const Rows *rows, int64_t row) {
     rows->scales[row] = largest / 127.0f, rows->sums[row] = sum;
 }
 
+static void copy_row_int8(const Rows *from, int64_t row, const Rows *into, int64_t to) {
+    memcpy(into->quantized + to * padded(into), from->quantized + row * padded(from), (size_t)padded(from));
+    into->scales[to] = from->scales[row], into->sums[to] = from->sums[row];
+}
+
 /* ---- weights ----
  *
  *   scales         [panel][output] units

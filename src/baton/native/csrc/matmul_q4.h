@@ -80,6 +80,16 @@ static void quantize_row_q8(const Matrix *m, const Rows *rows, int64_t row) {
     }
 }
 
+static void copy_row_q8(const Rows *from, int64_t row, const Rows *into, int64_t to) {
+    memcpy(into->quantized + to * into->width, from->quantized + row * from->width, (size_t)from->width);
+    memcpy(into->upper + to * into->width, from->upper + row * from->width, (size_t)from->width);
+    for (int64_t g = 0; g < from->groups; g++) {
+        int64_t at = g * into->stride + to, of = g * from->stride + row;
+        into->scales[at] = from->scales[of], into->sums[at] = from->sums[of];
+        into->scaled_sums[at] = from->scaled_sums[of], into->wide[at] = from->wide[of];
+    }
+}
+
 /* Whether any of so many rows is wide there. `of`: the group of the first row. */
 ALWAYS int any_wide(const int rows, const Rows *x, int64_t of) {
     int32_t any = 0;

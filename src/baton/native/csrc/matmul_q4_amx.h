@@ -61,6 +61,16 @@ static void quantize_row_q8(const Matrix *m, const Rows *rows, int64_t row) {
     }
 }
 
+static void copy_row_q8(const Rows *from, int64_t row, const Rows *into, int64_t to) {
+    memcpy(into->quantized + to * padded(into), from->quantized + row * padded(from), (size_t)padded(from));
+    memcpy(into->low + to * padded(into), from->low + row * padded(from), (size_t)padded(from));
+    into->scales[to] = from->scales[row];
+    for (int64_t g = 0; g < padded(from) / GROUP; g++) {
+        int64_t at = g * into->stride + to, of = g * from->stride + row;
+        into->sums[at] = from->sums[of], into->low_sums[at] = from->low_sums[of];
+    }
+}
+
 /* ---- weights ----
  *
  *   scales   [panel][half][scale run][16 outputs] units, times 256: what `high` counts

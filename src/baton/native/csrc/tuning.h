@@ -13,6 +13,8 @@
 #define FETCHED_AHEAD 18432             /* bytes, for one row: about a panel. The processor itself sees no more than a page ahead */
 #define TILES_AHEAD 6144                /* the same on tiles: the first rows fetch it for all */
 #define ALONE_ROWS 16                   /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+#define EXPERT_ROWS 64                  /* of an expert that are multiplied at once: their bytes stay in the second cache */
+#define CHUNKS_PER_MEMBER 8             /* that few units of experts are cut into, so that all members end at about the same time */
 #define PREPARED_ROWS 16                /* of a chunk: what is kept of their groups shares lines of the cache, which two must not write to */
 
 /* ---- Attention (bench/kernel_times.py) ---- */

@@ -7,7 +7,7 @@ from baton.models.config import ModelConfig
 
 def native_lacks(model: ModelConfig) -> list[str]:
     """Of the C kernels, in words. Empty: they compute this model."""
-    return ["mixtures of experts"] if model.experts is not None else []
+    return ["clamped gates (swiglu_oai)"] if model.traits.activation == "swiglu_oai" else []
 
 
 def cuda_lacks(model: ModelConfig) -> list[str]:

@@ -1,0 +1,187 @@
+"""Which of a model's parameters become which matrices, of which kind, and how many bytes that takes.
+
+Several tensors that take the same input become one matrix: queries, keys and values; gate and up, whose outputs alternate
+sixteen by sixteen so that a gate and what it lets through come out of the same product; the router and the gate of the shared
+expert. All experts of a layer are of one kind, so that a row is quantised once for all of them (csrc/experts.h).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import c_int64
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.config import Quantization
+from baton.models.config import ModelConfig
+from baton.models.parameters import EMBED, LM_HEAD
+from baton.models.quantise import type_for
+from baton.models.raw_tensor import TensorFacts
+from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.native import library as c
+from baton.native.library import Library, Matrix
+
+PANEL = 32
+PAIR = PANEL // 2
+LINE = 64
+
+KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1}
+"""Of matrices."""
+LARGE_WEIGHTS = 1 << 30
+"""A model of more weights is large."""
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Matrices of one shape, one kind and one balance: those of all experts of a layer. Any other matrix is a stack of one."""
+
+    parts: tuple[tuple[str, ...], ...]
+    "Of each matrix the linears that it is made of, by name."
+    paired: bool = False
+    "The first of two linears is the gate of the second."
+    bias: bool = False
+    balanced: bool = True
+    "Whether matrices of bytes may get a balance (native/balance.py)."
+
+    @property
+    def weights(self) -> list[str]:
+        return [f"{name}.weight" for names in self.parts for name in names]
+
+
+HEAD = Stack((("lm_head",),))
+
+
+def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
+    """In the order in which they are packed. `gate_up` and `down`: of the MLP, or of the shared expert."""
+    traits, mlp, experts = config.traits, f"layers.{layer}.mlp.", config.layer_experts(layer)
+    attention = f"layers.{layer}.attention."
+    stacks = {
+        "qkv": Stack((tuple(f"{attention}{name}" for name in "qkv"),), bias=traits.qkv_bias),
+        "output": Stack(((f"{attention}o",),), bias=traits.output_bias),
+    }
+    if experts is None:
+        return stacks | _mlp([mlp], "", bias=traits.mlp_bias)
+    if experts.shared_size:
+        stacks |= _mlp([f"{mlp}shared."], "")
+    gate = (f"{mlp}shared_gate",) if experts.shared_gate else ()
+    stacks["router"] = Stack(((f"{mlp}router", *gate),))
+    # What an expert's last product takes has nothing to do with another's: there is no balance for all of them.
+    return stacks | _mlp([f"{mlp}experts.{expert}." for expert in range(experts.count)], "experts_", balanced=False)
+
+
+def _mlp(prefixes: Sequence[str], name: str, *, bias: bool = False, balanced: bool = True) -> dict[str, Stack]:
+    """`balanced`: of `down`."""
+    gates = tuple((f"{prefix}gate", f"{prefix}up") for prefix in prefixes)
+    downs = tuple((f"{prefix}down",) for prefix in prefixes)
+    return {f"{name}gate_up": Stack(gates, paired=True, bias=bias), f"{name}down": Stack(downs, bias=bias, balanced=balanced)}
+
+
+def kind_of(types: Iterable[TensorType]) -> TensorType:
+    """A file may store the parts of one matrix differently. Then they all become what loses least."""
+    kinds = set(types)
+    return kinds.pop() if len(kinds) == 1 else F32 if F32 in kinds else Q8_0
+
+
+def places_of(sizes: Sequence[int], *, paired: bool) -> list[Places]:
+    """Which outputs the rows of each part become. Gate i and up i are PAIR outputs apart."""
+    if not paired:
+        return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    rows = np.arange(sizes[0])
+    gates = rows // PAIR * PANEL + rows % PAIR
+    return [gates, gates + PAIR]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStack:
+    matrix: Matrix
+    "Each of them, without its memory."
+    numbers: int
+    "Bytes of each; so are scales and corrections."
+    scales: int
+    corrections: int
+    count: int
+
+    @property
+    def rotated(self) -> bool:
+        return bool(self.matrix.kind == c.Q8_0)
+
+    @property
+    def nbytes(self) -> int:
+        """Those of rotated bytes share their input scales."""
+        each = whole_lines(self.numbers) + whole_lines(self.scales)
+        return self.count * each + whole_lines(self.corrections) * (1 if self.rotated else self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What a model's matrices will be."""
+
+    nbytes: int
+    "Of all of them."
+    weights: int
+    of_bytes: int
+    "Weights that are computed on as rotated bytes."
+    grouped: bool
+    "Whether the head, if it is of bytes, keeps its groups."
+
+    @property
+    def large(self) -> bool:
+        return self.weights > LARGE_WEIGHTS
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the matrices of bytes get a balance."""
+        return not self.large or 2 * self.of_bytes > self.weights
+
+
+Stored = Mapping[str, TensorFacts]
+
+
+def plan_model(library: Library, config: ModelConfig, stored: Stored, quantization: Quantization) -> PlannedModel:
+    """Worked out from what the file says of its tensors."""
+    stored = with_head(config, stored)
+    of_layers = [stack for layer in range(config.layers) for stack in layer_stacks(config, layer).values()]
+    kinds = (type_for(stored[name], name, quantization) for stack in of_layers for name in stack.weights)
+    grouped = keeps_groups(library, kinds, quantization)
+    nbytes = weights = of_bytes = 0
+    for stack in (*of_layers, HEAD):
+        planned = plan_stack(library, stack, stored, quantization, grouped=grouped)
+        nbytes += planned.nbytes
+        numbers = planned.count * planned.matrix.outputs * planned.matrix.inputs
+        weights += numbers
+        of_bytes += numbers if planned.rotated else 0
+    return PlannedModel(nbytes, weights, of_bytes, grouped)
+
+
+def with_head(config: ModelConfig, stored: Stored) -> Stored:
+    return {**stored, LM_HEAD: stored[EMBED]} if config.tied_embeddings else stored
+
+
+def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Quantization) -> bool:
+    """Whether the output head, if it is of bytes, keeps a scale for every 32 weights (csrc/matmul_q4.h). It does in models with
+    matrices of four bits (`kinds`: of the layers), which would lose most by rotated bytes with one scale a row
+    (docs/internals/quantisation.md). Not on tiles, which have no such product."""
+    return quantization != "int8" and not library.has_tiles() and not {Q4_0, Q4_1}.isdisjoint(kinds)
+
+
+def plan_stack(
+    library: Library, stack: Stack, stored: Stored, quantization: Quantization, *, grouped: bool = False
+) -> PlannedStack:
+    """`grouped`: an output head of bytes keeps its groups."""
+    kind = KINDS[kind_of(type_for(stored[name], name, quantization) for name in stack.weights)]
+    tensors = [stored[f"{name}.weight"] for name in stack.parts[0]]
+    outputs = 1 + int(places_of([tensor.rows for tensor in tensors], paired=stack.paired)[-1][-1])
+    keeps = grouped and stack == HEAD and kind == c.Q8_0
+    matrix = Matrix(c.GROUPED_INT8 if keeps else kind, stack.paired, outputs, tensors[0].row_elements)
+    sizes = (c_int64 * 3)()
+    library.plan(matrix, sizes)
+    numbers, scales, corrections = sizes
+    return PlannedStack(matrix, numbers, scales, corrections, len(stack.parts))
+
+
+def whole_lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
