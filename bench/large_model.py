@@ -77,7 +77,12 @@ def make(path: Path, config: ModelConfig) -> None:
     print(f"making {path} ...", file=sys.stderr)
     writer = gguf.GGUFWriter(path.with_suffix(".part"), "llama")
     describe(writer, config)
-    tensors = list(tensors_of(config))
+    write_tensors(writer, list(tensors_of(config)))
+    path.with_suffix(".part").rename(path)
+
+
+def write_tensors(writer: gguf.GGUFWriter, tensors: list[tuple[str, tuple[int, ...], gguf.GGMLQuantizationType]]) -> None:
+    """One at a time: no more than the largest of them is in memory."""
     for name, shape, kind in tensors:
         raw_shape = gguf.quant_shape_to_byte_shape(shape, kind) if kind != F32 else shape
         writer.add_tensor_info(name, raw_shape, np.dtype(np.float32 if kind == F32 else np.uint8), nbytes(shape, kind), kind)
@@ -88,7 +93,6 @@ def make(path: Path, config: ModelConfig) -> None:
     for _, shape, kind in tensors:
         writer.write_tensor_data(numbers(rng, shape, kind))
     writer.close()
-    path.with_suffix(".part").rename(path)
 
 
 def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
@@ -105,6 +109,10 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         writer.add_uint32(f"llama.{key}", number)
     writer.add_float32("llama.rope.freq_base", config.rope.theta)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.norm_eps)
+    add_tokenizer(writer, config)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     known = GGUFFile(resolve("smollm2")).metadata
     words, types = list(known["tokenizer.ggml.tokens"]), list(known["tokenizer.ggml.token_type"])
     more = config.vocab_size - len(words)
@@ -145,8 +153,10 @@ def nbytes(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> int:
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType) -> np.ndarray[Any, Any]:
     """Around zero, of a size that a trained model's might have."""
-    if kind == F32:
+    if kind == F32 and len(shape) == 1:
         return np.ones(shape, np.float32)
+    if kind == F32:
+        return rng.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
     size = gguf.GGML_QUANT_SIZES[kind][1]
     data = np.frombuffer(rng.bytes(nbytes(shape, kind)), np.uint8).copy().reshape(-1, size)
     if kind == Q4_K:  # scale * (0..63) * (0..15) - minimum * (0..63)
