@@ -56,7 +56,7 @@ class Pair:
         self.channel.close()
         if self.client.ready.done() and not self.client.ready.cancelled():
             self.client.ready.exception()
-        assert self.client._streams == {}
+        assert self.client.front.ledgers == {}
         assert self.client._orders.waiting == 0
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert len(others) <= 1, others  # the one of `finish`
@@ -79,7 +79,7 @@ class Pair:
     async def told_ready(self) -> None:
         """The client knows that this engine is ready, and had nothing to send it."""
         self.engine.send(READY)
-        while self.client._away is not None:
+        while self.client.front.away is not None:
             await asyncio.sleep(0)
         await self.told()
 

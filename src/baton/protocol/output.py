@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from baton.protocol.ids import RequestId
 from baton.protocol.numbers import Natural, Seconds
 from baton.protocol.request import Count, FinishReason, TokenId
-from baton.protocol.step import RowError, RowLogprobs
+from baton.protocol.step import RowError, RowLogprobs, TokenLogprob
 
 EndError = Literal[RowError, "poison", "worker_gone"]
 """Why a sequence ended with an error, for programs: the text beside it is for people.
@@ -79,6 +79,23 @@ class Emit(Struct, frozen=True, array_like=True):
     "Of the tokens above, or of prompts; only for requests that asked. One for each token, in order."
     begun: list[Begun] = []
     "For each sequence whose first token is above."
+
+
+class Delta(Struct):
+    """What is new of one sequence, for its client."""
+
+    index: int
+    "Which of the n sequences."
+    tokens: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    "One per token, where the request asks for them; else empty."
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    "One per prompt token, the first one None. Given once, with sequence 0, where the request asks for them."
+    ended: Ended | None = None
+    begun: Begun | None = None
+    "With the first token: how much of the prompt was cached."
+    embedding: bytes = b""
+    "The pooled prompt, where the request asks for it: with the token, float32."
 
 
 def tokens_of(tokens: int | list[int]) -> list[int]:

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
-from baton.protocol.ids import RequestId
+from baton.core.delivery.front import Arrive, EngineLost, EngineReady, Front, Replay
+from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Begun, Emit, Ended, TokenRow, each_token
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
-from baton.runtime.front.deltas import deliver
 from baton.runtime.front.stream import Stream
-from baton.runtime.router.router_client import RoutedStream
 
 A = RequestId("a")
 ANSWER = list(range(100, 112))
@@ -62,9 +61,7 @@ def thoughts_of(rows: list[TokenRow]) -> list[tuple[RequestId, int, RowLogprobs]
     ]
 
 
-def delivered(
-    stream_class: type[Stream], emitted: list[Emit], logprobs: int | None
-) -> dict[int, tuple[list[int], list[float]]]:
+def delivered(emitted: list[Emit], logprobs: int | None) -> Delivered:
     got: Delivered = {0: ([], []), 1: ([], [])}
 
     async def main() -> None:
@@ -72,10 +69,12 @@ def delivered(
             got[delta.index][0].extend(delta.tokens)
             got[delta.index][1].extend(thought.logprob for thought in delta.logprobs)
 
-        stream = stream_class(asked(logprobs), take, 0.0)
+        front, request = Front(), asked(logprobs)
+        stream = Stream(request, take)
+        front.handle(Arrive(request, stream), Instant(0.0))
         for emit in emitted:
-            deliver(emit, {A: stream})
-        assert {index: list(told) for index, told in stream.open.items()} == {index: got[index][0] for index in got}
+            assert front.take(emit) == []
+        assert {index: list(told) for index, told in front.ledgers[A].open.items()} == {index: got[index][0] for index in got}
         stream.done.cancel()
         await asyncio.sleep(0)
 
@@ -84,15 +83,15 @@ def delivered(
 
 
 @settings(max_examples=60, deadline=None)
-@given(emits(), st.booleans(), st.sampled_from([Stream, RoutedStream]))
-def test_a_front_delivers_each_position_once(plan, with_logprobs: bool, stream_class: type[Stream]):
+@given(emits(), st.booleans())
+def test_a_front_delivers_each_position_once(plan, with_logprobs: bool):
     logprobs = 1 if with_logprobs else None
     runs = [rows_of(rows) for rows in plan]
     several = [Emit(rows, [], thoughts_of(rows) if with_logprobs else []) for rows in runs]
     single = [Emit(one_by_one(rows), [], thoughts_of(rows) if with_logprobs else []) for rows in runs]
     ends = [max((first + count for row in plan for i, first, count in row if i == index), default=0) for index in (0, 1)]
     right = {index: ANSWER[:end] for index, end in enumerate(ends)}
-    got, expected = delivered(stream_class, several, logprobs), delivered(stream_class, single, logprobs)
+    got, expected = delivered(several, logprobs), delivered(single, logprobs)
     assert got == expected
     assert {index: tokens for index, (tokens, _) in got.items()} == right
     if with_logprobs:
@@ -106,13 +105,18 @@ def test_what_was_cached_comes_with_the_first_token_and_once():
     deltas: list[Delta] = []
 
     async def main() -> None:
-        stream = Stream(GenerateRequest(id=A, prompt=(1, 2, 3)), deltas.append, 0.0)
+        request, front = GenerateRequest(id=A, prompt=(1, 2, 3)), Front()
+        stream = Stream(request, deltas.append)
+        front.handle(Arrive(request, stream), Instant(0.0))
         first = Emit([(A, 1, 0, 0, [5])], [], begun=[Begun(A, 1, 0, 2, 1, 0)])
-        deliver(first, {A: stream})
-        deliver(first, {A: stream})
-        assert stream.replay(1.0).attempt == 2
-        deliver(Emit([(A, 2, 0, 1, [6])], [], begun=[Begun(A, 2, 0, 3)]), {A: stream})
-        deliver(Emit([], [Ended(A, 0, FinishReason.STOP, 3, 3, 2, 0, attempt=2)]), {A: stream})
+        front.take(first)
+        front.take(first)
+        front.handle(EngineLost("killed"), Instant(0.5))
+        (again,) = front.handle(EngineReady(b""), Instant(1.0))
+        assert type(again) is Replay
+        assert again.request.attempt == 2
+        front.take(Emit([(A, 2, 0, 1, [6])], [], begun=[Begun(A, 2, 0, 3)]))
+        front.take(Emit([], [Ended(A, 0, FinishReason.STOP, 3, 3, 2, 0, attempt=2)]))
         await stream.done
 
     finish(main())

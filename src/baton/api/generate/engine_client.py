@@ -16,33 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct
-
 from baton.errors import EngineError
 from baton.protocol.control import InstanceStats as EngineStats
 from baton.protocol.ids import RequestId
-from baton.protocol.output import Begun, Ended
+from baton.protocol.output import Begun, Delta, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import TokenLogprob
 
 __all__ = ["Begun", "Delta", "Ended", "EngineClient", "EngineRefused", "EngineStats", "TokenLogprob"]
-
-
-class Delta(Struct):
-    """What is new of one sequence."""
-
-    index: int
-    "Which of the n sequences."
-    tokens: list[int] = []
-    logprobs: list[TokenLogprob] = []
-    "One a token, where they were asked for; else empty."
-    prompt_logprobs: list[TokenLogprob | None] | None = None
-    "One a prompt token, the first one None. Given once, with sequence 0, where they were asked for."
-    ended: Ended | None = None
-    begun: Begun | None = None
-    "With the first token: how much of the prompt was cached."
-    embedding: bytes = b""
-    "The pooled prompt, where that was asked for: with the token, float32."
 
 
 class EngineRefused(EngineError):

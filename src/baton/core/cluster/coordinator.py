@@ -189,7 +189,7 @@ class Coordinator:
     # Actions
 
     def _send(self, trip: Trip, _: object) -> None:
-        self._tell(trip.home, trip.for_home(self.now))
+        self._tell(trip.home, trip.replay(self.now))
         self._remember(trip.home, trip)
 
     def _expect(self, trip: Trip, _: object) -> None:
@@ -254,12 +254,7 @@ class Coordinator:
         trip.first = False
         self.line.join(trip)
         self.dirty = True
-        over: list[tuple[int, FinishReason]] = []
-        for index in trip.open:
-            reason = trip.withdrawn.get(index) or trip.finish(index)
-            if reason is not None:
-                over.append((index, reason))
-        self.end(trip, over)
+        self.end(trip, trip.over())
         if not trip.open:
             self.advance(trip, TripFact.CLOSED)
         elif trip.losses > self._config.migrations_max:

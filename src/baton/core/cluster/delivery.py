@@ -6,10 +6,7 @@ append. The others are sifted row by row.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-
-from msgspec.structs import replace
 
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Deliver
@@ -17,12 +14,10 @@ from baton.core.cluster.handoff_table import TripFact, TripState
 from baton.core.cluster.member import Member
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.trip import Trip
+from baton.core.delivery.take import LogprobRow, begun_by, sift
 from baton.protocol.ids import RequestId
-from baton.protocol.output import RETRYABLE, Begun, Emit, Ended, TokenRow, tokens_of
+from baton.protocol.output import RETRYABLE, Emit, Ended, TokenRow, tokens_of
 from baton.protocol.request import FinishReason
-from baton.protocol.step import RowLogprobs
-
-LogprobRow = tuple[RequestId, int, RowLogprobs]
 
 
 class Delivery:
@@ -62,28 +57,20 @@ class Delivery:
         broken: dict[RequestId, Trip] = {}
         fresh += [taken for row in rest if (taken := self._taken(member, row, broken)) is not None]
         if fresh:
-            self._coordinator.effects.append(Deliver(Emit(fresh, [], begun=_begun_by(fresh, emit.begun))))
+            self._coordinator.effects.append(Deliver(Emit(fresh, [], begun=begun_by(fresh, emit.begun))))
         self._break(broken, member)
         return bool(broken)
 
     def _sift(self, member: Member, emit: Emit) -> bool:
         broken: dict[RequestId, Trip] = {}
-        owed = self._prompts_owed(member, emit.logprobs)
-        verdicts: dict[tuple[RequestId, int], deque[bool]] = {}
-        fresh: list[TokenRow] = []
-        for row in emit.tokens:
-            taken = self._taken(member, row, broken)
-            if taken is not None:
-                fresh.append(taken)
-            new = 0 if taken is None else len(tokens_of(taken[4]))
-            known = len(tokens_of(row[4])) - new
-            verdicts.setdefault((row[0], row[2]), deque()).extend((False,) * known + (True,) * new)
-        begun = _begun_by(fresh, emit.begun)
-        logprobs = [kept for row in emit.logprobs if (kept := _sifted(row, owed, verdicts)) is not None]
         touched: dict[RequestId, Trip] = {}
-        ended = [told for each in emit.ended if (told := self._end(member, each, broken, touched)) is not None]
-        if fresh or ended or logprobs:
-            sifted = Emit(fresh, ended, logprobs, begun)
+        sifted = sift(
+            emit,
+            self._prompts_owed(member, emit.logprobs),
+            lambda row: self._taken(member, row, broken),
+            lambda ended: self._end(member, ended, broken, touched),
+        )
+        if sifted.tokens or sifted.ended or sifted.logprobs:
             self._coordinator.effects.append(Deliver(emit if sifted == emit else sifted))
         for trip in touched.values():
             self._after_end(trip, broken)
@@ -92,20 +79,13 @@ class Delivery:
 
     def _taken(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> TokenRow | None:
         """The row from the first position on that its client does not have. None: there is nothing new in it."""
-        request, attempt, index, position, tokens = *row[:4], tokens_of(row[4])
-        trip = self._leg(member, request, attempt)
-        told = None if trip is None else trip.open.get(index)
-        if trip is None or told is None or position + len(tokens) <= len(told):
-            self._coordinator.stats.stale_rows += 1
+        trip = self._leg(member, row[0], row[1])
+        if trip is not None and trip.misses(row):
+            broken[trip.id] = trip
             return None
-        if position > len(told):
-            broken[request] = trip
-            return None
-        if position < len(told):
-            tokens = tokens[len(told) - position :]
-            row = (request, attempt, index, len(told), tokens)
-        told.extend(tokens)
-        return row
+        taken = None if trip is None else trip.take(row)
+        self._coordinator.stats.stale_rows += taken is None
+        return taken
 
     def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
         """The trip, if this instance has the present attempt of it."""
@@ -167,25 +147,3 @@ class Delivery:
         """One that was told to stop ends what it still has when its time is over (core/engine/service_mode.py)."""
         for trip in broken.values():
             self._coordinator.break_leg(trip, member, leaves=member.mode != "serving")
-
-
-def _begun_by(fresh: list[TokenRow], begun: list[Begun]) -> list[Begun]:
-    """Those whose first token is among the fresh ones."""
-    first = {(row[0], row[2]) for row in fresh if not row[3]} if begun else ()
-    return [each for each in begun if (each.request, each.index) in first]
-
-
-def _sifted(
-    row: LogprobRow, owed: dict[RequestId, bool], verdicts: dict[tuple[RequestId, int], deque[bool]]
-) -> LogprobRow | None:
-    """What the model thought of a token goes with it; what it thought of the prompt is told once."""
-    request, index, thought = row
-    if thought.sampled is not None:
-        verdict = verdicts.get((request, index))
-        if not (verdict and verdict.popleft()):
-            thought = replace(thought, sampled=None)
-    if thought.prompt and not owed.get(request):
-        thought = replace(thought, prompt_from=0, prompt=())
-    if thought is row[2]:
-        return row
-    return (request, index, thought) if thought.sampled is not None or thought.prompt else None

@@ -1,38 +1,29 @@
-"""One request on its way through the cluster: what its client has, who works on it, and how it is asked for again.
+"""One request on its way through the cluster: which instances work on it, and how it is sent again.
 
-What was told is kept, so that another instance can go on from there (a replay). A position is taken once, and only from the
-attempt that is the present one.
+What its client has been given is its ledger (core/delivery/ledger.py), from which it inherits.
 """
 
 from __future__ import annotations
-
-from array import array
-from typing import Final
 
 from msgspec.structs import replace
 
 from baton.core.cluster.events import Session
 from baton.core.cluster.handoff_table import TripState
 from baton.core.cluster.member import Member, Order
+from baton.core.delivery.ledger import Ledger
 from baton.core.kv.block_hash import BlockHasher
-from baton.core.repetition import ends_by_repetition
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.node import Beat
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
-TIMEOUT_SECONDS_MIN: Final = 0.001
-"""Sent on as the time that is left, where none is."""
 
-
-class Trip:
+class Trip(Ledger):
     __slots__ = (
         "alarm",
         "asked_at",
-        "attempt",
         "avoided",
         "base",
-        "begun",
         "copied",
         "deadline",
         "denied",
@@ -40,14 +31,12 @@ class Trip:
         "handoff_seconds",
         "hasher",
         "home",
-        "id",
         "identity",
         "keys",
         "led",
         "losses",
         "mark",
         "moved_at",
-        "open",
         "order",
         "preempted",
         "prefill",
@@ -55,7 +44,6 @@ class Trip:
         "queued_at",
         "refused",
         "renew_at",
-        "request",
         "short",
         "source",
         "state",
@@ -64,20 +52,12 @@ class Trip:
         "usage",
         "waited_for_lost",
         "withdraw_by",
-        "withdrawn",
     )
 
     def __init__(self, request: GenerateRequest, order: Order, now: Instant) -> None:
-        self.request = request
-        self.id = request.id
+        super().__init__(request, now)
         self.order = order
-        self.begun = now
-        self.attempt = request.attempt
         self.state = TripState.QUEUED
-        self.open: dict[int, array[int]] = {index: array("i", request.delivered(index)) for index in request.wanted}
-        "The tokens told of each sequence that has not ended."
-        self.withdrawn: dict[int, FinishReason] = {}
-        "Sequences whose end home was asked for."
         self.withdraw_by: Instant | None = None
         "If it has not told them by then, the router does."
         self.home: Member | None = None
@@ -142,11 +122,6 @@ class Trip:
         return next(iter(self.open))
 
     @property
-    def told(self) -> int:
-        """Tokens of all sequences that have not ended."""
-        return sum(map(len, self.open.values()))
-
-    @property
     def progress(self) -> tuple[int, int]:
         """Of its answer. The same twice: nothing has come between."""
         return len(self.open), self.told
@@ -164,16 +139,6 @@ class Trip:
     @property
     def tokens_max(self) -> int:
         return len(self.request.prompt) + self.request.sampling.max_tokens
-
-    @property
-    def untouched(self) -> bool:
-        """Its client has nothing of it: it can be turned away as if it had never come."""
-        return len(self.open) == len(self.request.wanted) and self.told == sum(map(len, self.request.outputs))
-
-    @property
-    def prompt_owed(self) -> bool:
-        """Log-probabilities of the prompt: they go with the first token of sequence 0."""
-        return self.request.sampling.prompt_logprobs is not None and 0 in self.open and not self.open[0]
 
     def avoids(self, member: Member, now: Instant) -> bool:
         return member.name in self.unfit or self.avoided.get(member.name, now) > now
@@ -201,34 +166,16 @@ class Trip:
 
     # What instances are sent
 
-    def for_home(self, now: Instant) -> GenerateRequest:
-        """All that is still owed, with all that was told of it."""
-        first, age = self.request, now - self.begun
-        timeout = first.timeout_seconds
-        outputs = tuple(map(tuple, self.open.values())) if self.told else ()
-        sampling = first.sampling
-        if sampling.prompt_logprobs is not None and not self.prompt_owed:
-            sampling = replace(sampling, prompt_logprobs=None)
-        return replace(
-            first,
-            attempt=self.attempt,
-            indices=tuple(self.open) if len(self.open) < first.n else (),
-            outputs=outputs,
-            age_seconds=first.age_seconds + age,
-            timeout_seconds=None if timeout is None else max(timeout - age, TIMEOUT_SECONDS_MIN),
-            sampling=sampling,
-        )
-
     def for_decode(self, now: Instant) -> GenerateRequest:
         """Log-probabilities of the prompt come from whoever computes it."""
-        request = self.for_home(now)
+        request = self.replay(now)
         if request.sampling.prompt_logprobs is None:
             return request
         return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
 
     def for_prefill(self, now: Instant) -> GenerateRequest:
         """The leader alone, and one token more than it has."""
-        request, told = self.for_home(now), self.open[self.leader]
+        request, told = self.replay(now), self.open[self.leader]
         return replace(
             request,
             indices=(self.leader,),
@@ -238,32 +185,20 @@ class Trip:
 
     # Ends
 
-    def finish(self, index: int) -> FinishReason | None:
-        """The end that its tokens are, if they are one: its instance was lost before it could say so."""
-        told, sampling = self.open[index], self.request.sampling
-        if told and len(told) >= sampling.stop_length_min and told[-1] in sampling.stop_token_ids:
-            return FinishReason.STOP
-        if ends_by_repetition(told, sampling):
-            return FinishReason.REPETITION
-        return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
-
     def end(self, index: int, reason: FinishReason) -> Ended:
-        """An end that the router tells by itself."""
-        told = self.open.pop(index)
-        self.withdrawn.pop(index, None)
-        cached, host, storage = self.usage if self.usage is not None and index == self.led else (0, 0, 0)
-        prompt = len(self.request.prompt)
-        return Ended(
-            self.id, index, reason, prompt, cached, len(told), 0, attempt=self.attempt, host_tokens=host, storage_tokens=storage
-        )
+        ended = super().end(index, reason)
+        if self.usage is None or index != self.led:
+            return ended
+        cached, host, storage = self.usage
+        return replace(ended, cached_tokens=cached, host_tokens=host, storage_tokens=storage)
 
     def end_as_told(self, ended: Ended) -> Ended:
         """An end that an instance tells. What a replay found cached are tokens that were paid for before."""
-        told = self.open.pop(ended.index)
-        why = self.withdrawn.pop(ended.index, None)
+        why = self.withdrawn.get(ended.index)
+        tokens = self.close(ended.index)
         if why is not None and ended.reason is FinishReason.ABORT:  # instances know no other word for a withdrawal
             ended = replace(ended, reason=why)
-        if self.attempt == self.request.attempt and self.usage is None and ended.output_tokens == len(told):
+        if self.attempt == self.request.attempt and self.usage is None and ended.output_tokens == tokens:
             return ended
         cached, host, storage = ended.cached_tokens, ended.host_tokens, ended.storage_tokens
         if self.usage is not None and ended.index == self.led:
@@ -274,5 +209,5 @@ class Trip:
             cached_tokens=cached,
             host_tokens=min(host, cached),
             storage_tokens=min(storage, cached),
-            output_tokens=len(told),
+            output_tokens=tokens,
         )

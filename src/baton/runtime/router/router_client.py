@@ -41,17 +41,16 @@ from baton.core.cluster.events import (
     Withdraw,
 )
 from baton.core.cluster.router import Router
+from baton.core.delivery.take import deliver
 from baton.errors import EngineError, InvariantBroken, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, Offer, request_of
 from baton.protocol.ids import RequestId
 from baton.protocol.node import ClusterView, PathView
-from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.repeats import printable
 from baton.runtime.driver import Driver
-from baton.runtime.front.deltas import deliver
 from baton.runtime.front.stream import Stream
 from baton.runtime.router.cluster_orders import ClusterOrders
 from baton.runtime.router.node import Node
@@ -65,24 +64,6 @@ CHECK_SECONDS: Final = 10.0
 HANDOFFS_SHOWN: Final = 100
 """So many of the last ones are shown to people, as a mean."""
 PATHS_SHOWN: Final = 100
-
-
-class RoutedStream(Stream):
-    """The router machine has sorted out attempts and positions: whatever attempt a token is of, it is the next one."""
-
-    __slots__ = ("offered_at",)
-
-    def __init__(self, request: GenerateRequest, take: Callable[[Delta], None], now: float) -> None:
-        super().__init__(request, take, now)
-        self.offered_at: float | None = None
-        "When all of its prompt was computed, on the way from one instance to another."
-
-    def takes(self, attempt: int, index: int, position: int, tokens: list[int]) -> list[int]:
-        self.attempt = attempt
-        return super().takes(attempt, index, position, tokens)
-
-    def ends(self, ended: Ended) -> bool:
-        return ended.index in self.open
 
 
 class RouterClient:
@@ -106,7 +87,7 @@ class RouterClient:
         self._events: deque[ClusterEvent] = deque()
         self._telling = False
         self._check_due = 0.0
-        self._streams: dict[RequestId, RoutedStream] = {}
+        self._streams: dict[RequestId, Stream] = {}
         "By the name on the wire."
         self._loop = asyncio.get_running_loop()
         self.instances = NodeSet(self.name, config, self, wire)
@@ -149,7 +130,7 @@ class RouterClient:
         except EngineError as error:  # with its outputs it is too large for a frame
             request = request_of(message)
             if request is not None and (stream := self._streams.get(request.id)) is not None:
-                stream.lose(error)
+                stream.fail(error)
                 self.tell(Withdraw(request.id))
 
     def _schedule_pass(self, effect: SchedulePass) -> None:
@@ -158,19 +139,11 @@ class RouterClient:
 
     def _turn_away(self, effect: TurnAway) -> None:
         if (stream := self._streams.get(effect.request)) is not None:
-            stream.lose(EngineRefused(effect.refused, effect.retry_seconds))
+            stream.fail(EngineRefused(effect.refused, effect.retry_seconds))
 
     def _break_off(self, effect: BreakOff) -> None:
-        stream = self._streams.get(effect.request)
-        if stream is None:
-            return
-        if effect.error == "worker_gone":
-            stream.lose(Unavailable(effect.detail))
-            return
-        for index, told in list(stream.open.items()):
-            prompt = len(stream.request.prompt)
-            ended = Ended(effect.request, index, FinishReason.ERROR, prompt, 0, len(told), 0, effect.error, effect.detail)
-            stream.tell(Delta(index, ended=ended))
+        if (stream := self._streams.get(effect.request)) is not None:
+            stream.fail(Unavailable(effect.detail))
 
     def tell(self, event: ClusterEvent) -> None:
         """One after the other: who is told a token may at once withdraw its request. A machine whose state is impossible must
@@ -223,7 +196,7 @@ class RouterClient:
         """Ends every open request with this error. One that comes later gets it too."""
         self._ended = why
         for stream in self._streams.values():
-            stream.lose(why)
+            stream.fail(why)
 
     # What the API asks for
 
@@ -242,13 +215,13 @@ class RouterClient:
             take(delta)
 
         renamed = replace(request, id=name)
-        stream = self._streams[name] = RoutedStream(renamed, take_named, self._loop.time())
+        stream = self._streams[name] = Stream(renamed, take_named)
         try:
             self.tell(Arrive(renamed))
             await stream.done
         finally:
             del self._streams[name]
-            if stream.open and not stream.lost:
+            if stream.open:  # of a request that the machine has ended nothing is left to withdraw
                 self.tell(Withdraw(name))
             self.orders.on_stream_ended()
 
