@@ -21,14 +21,20 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 from msgspec import Struct
 
+if TYPE_CHECKING:
+    from baton.sim.scenario import Scenario
+
 SEEDS = 2_000
 PACKAGE = Path(__file__).parent.parent
 FOLDER = PACKAGE.parent.parent / "tests" / "mutants"
+
+
+Seeds = Literal["instance", "tiers", "cluster", "front"]
 
 
 class NoMutants(Exception):
@@ -45,8 +51,8 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
     new: str
     function: str = ""
     "Qualified name of the function that has `old`, once. Empty: the whole module."
-    seeds: Literal["instance", "tiers", "cluster"] = "instance"
-    "Scenarios that can kill it: of one instance, of one with a cache service, of clusters. Said once per file."
+    seeds: Seeds = "instance"
+    "Scenarios that can kill it: of one instance, of one with a cache service, of clusters, of `baton serve`. Once per file."
 
     @property
     def file(self) -> str:
@@ -90,7 +96,7 @@ def mutants() -> tuple[Mutant, ...]:
             "the planted bugs are text of the source tree and no part of an installed package: run this in a checkout of Baton "
             "(make mutants)"
         )
-    files = [tomllib.loads((FOLDER / f"{seeds}.toml").read_text()) for seeds in ("instance", "tiers", "cluster")]
+    files = [tomllib.loads((FOLDER / f"{seeds}.toml").read_text()) for seeds in get_args(Seeds)]
     return tuple(msgspec.convert(row | {"seeds": file["seeds"]}, Mutant) for file in files for row in file["mutant"])
 
 
@@ -143,12 +149,19 @@ def apply(mutant: Mutant) -> None:
     sys.meta_path.insert(0, _Finder(mutant))
 
 
+def _scenario(mutant: Mutant, seed: int) -> Scenario:
+    from baton.sim.cluster.front_world import generate_front
+    from baton.sim.run import make
+
+    return generate_front(seed) if mutant.seeds == "front" else make(seed, cluster=mutant.cluster)
+
+
 def hunt(mutant: Mutant, seeds: int) -> MutantResult:
     """Run seeds until one fails. In a process that runs the mutant."""
-    from baton.sim.run import make, run
+    from baton.sim.run import run
 
     for seed in range(seeds):
-        scenario = make(seed, cluster=mutant.cluster)
+        scenario = _scenario(mutant, seed)
         if mutant.seeds == "tiers" and not scenario.host_blocks:
             continue
         outcome = run(scenario)
@@ -183,11 +196,10 @@ def run_mutants(
 
 def keep(result: MutantResult, path: Path) -> None:
     """Shrink the scenario that killed the mutant and keep it. In a process that runs the mutant."""
-    from baton.sim.run import make
     from baton.sim.shrink import shrink
 
     if result.killed_by_seed is not None and result.invariant is not None:
-        scenario = shrink(make(result.killed_by_seed, cluster=find(result.name).cluster), result.invariant)
+        scenario = shrink(_scenario(find(result.name), result.killed_by_seed), result.invariant)
         scenario.note = f"kills the mutant {result.name}: {result.fault}"
         scenario.save(path)
 

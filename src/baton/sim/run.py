@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.sim.cluster.front_world import FrontWorld
 from baton.sim.cluster.generate import generate_cluster
 from baton.sim.cluster.world import ClusterWorld
 from baton.sim.generate import generate
@@ -17,4 +18,6 @@ def make(seed: int, *, cluster: bool) -> Scenario:
 def run(scenario: Scenario, tracer: Tracer | None = None) -> Outcome:
     if scenario.cluster is None:
         return World(scenario, tracer).run()
+    if scenario.cluster.front:
+        return FrontWorld(scenario, tracer.note if tracer is not None else None).run()
     return ClusterWorld(scenario, tracer.note if tracer is not None else None).run()

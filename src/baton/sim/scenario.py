@@ -195,6 +195,8 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Clocks begin at other times, and run at other speeds (1 %)."
     measured: bool = False
     "Nodes tell what a prompt token costs them; short prompts are then not handed over."
+    front: bool = False
+    "No router: clients, the front of one engine, and the first node (front_world.py)."
     faults: list[ClusterFault] = []
     policy: Literal["prefix", "load", "two_choices", "round_robin"] = "prefix"
     handoff_tokens_min: int = 0

@@ -1,0 +1,184 @@
+"""The front of one engine, rehearsed: the real machine (core/delivery/front.py) between clients and one node.
+
+The engine is lost, freezes, and comes back with the same or with other weights, while clients withdraw sequences and leave. The
+node and its wire are those of a cluster; the wire never fails by itself, as a socket between two processes does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
+
+from baton.core.delivery import front as machine
+from baton.core.delivery.front import Front, FrontEvent
+from baton.errors import InvariantBroken
+from baton.protocol.control import RefusedRequest
+from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
+from baton.protocol.node import NodeHello, RouterHello
+from baton.protocol.output import OTHER_WEIGHTS, Delta, Emit, TokenRow
+from baton.protocol.request import GenerateRequest
+from baton.protocol.step import RowLogprobs
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.tags import identity_of
+from baton.sim.timeline import Timeline
+from baton.sim.trip import Trip
+
+NEVER: Final = 1e9
+"""Seconds: a front has no heartbeats."""
+
+
+class Hearers(Protocol):
+    """The clients of a front."""
+
+    def delivered(self, emit: Emit) -> None: ...
+    def failed(self, trip: Trip) -> None: ...
+
+
+class SinkWatch:
+    """The sink of one request. It holds each delta against the undisturbed answer."""
+
+    def __init__(self, front: FrontProcess, request: GenerateRequest) -> None:
+        self._front = front
+        self.request = request.id
+        self._given = dict.fromkeys(request.wanted, 0)
+        self._prompt: list[RowLogprobs] = []
+        self.attempt = request.attempt
+
+    def deliver(self, delta: Delta) -> None:
+        position = self._given[delta.index]
+        self._given[delta.index] += len(delta.tokens)
+        rows: list[TokenRow] = [
+            (self.request, self.attempt, delta.index, position + place, token) for place, token in enumerate(delta.tokens)
+        ]
+        begun = [] if delta.begun is None else [delta.begun]
+        logprobs = [(self.request, 0, row) for row in self._prompt] if delta.index == 0 else []
+        logprobs += [(self.request, delta.index, RowLogprobs(Slot(0), Incarnation(0), each)) for each in delta.logprobs]
+        if delta.index == 0:
+            self._prompt.clear()
+        self._front.delivered(Emit(rows, [] if delta.ended is None else [delta.ended], logprobs, begun))
+
+    def add_prompt(self, row: RowLogprobs) -> None:
+        if row.prompt:
+            self._prompt.append(replace(row, sampled=None))
+
+
+class FrontProcess:
+    """`baton serve`'s front: it never dies, since the server ends with it."""
+
+    def __init__(self, timeline: Timeline, watch: ClusterWatch) -> None:
+        self.machine = Front()
+        self.hearers: Hearers
+        self._timeline = timeline
+        self._watch = watch
+        self._wire: Wire | None = None
+        self._unread: list[tuple[Wire, Any]] = []
+        "From the next engine. The front reads a lost one to its end first."
+        self._sinks: dict[RequestId, SinkWatch] = {}
+        self._attempts: dict[RequestId, int] = {}
+        "The last attempt of each request that was sent."
+
+    # The engine
+
+    def arrived(self, wire: Wire, message: Any) -> None:
+        if self._wire is None:
+            self._wire = wire
+        if wire is not self._wire:
+            self._watch.saw("the next engine spoke before the lost one was read to its end")
+            self._unread.append((wire, message))
+            return
+        if message is HANGUP:
+            self._wire = None
+            self._watch.saw("the front lost its engine")
+            self._tell(machine.EngineLost("the engine was lost"))
+            unread, self._unread = self._unread, []
+            for entry in unread:
+                self.arrived(*entry)
+            return
+        match message:
+            case NodeHello():
+                wire.send("down", RouterHello("front", 0.25, NEVER))
+                self._tell(machine.EngineReady(message.ready.identity))
+            case Emit():
+                self._carry_out(self.machine.take(message))
+                self.machine.check()
+            case RefusedRequest():
+                self._tell(machine.Reject(message.request, message.refused))
+
+    # Clients
+
+    def arrives(self, request: GenerateRequest) -> None:
+        sink = self._sinks[request.id] = SinkWatch(self, request)
+        self._tell(machine.Arrive(request, sink))
+
+    def withdraw(self, event: machine.Withdraw) -> None:
+        self._tell(event)
+
+    def leaves(self, request: RequestId) -> None:
+        self._tell(machine.Leave(request, self._sinks[request]))
+        if request in self.machine.ledgers:
+            raise InvariantBroken(f"{request} has left, and is kept", invariant=22)
+
+    def delivered(self, emit: Emit) -> None:
+        self._timeline.record(emit)
+        self.hearers.delivered(emit)
+
+    # The machine
+
+    def _tell(self, event: FrontEvent) -> None:
+        self._carry_out(self.machine.handle(event, Instant(self._timeline.now)))
+        self.machine.check()
+
+    def _carry_out(self, effects: list[machine.FrontEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case machine.Submit(request) | machine.Replay(request):
+                    self._send(request)
+                case machine.Abort(message):
+                    self._post(message)
+                case machine.End(sink, delta):
+                    sink.deliver(delta)
+                case machine.Fail(sink, error):
+                    self._failed(sink, str(error))
+                case machine.Refuse(sink, refused):
+                    if refused.reason != "never_fits":
+                        raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
+                    self.hearers.failed(self._watch.trips[sink.request])
+
+    def _post(self, message: Any) -> None:
+        if self._wire is None:
+            raise InvariantBroken(f"{type(message).__name__} is sent, and no engine is there", invariant=43)
+        self._timeline.record(message)
+        self._wire.send("down", message)
+
+    def _send(self, request: GenerateRequest) -> None:
+        """32: an engine continues with what the client has. 43: each engine gets an attempt of its own."""
+        trip = self._watch.trips[request.id]
+        owed = [index for index, ended in enumerate(trip.ended) if ended is None]
+        if list(request.wanted) != owed:
+            raise InvariantBroken(f"{request.id} is sent for {list(request.wanted)}, and owes {owed}", invariant=32)
+        for index in request.wanted:
+            if list(request.delivered(index)) != trip.delivered[index]:
+                raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
+        attempt = self._attempts.get(request.id, 0)
+        if request.attempt <= attempt:
+            raise InvariantBroken(f"{request.id}: attempt {request.attempt} is sent after {attempt}", invariant=43)
+        self._post(request)
+        self._attempts[request.id] = request.attempt
+        self._sinks[request.id].attempt = request.attempt
+
+    def _failed(self, sink: SinkWatch, why: str) -> None:
+        """22, 59: only without an engine, before the request began; or with other weights, after that."""
+        trip = self._watch.trips[sink.request]
+        if why == OTHER_WEIGHTS:
+            served = self.machine.identity
+            begun = any(trip.ended) if trip.weights is None else identity_of(trip.weights) != served
+            if not begun:
+                raise InvariantBroken(f"{trip.name} ends, and could go on with its weights", invariant=59)
+            self._watch.saw("an answer ended, as other weights are served")
+        elif self.machine.away is None or sink.request in self._attempts:
+            raise InvariantBroken(f"{trip.name} fails for nothing: {why}", invariant=22)
+        else:
+            self._watch.saw("no engine was there")
+        self.hearers.failed(trip)
