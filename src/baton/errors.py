@@ -91,7 +91,7 @@ class StorageFailed(EngineError):
 class PeerUnreadable(EngineError):
     """Another instance does not let us read its KV pool, or not the one we asked for.
 
-    `outcome` is the word by which such pulls are counted (kvcache/pulls.py), `transport` the one that was tried last.
+    `outcome` is the word by which such pulls are counted (kvcache/messenger.py), `transport` the one that was tried last.
     """
 
     def __init__(self, message: str, outcome: str = "refused", transport: str = "none") -> None:

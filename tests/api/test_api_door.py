@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from baton.api.http.door import ACCEPTS_PER_TURN, RESERVE, Connections, Door
-from baton.api.http.turnstile import Paced, Turnstile
+from baton.api.http.layers import Paced, Turnstile
 from baton.api.limits import Limits
 
 SECONDS_MAX = 20.0

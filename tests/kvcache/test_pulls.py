@@ -9,7 +9,7 @@ import pytest
 from messenger_peer import LAYOUT
 from messenger_rig import Rig, finish
 
-from baton.kvcache.pulls import Pulls
+from baton.kvcache.messenger import Pulls
 from baton.protocol.ids import PoolIncarnation
 from baton.repeats import Repeats, printable
 

@@ -11,7 +11,7 @@ from baton.observe.metrics import EngineCollector
 from baton.protocol.control import InstanceStats
 from baton.protocol.node import Build, ClusterView, InstanceView
 from baton.protocol.request import Refused
-from baton.runtime.engine.step_tokens import StepTokens
+from baton.runtime.engine.worker_keeper import StepTokens
 
 COUNTERS = {
     "handoffs": 7,

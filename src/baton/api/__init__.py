@@ -10,7 +10,7 @@ http/json_body.py       body -> a JSON value, or 400/413/415 before anything lar
 openai/schemas.py       the value -> ChatBody or CompletionBody; every number is in limits.py
 generate/prepare.py     text -> token ids, body -> GenerateRequest
 generate/generation.py  GenerateRequest -> deltas of the engine -> pieces for the client (output.py: text, stops, logprobs)
-openai/chat.py, openai/completions.py    pieces -> OpenAI's shapes
+openai/shape.py         pieces -> OpenAI's shapes
 http/streaming.py       server-sent events, never waiting for a slow client
 
 Other dialects (responses/, anthropic/, ollama/, embeddings/) have a table of their fields, which makes OpenAI's of them

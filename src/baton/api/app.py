@@ -20,13 +20,12 @@ from baton.api.generate.answer import GenerateRoute
 from baton.api.generate.engine_client import EngineClient
 from baton.api.http.access import LOCAL_ORIGIN, Access, ApiRoute, NoRoute, takes_local_origins
 from baton.api.http.azure_paths import AzurePaths
-from baton.api.http.cors import Cors
+from baton.api.http.layers import Cors
 from baton.api.http.request_log import RequestLog, on_error
 from baton.api.infill.shape import InfillShape
 from baton.api.ollama import shape as ollama
 from baton.api.ollama.shape import OLLAMA
-from baton.api.openai.chat import ChatShape
-from baton.api.openai.completions import CompletionShape
+from baton.api.openai.shape import ChatShape, CompletionShape
 from baton.api.rerank.shape import CohereRerankShape, RerankShape, ScoreShape
 from baton.api.responses.shape import ResponseShape, stored_input, stored_response
 from baton.api.routes import admin, models, tokens

@@ -9,18 +9,24 @@ Whatever goes wrong is in the result: nobody's request fails because of it.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from baton.config import WireConfig
 from baton.errors import DeviceError, PeerUnreadable
 from baton.kvcache.peers import Peers
-from baton.kvcache.pulls import COPIED, DETACHED, Pulls
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Read, Transport, runs_of
 from baton.kvpool.base import Pool
 from baton.protocol.moves import BlockMove, MoveResult
+from baton.repeats import Repeats, printable
 
+logger = logging.getLogger("baton.cache")
+
+COPIED: Final = "copied"
+DETACHED: Final = "detached"
 RUN_BYTES: Final = 16 << 20
 """The most that is copied without a look at the deadline: some milliseconds."""
 
@@ -117,3 +123,29 @@ def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
     for ids, blocks in ((move.peer_blocks, peer.blocks), (move.device, device.blocks)):
         if ids and (min(ids) < 0 or max(ids) >= blocks):
             raise PeerUnreadable(f"there is no such block in a pool of {blocks}")
+
+
+class Pulls:
+    """The counters are of one life of the cache service; the engine adds its lives up (runtime/engine/cache_keeper.py)."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+        self.outcomes: Counter[str] = Counter()
+        "By transport and outcome, as `tcp/copied`."
+        self.nbytes: Counter[str] = Counter()
+        self.microseconds: Counter[str] = Counter()
+        "Both by transport."
+
+    def ended(self, transport: str, outcome: str, nbytes: int, seconds: float) -> None:
+        self.outcomes[f"{transport}/{outcome}"] += 1
+        if nbytes:
+            self.nbytes[transport] += nbytes
+            self.microseconds[transport] += round(1e6 * seconds)
+
+    def log_failure(self, peer: str, transport: str, outcome: str, why: str, now: float) -> None:
+        """Once a minute for the same peer and reason."""
+        if outcome != DETACHED and (times := self._repeats.due((peer, outcome, why), now)):
+            again = f" ({times} times)" if times > 1 else ""
+            logger.warning(
+                "KV blocks cannot be read from %s over %s: %s: %s%s", printable(peer), transport, outcome, printable(why), again
+            )

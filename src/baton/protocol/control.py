@@ -177,7 +177,7 @@ class CacheStats(Struct, frozen=True, array_like=True):
     counters: dict[str, Counter]
     "Of the storage backend."
     pulls: dict[str, int] = {}
-    "Copies from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
+    "Copies from other instances, by transport and outcome: `tcp/copied` (kvcache/messenger.py)."
     pull_bytes: dict[str, int] = {}
     pull_microseconds: dict[str, int] = {}
     "Both by transport."
@@ -255,7 +255,7 @@ class InstanceStats(Struct, kw_only=True):
     handoffs: dict[str, Counter] = {}
     "Prompts of hand-offs, by which end this instance was and what became of them."
     pulls: dict[str, Counter] = {}
-    "Copies of KV blocks from other instances, by transport and outcome: `tcp/copied` (kvcache/pulls.py)."
+    "Copies of KV blocks from other instances, by transport and outcome: `tcp/copied` (kvcache/messenger.py)."
     pull_bytes: dict[str, Counter] = {}
     pull_microseconds: dict[str, Counter] = {}
     "What those copies moved and took, by transport."

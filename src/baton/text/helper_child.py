@@ -12,14 +12,15 @@ the rest no core file (it would hold prompts), no file can be written, and the k
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from baton.text.child_limits import bound_this_process
 from baton.text.helper_wire import frame, receive, send
 
 _TIMER_SECONDS_MORE: Final = 1.0
@@ -56,3 +57,22 @@ def serve(sock: socket.socket, begin: Callable[[Any], Answer], out_of_memory: An
             message = frame(reply)
         signal.setitimer(signal.ITIMER_REAL, 0)
         send(sock, message)
+
+
+def bound_this_process(memory_bytes_max: int) -> None:
+    """Address space; no core file, which would hold prompts; no file can be written; the kernel ends it first when memory runs
+    out. SIGALRM and SIGPROF end it: a timer is for who waits for a parent that may be gone, and for who computes too long."""
+    _limit(resource.RLIMIT_AS, memory_bytes_max)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    with contextlib.suppress(ValueError, OSError):  # macOS knows RLIMIT_AS and refuses it
+        resource.setrlimit(kind, (value, value))

@@ -12,7 +12,7 @@ from run_loop import finish
 from baton.config import InstanceConfig
 from baton.core.events import PreemptSome
 from baton.core.instance import Instance
-from baton.runtime.engine.preemption_log import PreemptionLog
+from baton.runtime.engine.reporting import PreemptionLog
 
 pytestmark = pytest.mark.usefixtures("child_path")
 

@@ -3,7 +3,7 @@
 Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte a
 minute would hold a connection for nothing.
 
-Connections come through a door that counts them (door.py), and requests begin a few at a time (turnstile.py). Nothing is read
+Connections come through a door that counts them (door.py), and requests begin a few at a time (layers.py). Nothing is read
 from the environment, where uvicorn looks for settings too.
 """
 
@@ -24,9 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from baton.api.errors import ApiError
 from baton.api.http.door import Connections, Door
-from baton.api.http.root_path import RootPath
+from baton.api.http.layers import Paced, RootPath
 from baton.api.http.shutdown import EndedByShutdown
-from baton.api.http.turnstile import Paced
 from baton.api.limits import Limits
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

@@ -8,6 +8,7 @@ routers      NodeHello, Beat, numbers (router_links.py asks for them)
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -17,19 +18,24 @@ from msgspec.structs import replace
 
 from baton.config import EngineConfig, TierConfig
 from baton.core.events import Event, Pause, Resume, WorkerLost, WorkerReady
+from baton.core.instance import Instance
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, WorkerHello
 from baton.protocol.node import NodeHello
 from baton.protocol.versions import CAPABILITIES
+from baton.repeats import Repeats, printable
 from baton.runtime.engine.callers import Caller
 from baton.runtime.engine.instance_loop import InstanceLoop
-from baton.runtime.engine.preemption_log import PreemptionLog
 from baton.runtime.engine.router_links import RouterLinks
 from baton.runtime.engine.snapshot import snapshot
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.wire.channel import Channel
 
+logger = logging.getLogger("baton.engine")
+
+LOG_SECONDS: Final = 10.0
+NAMES_MAX: Final = 3
 STATS_SECONDS: Final = 0.2
 """While there is work the front's numbers are at most this old; when there is none they are told at once."""
 
@@ -150,3 +156,40 @@ class Reporting:
         self.send_front(self.stats())
         if instance.in_flight:  # also while nothing happens: that is when somebody has to look
             self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
+
+
+class PreemptionLog:
+    """A log line when requests are preempted: they are slower than others, and more memory would help.
+
+    Looked at after every event whose count of preemptions differs from `seen`."""
+
+    __slots__ = ("_logged", "_repeats", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        "Preemptions of the instance, as last looked at."
+        self._logged = 0
+        "As last logged."
+        self._repeats = Repeats(LOG_SECONDS)
+
+    def look(self, instance: Instance, now: float) -> None:
+        count = instance.stats.preemptions
+        if count == self.seen:
+            return
+        self.seen = count
+        if not self._repeats.due("preempted", now):
+            return
+        new, self._logged = count - self._logged, count
+        board, pool = instance.board, instance.board.cache.pool
+        names = ", ".join(printable(name) for name in instance.view.preempted_requests(NAMES_MAX))
+        logger.warning(
+            "%d sequences preempted (%d in all), for want of KV blocks: %d of %d free or idle, %d sequences run, %d wait; "
+            "requests: %s",
+            new,
+            count,
+            pool.free + pool.idle,
+            pool.total,
+            len(board.running),
+            len(board.waiting),
+            names or "running again",
+        )

@@ -2,7 +2,7 @@
 
 RestartWorker   the pool that it made is given back by everybody, then another one is started
 StopWorker      the same, and none follows until the instance wakes
-Wake, weights   the next worker loads others; where it cannot, the one after it loads the old ones (weight_reload.py)
+Wake, weights   the next worker loads others; where it cannot, the one after it loads the old ones (WeightReload)
 """
 
 from __future__ import annotations
@@ -10,20 +10,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 from baton.config import EngineConfig
 from baton.core.effects import RestartWorker, RunStep, StopWorker
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
-from baton.protocol.control import ModelChanged, OrderAnswer, Ping, Pong, WorkerHello
+from baton.core.events import LossCause, Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
+from baton.protocol.control import (
+    STEP_TOKEN_BUCKETS,
+    STEP_TOKEN_SUM,
+    InstanceReady,
+    ModelChanged,
+    OrderAnswer,
+    Ping,
+    Pong,
+    WorkerHello,
+)
 from baton.protocol.ids import WorkerEpoch
 from baton.runtime.engine.callers import Callers
 from baton.runtime.engine.instance_loop import InstanceLoop
 from baton.runtime.engine.pool_holder import PoolHolder
 from baton.runtime.engine.reporting import Reporting
-from baton.runtime.engine.step_tokens import StepTokens
-from baton.runtime.engine.weight_reload import WeightReload
 from baton.runtime.engine.worker_health import PROBE, IdleProbe, WorkerHealth
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.child_set import ChildSet
@@ -31,6 +38,8 @@ from baton.runtime.processes.child_set import ChildSet
 logger = logging.getLogger("baton.engine")
 
 WORKER = "worker"
+_LAST: Final = len(STEP_TOKEN_BUCKETS)
+_NAMES: Final = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
 
 
 class WorkerKeeper:
@@ -175,3 +184,58 @@ class WorkerKeeper:
                 changed = ModelChanged(reload.new, self._machine.instance.fingerprint, parts)
                 self._reporting.weights_changed(changed, self._callers.who_ordered(answer.number))
         self._callers.answer(answer)
+
+
+class WeightReload:
+    """One order to load other weights, until it is answered. Where the next worker cannot load them, the one after it loads the
+    old ones."""
+
+    def __init__(self, number: int, old: str, new: str) -> None:
+        self.number = number
+        self.old = old
+        self.new = new
+        self.failure = ""
+        "Why the old ones are loaded again."
+        self._starts = 0
+
+    def worker_starts(self, reason: str, cause: LossCause) -> bool:
+        """False: the worker with the new weights was lost, so this one is to have the old ones. The first one that was killed
+        from outside says nothing about them; a second one may be the kernel's, for want of memory, which it may not tell."""
+        self._starts += 1
+        tries = 2 if cause == "killed" else 1
+        if self._starts > tries and not self.failure:
+            self.failure = reason if reason.startswith(f"{self.new}:") else f"{self.new}: {reason}"
+        return not self.failure
+
+    def does_not_fit(self, hello: WorkerHello, served: InstanceReady) -> bool:
+        """The front has one tokenizer, and has promised a context."""
+        if self.failure:
+            return False
+        if hello.vocab_size != served.vocab_size:
+            self.failure = (
+                f"{self.new}: its vocabulary has {hello.vocab_size} tokens, the one that is served {served.vocab_size}"
+            )
+        elif hello.context_tokens < served.context_tokens:
+            self.failure = f"{self.new}: its context is {hello.context_tokens} tokens, and {served.context_tokens} are served"
+        return bool(self.failure)
+
+
+class StepTokens:
+    """Histogram of the tokens that steps compute; observe/metrics.py shows it."""
+
+    __slots__ = ("_counts", "_sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_LAST + 1)
+        "By bucket, and those above the last one."
+        self._sum = 0
+
+    def observe(self, tokens: int) -> None:
+        """The buckets are powers of two, so the length of the number in bits is its bucket."""
+        bucket = (tokens - 1).bit_length() if tokens > 1 else 0
+        self._counts[bucket if bucket < _LAST else _LAST] += 1
+        self._sum += tokens
+
+    def table(self) -> dict[str, int]:
+        """InstanceStats.step_tokens."""
+        return {**dict(zip(_NAMES, self._counts, strict=True)), STEP_TOKEN_SUM: self._sum}

@@ -1,8 +1,9 @@
-"""A few at a time: so many requests begin, and so many pieces of bodies are taken, in one turn of the event loop.
+"""ASGI layers around the app: Paced, Cors, RootPath.
 
-A turn does everything that is ready. With hundreds of requests ready at once, or dozens of large bodies, that takes long, and
-a stream whose token comes meanwhile waits for all of them. Those in the line cost nothing until it is their turn: a body that
-is not read is not received either.
+Paced begins a few requests, and takes a few pieces of bodies, in one turn of the event loop. A turn does everything that is
+ready. With hundreds of requests ready at once, or dozens of large bodies, that takes long, and a stream whose token comes
+meanwhile waits for all of them. Those in the line cost nothing until it is their turn: a body that is not read is not received
+either.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PER_TURN: Final = 4
@@ -72,3 +74,30 @@ class Paced:
 
         await self._turnstile.enter()
         await self._app(scope, paced, send)
+
+
+class Cors(CORSMiddleware):
+    """A POST without `Origin` is no browser's, and caches do not keep its answer: there is nothing to add to that. Starlette
+    would pass each of its events through a function that looks for headers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and all(name != b"origin" for name, _ in scope["headers"]):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class RootPath:
+    """Behind a proxy that passes the routes below a path on (--root-path /llm), with the path still in front or cut off. It is
+    cut off before anything else looks: routes, rights and logs see the same path either way."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path == self._root or path.startswith(self._root + "/"):
+                scope = {**scope, "path": path[len(self._root) :] or "/"}
+        await self._app(scope, receive, send)
