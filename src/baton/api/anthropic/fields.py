@@ -67,21 +67,13 @@ MESSAGES: Final[Table] = {
 }
 """/v1/messages/count_tokens takes the same, and uses what goes into the prompt."""
 
+_SEARCH: Final = "tool_search_tool_"
 LEFT_OUT: Final = (
-    "web_search_",
-    "web_fetch_",
-    "code_execution_",
-    "tool_search_tool_",  # _SEARCH
-    "mcp_toolset",
-    "advisor_",
-    "bash_",
-    "text_editor_",
-    "computer_",
-    "memory_",
+    *("web_search_", "web_fetch_", "code_execution_", _SEARCH, "mcp_toolset", "advisor_"),
+    *("bash_", "text_editor_", "computer_", "memory_"),
 )
 _COPIED: Final = {"name": "name", "description": "description", "input_schema": "parameters", "strict": "strict"}
 _HARMLESS: Final = ("type", "cache_control", "eager_input_streaming", "defer_loading")
-_SEARCH: Final = "tool_search_tool_"
 _ONLY_REMOVE: Final = ("clear_tool_uses_", "clear_thinking_", "compact_")
 
 Json = dict[str, Any]

@@ -13,7 +13,6 @@ others       web_search, mcp, ...: the server would have to run them, or they ha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,7 +20,7 @@ from typing import Any, Final
 from baton.api.errors import ApiError, bad
 from baton.api.fields import expect, shown
 from baton.api.front import Front
-from baton.api.generate.options import ChatBody, Options
+from baton.api.generate.options import ChatBody
 from baton.api.limits import Limits
 from baton.api.openai.structured import grammar_of_format
 from baton.api.responses.store import StoredItems
@@ -80,24 +79,13 @@ RESPONSES: Final[Table] = {
 }
 
 LEFT_OUT: Final = (
-    "web_search",
-    "file_search",
-    "code_interpreter",
-    "computer",
-    "image_generation",
-    "mcp",
-    "local_shell",
-    "shell",
-    "apply_patch",
-    "custom",
-    "tool_search",
+    *("web_search", "file_search", "code_interpreter", "computer", "image_generation", "mcp"),
+    *("local_shell", "shell", "apply_patch", "custom", "tool_search"),
 )
 """Types of tools begin so: web_search_preview_2025_03_11, computer_use_preview, ..."""
 OURS: Final = "text.format"
 THEIRS: Final = "response_format"
-_SCHEMA_PARTS: Final = ("name", "description", "strict")
 _INCLUDABLE: Final = ("message.output_text.logprobs", "reasoning.encrypted_content")
-_METADATA_MAX: Final = 16
 
 Json = dict[str, Any]
 FindItem = Callable[[str], Json | None]
@@ -111,8 +99,6 @@ class Asked:
     store: bool
     summary: bool
     "A summary of the thought is asked for (OutputItems)."
-    echoed: dict[str, Any]
-    "Settings that come back with the answer."
     namespaces: Mapping[str, tuple[str, str]]
     "By the name of a tool that the model sees: namespace and name."
 
@@ -137,8 +123,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     left_out = [*tools.left_out, *unused_of_text(body), *_compaction(body.get("context_management"))]
     chat = also_ignored(chat, left_out, front.config.unknown_fields)
     refuse_two_formats(body, asked[THEIRS], front.limits)
-    echoed = {**_echoed(body, chat, store), "text": echoed_text(body, chat.options, front.limits)}
-    return Asked(chat, conversation, store, _summary(body.get("reasoning")), echoed, tools.namespaces)
+    return Asked(chat, conversation, store, _summary(body.get("reasoning")), tools.namespaces)
 
 
 def _compaction(value: Any) -> Iterator[str]:
@@ -177,31 +162,6 @@ def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:
         asked["top_logprobs"] = body.get("top_logprobs")
     elif body.get("top_logprobs"):
         raise bad(f"top_logprobs needs {_INCLUDABLE[0]} in include", "top_logprobs")
-
-
-def _echoed(body: dict[str, Any], chat: ChatBody, store: bool) -> dict[str, Any]:
-    metadata = body.get("metadata") or {}
-    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
-        raise bad(f"metadata must be an object with at most {_METADATA_MAX} keys", "metadata")
-    options = chat.options
-    reasoning = body.get("reasoning")
-    return {
-        "instructions": body.get("instructions"),
-        "max_output_tokens": options.max_tokens,
-        "metadata": metadata,
-        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-        "previous_response_id": body.get("previous_response_id"),
-        "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
-        "store": store,
-        "temperature": options.sampling.temperature,
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "top_logprobs": options.sampling.logprobs or 0,
-        "top_p": options.sampling.top_p,
-        "truncation": "disabled",
-        "user": body.get("user"),
-        "background": False,
-    }
 
 
 def messages_of(value: Any, find: FindItem = lambda _: None) -> list[Json]:
@@ -326,12 +286,6 @@ def unused_of_text(body: Mapping[str, Any]) -> list[str]:
     return [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
 
 
-def echoed_text(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
-    text = body.get("text") or {}
-    form = text.get("format") or {"type": "text"}
-    return {**text, "format": _applied(body, options, limits) if form["type"] == "text" else form}
-
-
 def _format(text: Any) -> dict[str, Any] | None:
     if text is None:
         return None
@@ -339,27 +293,6 @@ def _format(text: Any) -> dict[str, Any] | None:
     if not isinstance(text, dict) or (form is not None and not isinstance(form, dict)):
         raise bad("text must be an object with a format, which is an object", "text")
     return form
-
-
-def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
-    """Expressions and grammars (guided_regex, ...) have no name in `text.format`: they are beside it."""
-    grammar = options.sampling.grammar
-    if grammar is None or grammar.kind not in ("json_object", "json_schema"):
-        return {"type": "text"}
-    if grammar.kind == "json_object":
-        return {"type": "json_object"}
-    given = (body.get(THEIRS) or {}).get("json_schema")
-    told = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
-    # OpenAI's clients expect a name, which other servers' fields do not have.
-    return {"type": "json_schema", "name": options.grammar_field, **told, "schema": _schema(grammar.text, limits)}
-
-
-def _schema(text: str, limits: Limits) -> Any:
-    """Clients may send it as a text, with anything in it: what is no JSON, or too much, is refused where it is compiled."""
-    try:
-        return json.loads(text) if len(text) <= limits.grammar_bytes else None
-    except (ValueError, RecursionError):
-        return None
 
 
 @dataclass(slots=True)

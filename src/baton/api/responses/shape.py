@@ -11,7 +11,8 @@ response.completed or response.incomplete, with the whole answer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,13 +24,15 @@ from baton.api.errors import ApiError, JsonResponse, bad
 from baton.api.front import Front, caller_of, front_of
 from baton.api.generate.blocks import BlockKind, Blocks, kind_of, text_of
 from baton.api.generate.generation import Generation, Usage
+from baton.api.generate.options import Options
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.generate.usage import preemptions_json
 from baton.api.http.auth import Caller
+from baton.api.limits import Limits
 from baton.api.openai.logprobs import chat_logprobs
-from baton.api.responses.fields import Asked, responses_body
+from baton.api.responses.fields import THEIRS, Asked, responses_body
 from baton.api.responses.store import RESPONSE_PREFIX, Item, OutputItems, Stored, input_items, text_part
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_parts
@@ -44,6 +47,7 @@ class ResponseShape(Shape):
     def __init__(self, front: Front) -> None:
         super().__init__(front)
         self._asked: Asked | None = None
+        self._echoed: dict[str, Any] = {}
         self._tenant = b""
         self._events: ResponseEvents | None = None
         self.items = OutputItems(self.id)
@@ -51,6 +55,7 @@ class ResponseShape(Shape):
     def job(self, body: dict[str, Any], caller: Caller) -> Job:
         self._tenant = caller.tenant
         self._asked = responses_body(self.front, body, caller.tenant)
+        self._echoed = _echoed(body, self._asked, self.front.limits)
         self.items = OutputItems(self.id, summary=self._asked.summary, namespaces=self._asked.namespaces)
         return chat_job(self.front, self._asked.chat, caller)
 
@@ -101,7 +106,7 @@ class ResponseShape(Shape):
             "model": self.front.model.name,
             "output": output,
             "usage": None,
-            **self._asked.echoed,
+            **self._echoed,
         }
 
 
@@ -127,6 +132,10 @@ def _message(piece: Piece) -> dict[str, Any]:
             for call in piece.tool_calls
         ]
     return message
+
+
+_SCHEMA_PARTS: Final = ("name", "description", "strict")
+_METADATA_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,3 +341,57 @@ def _stored(request: Request) -> Stored:
 
 def _not_here() -> ApiError:
     return ApiError(404, "there is no stored response with that id", param="response_id", code="response_not_found")
+
+
+def _echoed(body: dict[str, Any], asked: Asked, limits: Limits) -> dict[str, Any]:
+    """Settings that come back with the answer."""
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
+        raise bad(f"metadata must be an object with at most {_METADATA_MAX} keys", "metadata")
+    options = asked.chat.options
+    reasoning = body.get("reasoning")
+    return {
+        "instructions": body.get("instructions"),
+        "max_output_tokens": options.max_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": reasoning if isinstance(reasoning, dict) else {"effort": None, "summary": None},
+        "store": asked.store,
+        "text": _echoed_text(body, options, limits),
+        "temperature": options.sampling.temperature,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": options.sampling.logprobs or 0,
+        "top_p": options.sampling.top_p,
+        "truncation": "disabled",
+        "user": body.get("user"),
+        "background": False,
+    }
+
+
+def _echoed_text(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
+    text = body.get("text") or {}
+    form = text.get("format") or {"type": "text"}
+    return {**text, "format": _applied(body, options, limits) if form["type"] == "text" else form}
+
+
+def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
+    """Expressions and grammars (guided_regex, ...) have no name in `text.format`: they are beside it."""
+    grammar = options.sampling.grammar
+    if grammar is None or grammar.kind not in ("json_object", "json_schema"):
+        return {"type": "text"}
+    if grammar.kind == "json_object":
+        return {"type": "json_object"}
+    given = (body.get(THEIRS) or {}).get("json_schema")
+    told = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
+    # OpenAI's clients expect a name, which other servers' fields do not have.
+    return {"type": "json_schema", "name": options.grammar_field, **told, "schema": _schema(grammar.text, limits)}
+
+
+def _schema(text: str, limits: Limits) -> Any:
+    """Clients may send it as a text, with anything in it: what is no JSON, or too much, is refused where it is compiled."""
+    try:
+        return json.loads(text) if len(text) <= limits.grammar_bytes else None
+    except (ValueError, RecursionError):
+        return None
