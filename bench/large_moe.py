@@ -2,8 +2,8 @@
 
     python bench/large_moe.py [--folder DIR] [--layers 48] [--rounds 2] [--peer PYTHON]
 
-The weights are random, the file is made once, tensor by tensor, and kept in --folder: 18 GB with all 48 layers. A machine with less
-memory measures fewer layers: time and memory grow with them, but for embedding and head.
+The weights are random, the file is made once, tensor by tensor, and kept in --folder: 18 GB with all 48 layers. A machine with
+less memory measures fewer layers: time and memory grow with them, but for embedding and head.
 
 start    from the start of `baton serve` until /health says 200
 memory   PSS of all processes of the server, and what of it is anonymous (not the file's own pages)
