@@ -66,6 +66,18 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "stablelm": ("stablelm", {}, {"rope.dimension_count": 2, "attention.layer_norm_epsilon": 1e-5}),
     "gemma3-six": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, {"attention.sliding_window": 5}),
     "qwen3-moe": ("qwen3moe", {}, MOE),
+    "gpt-oss": (
+        "gpt-oss",
+        {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+        {
+            **MOE,
+            "expert_feed_forward_length": 32,
+            "attention.sliding_window": 5,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
     "mixtral": ("llama", {}, {**MOE, "expert_feed_forward_length": 56}),
     "qwen2-moe-all": ("qwen2moe", {}, {**MOE, "expert_shared_feed_forward_length": 20}),
 }
@@ -89,6 +101,8 @@ def case(request, monkeypatch):
 
 def test_a_family_from_its_gguf_file(case, tmp_path):
     oracle = oracle_model(case)
+    if case == "gpt-oss":
+        round_experts(oracle)
     model = load_model(write(tmp_path / "m.gguf", oracle, *FAMILIES[case])).model
     for prompt in PROMPTS:
         torch.testing.assert_close(all_logits(model, prompt), oracle_logits(oracle, prompt), atol=2e-4, rtol=0)
@@ -114,12 +128,17 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
     }
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
-        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{key}", value)
+        adds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        adds[type(value)](f"{architecture}.{key}", value)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     tied = config.tie_word_embeddings
     for name, array in tensors(oracle, architecture, {**COMMON, **names}).items():
-        if not (tied and name == "output.weight"):
-            writer.add_tensor(name, np.ascontiguousarray(array))
+        array = np.ascontiguousarray(array)
+        if architecture == "gpt-oss" and name.endswith("_exps.weight"):  # as llama.cpp has them
+            kind = gguf.GGMLQuantizationType.MXFP4
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        elif not (tied and name == "output.weight"):
+            writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -127,10 +146,34 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
     return path
 
 
+def of_gpt_oss(prefix: str, kind: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """Gates and ups alternate, and matrices are turned."""
+    if kind == "sinks":
+        return {f"{prefix}attn_sinks.weight": array}
+    end = "bias" if kind.endswith("_bias") else "weight"
+    array = array if end == "bias" else array.transpose(0, 2, 1)
+    if kind.startswith("down"):
+        return {f"{prefix}ffn_down_exps.{end}": array}
+    return {f"{prefix}ffn_gate_exps.{end}": array[:, ::2], f"{prefix}ffn_up_exps.{end}": array[:, 1::2]}
+
+
+def round_experts(oracle: Any) -> None:
+    """To what MXFP4 can say: so a file in it holds the same model."""
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for name, parameter in oracle.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")) and "experts" in name:
+            rows = np.ascontiguousarray(parameter.detach().numpy().transpose(0, 2, 1))
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind)
+            parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(rounded.reshape(rows.shape).transpose(0, 2, 1))))
+
+
 def tensors(oracle: Any, architecture: str, names: dict[str, str]) -> dict[str, np.ndarray]:
     found = {}
     for name, tensor in oracle.state_dict().items():
         array, (module, _, kind) = tensor.numpy(), name.rpartition(".")
+        if architecture == "gpt-oss" and ("experts" in name or "sinks" in name):
+            found |= of_gpt_oss(f"blk.{name.split('.')[2]}.", kind, array)
+            continue
         if name.endswith("e_score_correction_bias"):
             module, kind = name.removesuffix("_bias"), "bias"
             array = array.reshape(-1)

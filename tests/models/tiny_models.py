@@ -161,6 +161,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2Moe",
         {**MOE, "shared_expert_intermediate_size": 20, "norm_topk_prob": False, "mlp_only_layers": [1]},
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **EAGER,
+            "hidden_size": 64,
+            "intermediate_size": 32,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
+        },
+    ),
     "qwen3-window": ("Qwen3", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
 }
 

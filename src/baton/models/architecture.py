@@ -36,6 +36,10 @@ class Architecture(ABC):
     "The only one that the family has."
     norm_plus_one: ClassVar[bool] = False
     "Norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
+    hf_stacked_experts: ClassVar[bool] = False
+    "A Hugging Face folder has all experts of a layer in one tensor, in floats or MXFP4 (loaders/stacked_experts.py)."
+    gguf_yarn_truncates: ClassVar[bool] = True
+    "YarnScaling.truncate, which no GGUF file says."
     hf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     "Our names of parameters that a layer of this family calls otherwise than loaders/safetensors.py says."
     gguf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})

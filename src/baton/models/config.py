@@ -95,6 +95,8 @@ NO_ROPE = RopeConfig(dimensions=0)
 """Of a layer without positions."""
 
 Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
+OAI_LIMIT, OAI_SLOPE = 7.0, 1.702
+"""Of swiglu_oai: where gate and up are cut off, and how steep the sigmoid is."""
 NormPlaces = Literal["before", "after", "both"]
 
 
@@ -115,8 +117,10 @@ class Traits:
     "Sliding window of each layer in tokens, None for full attention. Empty: full attention everywhere."
     layer_ropes: tuple[RopeConfig, ...] = ()
     "Rotary positions of each layer. Empty: ModelConfig.rope everywhere."
+    sinks: bool = False
+    "Each head has a learned score that takes its share of the softmax and gives nothing."
     activation: Activation = "silu"
-    "Of the MLP's gate."
+    "Of the gate, in MLPs and experts."
     norms: NormPlaces = "before"
     "Attention and MLP are normalised before them, after them (what they add to the residual), or both."
     layer_norm: bool = False
@@ -154,6 +158,8 @@ class Experts:
     "Which layers have experts; the others have an MLP. Empty: all of them."
     scoring: Scoring = "softmax"
     "How the router's logits become shares."
+    bias: bool = False
+    "Of the router and of every expert's matrices."
     correction: bool = False
     "A bias for each expert is added to the shares to pick by, and not to the shares themselves."
     scale: float = 1.0

@@ -48,7 +48,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         kv_heads=fields.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         intermediate_size=fields.integer("feed_forward_length"),
-        rope=_rope(fields, file, head_dim),
+        rope=_rope(fields, file, head_dim, truncates=model.gguf_yarn_truncates),
         norm_eps=model.norm_eps_from_gguf(fields),
         tied_embeddings="output.weight" not in file.tensors,
         traits=traits,
@@ -86,11 +86,11 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeConfig:
+def _rope(fields: Fields, file: GGUFFile, head_dim: int, *, truncates: bool) -> RopeConfig:
     turned = fields.integer("rope.dimension_count", head_dim)
     return RopeConfig(
         theta=fields.number("rope.freq_base", 10000.0),
-        scaling=_scaling(fields, file),
+        scaling=_scaling(fields, file, truncates=truncates),
         dimensions=None if turned == head_dim else turned,
     )
 
@@ -101,7 +101,7 @@ def _context(fields: Fields, file: GGUFFile) -> int:
     return fields.integer("rope.scaling.original_context_length", context) if SHORT_FACTORS in file.tensors else context
 
 
-def _scaling(fields: Fields, file: GGUFFile) -> RopeScaling | None:
+def _scaling(fields: Fields, file: GGUFFile, *, truncates: bool) -> RopeScaling | None:
     if ROPE_DIVISORS in file.tensors:
         return FrequencyDivisors(divisors=file.floats(ROPE_DIVISORS))
     if SHORT_FACTORS in file.tensors:
@@ -119,6 +119,7 @@ def _scaling(fields: Fields, file: GGUFFile) -> RopeScaling | None:
             factor=factor,
             original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),
             attention_factor=growth * fields.number("rope.scaling.attn_factor", 1.0),
+            truncate=truncates,
         )
     raise ModelUnsupported(
         f"{fields.origin}: rotary scaling {kind} is not supported; supported are none, linear, yarn and the tensor "

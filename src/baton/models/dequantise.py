@@ -11,6 +11,7 @@ Q8_0  d[2] qs[32]                         value = d * q            q is signed
 Q4_K  d[2] m[2] scales[12] qs[128]        value = d * scale * q - m * minimum, for 8 groups of 32 values
 Q5_K  d[2] m[2] scales[12] qh[32] qs[128] the same; bit g of qh[i] belongs to value i of group g
 Q6_K  ql[128] qh[64] scales[16] d[2]      value = d * scale * (q - 32), for 16 groups of 16 values
+MXFP4 e[1] qs[16]                         value = 2^(e - 127) * one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 or their negatives
 
 F8_E4M3  a sign, 4 bits of exponent, 3 behind the point; scales lie beside the matrix (tensor_types.SCALE_BLOCK)
 
@@ -194,6 +195,21 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
     groups *= (blocks[:, 192:208].view(np.int8) * _half(blocks, 208))[:, :, None]
 
 
+_E2M1 = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0], np.float32)
+E2M1_TWICE: Floats = np.concatenate((_E2M1, -_E2M1))
+
+
+def _mxfp4(blocks: Bytes, out: Floats) -> None:
+    packed = blocks[:, 1:]
+    out[:, :16] = E2M1_TWICE[packed & 0x0F]
+    out[:, 16:] = E2M1_TWICE[packed >> 4]
+    # Half the scale, from the bits of a float: below 2 ** -126 they are those of the fraction.
+    exponent = blocks[:, :1].astype(np.uint32)
+    bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (np.maximum(exponent, 1) - 1) << 23).astype(np.uint32)
+    with np.errstate(over="ignore"):
+        out *= bits.view(np.float32)
+
+
 _FILL: dict[str, Callable[[Bytes, Floats], None]] = {
     "F64": _f64,
     "F32": _f32,
@@ -208,4 +224,5 @@ _FILL: dict[str, Callable[[Bytes, Floats], None]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "MXFP4": _mxfp4,
 }

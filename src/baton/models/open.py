@@ -19,6 +19,7 @@ from baton.models.loaders.arranged import ArrangedWeights, Arrangement
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.loaders.safetensors import SafetensorsWeights
+from baton.models.loaders.stacked_experts import StackedExperts
 from baton.models.loaders.weights import WeightSource
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.registry import architecture
@@ -57,7 +58,8 @@ def open_model(path: Path) -> OpenedModel:
         files = SafetensorsWeights(path, model)
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(files, origin)
-        arranged = ArrangedWeights(files, config, Arrangement(model.hf_pairs, model.norm_plus_one))
+        source: WeightSource = StackedExperts(files, config) if model.hf_stacked_experts else files
+        arranged = ArrangedWeights(source, config, Arrangement(model.hf_pairs, model.norm_plus_one))
         pooling, scoring = pooling_by_hf(path), scoring_by_hf(path, config.architecture)
         return OpenedModel(path, config, arranged, recommended_by_hf(generation), files.files, pooling, scoring)
     file = GGUFFile(path)

@@ -6,13 +6,14 @@ embed.weight                                 [vocab, hidden]
 layers.N.attention_norm.{weight,bias}        [hidden], before the attention
 layers.N.attention.{q,k,v,o}.{weight,bias}
 layers.N.attention.{q,k}_norm.weight         [head_dim], or [heads * head_dim] across heads
+layers.N.attention.sinks                     [heads]
 layers.N.attention_post_norm.weight          [hidden], of what the attention adds to the residual
 layers.N.mlp_norm.{weight,bias}              [hidden]
 layers.N.mlp.{gate,up,down}.{weight,bias}
 layers.N.mlp_post_norm.weight                [hidden]
-layers.N.mlp.router.weight                   [experts, hidden], in place of those where there are experts, with
+layers.N.mlp.router.{weight,bias}            [experts, hidden], in place of those where there are experts, with
 layers.N.mlp.router.correction               [experts]
-layers.N.mlp.experts.E.{gate,up,down}.weight
+layers.N.mlp.experts.E.{gate,up,down}.{weight,bias}
 layers.N.mlp.shared.{gate,up,down}.weight
 layers.N.mlp.shared_gate.weight              [1, hidden]
 final_norm.{weight,bias}                     [hidden]
@@ -75,6 +76,8 @@ def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
         across = traits.qk_norm_across_heads
         shapes[f"{prefix}attention.q_norm.weight"] = (config.q_size if across else config.head_dim,)
         shapes[f"{prefix}attention.k_norm.weight"] = (config.kv_size if across else config.head_dim,)
+    if traits.sinks:
+        shapes[f"{prefix}attention.sinks"] = (config.heads,)
     for name, (outputs, inputs, bias) in linears.items():
         shapes[f"{prefix}{name}.weight"] = (outputs, inputs)
         if bias:
@@ -85,9 +88,9 @@ def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
 
 
 def _expert_shapes(experts: Experts, hidden: int) -> dict[str, tuple[int, int, bool]]:
-    linears = {"mlp.router": (experts.count, hidden, False)}
+    linears = {"mlp.router": (experts.count, hidden, experts.bias)}
     for expert in range(experts.count):
-        linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, False)
+        linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, experts.bias)
     if experts.shared_size:
         linears |= _mlp_shapes("mlp.shared.", hidden, experts.shared_size, False)
     if experts.shared_gate:
@@ -103,6 +106,6 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, t
     }
 
 
-def expert_names(layer: int, experts: int, *parts: str) -> list[str]:
+def expert_names(layer: int, experts: int, *parts: str, kind: str = "weight") -> list[str]:
     """Of these parts (gate, up, down) of all experts of a layer, expert by expert."""
-    return [f"layers.{layer}.mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in parts]
+    return [f"layers.{layer}.mlp.experts.{expert}.{part}.{kind}" for expert in range(experts) for part in parts]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
+from baton.models.layers.attention import shares_of
 
 
 class DenseCache:
@@ -42,13 +43,13 @@ class DenseAttention:
         self.config = config
         self.rows = rows
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, /) -> Tensor:
         counts = [count for _, count in self.rows]
         caches = [cache for cache, _ in self.rows]
         parts = zip(caches, *(torch.split(x, counts) for x in (q, k, v)), strict=True)
-        return torch.cat([self._one(layer, *part) for part in parts])
+        return torch.cat([self._one(layer, cache, q, k, v, sinks) for cache, q, k, v in parts])
 
-    def _one(self, layer: int, cache: DenseCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _one(self, layer: int, cache: DenseCache, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         keys, values = cache.extend(layer, k, v)
         sharing = self.config.heads // self.config.kv_heads
         keys, values = keys.repeat_interleave(sharing, dim=1), values.repeat_interleave(sharing, dim=1)
@@ -60,7 +61,7 @@ class DenseAttention:
         if window is not None:
             visible &= key_at > query_at - window
         scores = torch.einsum("qhd,khd->hqk", q, keys) * self.config.attention_scale
-        shares = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        shares = shares_of(scores.masked_fill(~visible, float("-inf")), sinks)
         return torch.einsum("hqk,khd->qhd", shares, values).flatten(1)
 
 

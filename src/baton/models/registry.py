@@ -10,6 +10,7 @@ from baton.models.families.cohere import Cohere
 from baton.models.families.ernie import Ernie
 from baton.models.families.gemma3 import Gemma3
 from baton.models.families.glm import Glm, Glm4Moe
+from baton.models.families.gpt_oss import GptOss
 from baton.models.families.granite import Granite
 from baton.models.families.llama import Llama
 from baton.models.families.mixtral import Mixtral
@@ -26,7 +27,7 @@ ARCHITECTURES: dict[str, type[Architecture]] = {
     model.name: model
     for model in (
         *(Llama, Qwen2, Qwen3, Mixtral, Qwen2Moe, Qwen3Moe, Ernie, Phi3, Granite, SmolLM3, Olmo2, Glm, Glm4Moe),
-        *(Cohere, StableLM, Gemma3),
+        *(Cohere, StableLM, Gemma3, GptOss),
     )
 }
 

@@ -52,7 +52,7 @@ def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architec
 def _refuse_what_we_do_not_run(fields: Fields, model: type[Architecture]) -> None:
     quantised = fields.get("quantization_config")
     if quantised:
-        _refuse_other_than_fp8_blocks(quantised, fields.origin)
+        _refuse_other_than_fp8_blocks(quantised, fields.origin, mxfp4=model.hf_stacked_experts)
     activation = str(fields.get("hidden_activation") or fields.get("hidden_act", model.activation))
     if ACTIVATIONS.get(activation, activation) != model.activation:
         raise ModelUnsupported(
@@ -60,10 +60,12 @@ def _refuse_what_we_do_not_run(fields: Fields, model: type[Architecture]) -> Non
         )
 
 
-def _refuse_other_than_fp8_blocks(quantised: Any, origin: str) -> None:
+def _refuse_other_than_fp8_blocks(quantised: Any, origin: str, *, mxfp4: bool) -> None:
     """Which modules are quantised is not asked for here (`modules_to_not_convert`): the type of each tensor says it."""
     settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
     method = settings.get("quant_method")
+    if mxfp4 and method == "mxfp4":
+        return
     if method != "fp8":
         raise ModelUnsupported(
             f"{origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "

@@ -26,6 +26,8 @@ F32 = TensorType(0, "F32", 1, 4)
 F16 = TensorType(1, "F16", 1, 2)
 BF16 = TensorType(30, "BF16", 1, 2)
 F8_E4M3 = TensorType(-1, "F8_E4M3", 1, 1)
+U8 = TensorType(-2, "U8", 1, 1)
+"""Bytes: parts of MXFP4 in safetensors (loaders/stacked_experts.py)."""
 Q4_0 = TensorType(2, "Q4_0", 32, 18)
 Q4_1 = TensorType(3, "Q4_1", 32, 20)
 Q5_0 = TensorType(6, "Q5_0", 32, 22)
@@ -34,9 +36,10 @@ Q8_0 = TensorType(8, "Q8_0", 32, 34)
 Q4_K = TensorType(12, "Q4_K", 256, 144)
 Q5_K = TensorType(13, "Q5_K", 256, 176)
 Q6_K = TensorType(14, "Q6_K", 256, 210)
+MXFP4 = TensorType(39, "MXFP4", 32, 17)
 
 TENSOR_TYPES: dict[int, TensorType] = {
-    kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)
+    kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)
 }
 """Those that we read from GGUF files, by their numbers there."""
 

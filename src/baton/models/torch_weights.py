@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from baton.models.dequantise import dequantise, dequantise_into
 from baton.models.loaders.weights import RawWeights
 from baton.models.quantise import BLOCK_TYPES, weights_as
 from baton.models.raw_tensor import RawTensor
-from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, MXFP4
 
 PLAIN_TYPES = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16, F64: torch.float64}
 
@@ -41,6 +42,15 @@ class Weights:
         # fp8 is unpacked where its values go: floats of all experts of a layer beside their matrix would be gigabytes.
         stays = self.quantization == "none" and (raw.type in PLAIN_TYPES or raw.type == F8_E4M3)
         return raw if stays else weights_as(raw, name, self.quantization)
+
+    def take_mxfp4(self, names: Sequence[str]) -> Tensor | None:
+        """The bytes of these matrices as they are stored, uint8 [rows, bytes of a row]. None: not all of them are in MXFP4."""
+        if any(self._raw.stored[name].type != MXFP4 for name in names):
+            return None
+        return self.bytes_of([self._raw.take(name) for name in names])
+
+    def bytes_of(self, parts: Sequence[RawTensor]) -> Tensor:
+        return torch.from_numpy(np.concatenate([raw.data for raw in parts])).to(self.device)
 
     def stacked(self, parts: Sequence[RawTensor]) -> Tensor:
         """The values, whatever they are stored as."""

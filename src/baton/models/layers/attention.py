@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
@@ -21,9 +22,10 @@ class AttentionContext(Protocol):
 
     Called once a layer. It stores k and v, and lets every row of q look at all rows of its own sequence up to and
     including itself (within ModelConfig.window(layer), if that is set), with scores times ModelConfig.attention_scale.
+    Beside these scores stands the head's sink, where there are any.
     """
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, /) -> Tensor:
         """q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
 
         The inputs are already rotated. They may be views with gaps between rows; only the last dimension is dense.
@@ -31,8 +33,16 @@ class AttentionContext(Protocol):
         ...
 
 
+def shares_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax of scores [..., heads, rows, keys], beside the sinks [..., heads] where there are any."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, beside), -1).softmax(-1)[..., :-1]
+
+
 class AttentionBlock:
-    __slots__ = ("config", "head_norm", "layer", "output", "qkv")
+    __slots__ = ("config", "head_norm", "layer", "output", "qkv", "sinks")
 
     def __init__(self, config: ModelConfig, weights: Weights, layer: int) -> None:
         self.config = config
@@ -41,6 +51,7 @@ class AttentionBlock:
         traits = config.traits
         self.qkv = Linear.load(weights, [f"{prefix}q", f"{prefix}k", f"{prefix}v"], bias=traits.qkv_bias)
         self.output = Linear.load(weights, [f"{prefix}o"], bias=traits.output_bias)
+        self.sinks = weights.take([f"{prefix}sinks"]) if traits.sinks else None
         self.head_norm: Norm | None = None
         if traits.qk_norm:
             q_norm, k_norm = weights.take([f"{prefix}q_norm.weight"]), weights.take([f"{prefix}k_norm.weight"])
@@ -58,4 +69,4 @@ class AttentionBlock:
         if self.head_norm is not None:
             qk = self.head_norm(qk)
         qk = rotate(qk, angles)
-        return self.output(attention(self.layer, qk[:, :heads], qk[:, heads:], v))
+        return self.output(attention(self.layer, qk[:, :heads], qk[:, heads:], v, self.sinks))

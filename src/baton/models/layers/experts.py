@@ -21,18 +21,18 @@ class ExpertMixture:
     def __init__(self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu") -> None:
         self.experts = experts
         prefix = f"layers.{layer}.mlp."
-        self.router = weights.take([f"{prefix}router.weight"])
+        self.router = Linear.load(weights, [f"{prefix}router"], bias=experts.bias)
         self.correction = weights.take([f"{prefix}router.correction"]).float() if experts.correction else None
 
-        def mlp(name: str, width: int) -> MLP:
-            return MLP(weights, f"{prefix}{name}.", width, activation=activation)
+        def mlp(name: str, width: int, bias: bool = False) -> MLP:
+            return MLP(weights, f"{prefix}{name}.", width, bias=bias, activation=activation)
 
         self.shared = mlp("shared", experts.shared_size) if experts.shared_size else None
         self.shared_gate = weights.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None
-        self.mlps = [mlp(f"experts.{expert}", experts.inner_size) for expert in range(experts.count)]
+        self.mlps = [mlp(f"experts.{expert}", experts.inner_size, experts.bias) for expert in range(experts.count)]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        picked, shares = pick_experts(F.linear(hidden, self.router), self.experts, self.correction)
+        picked, shares = pick_experts(self.router(hidden), self.experts, self.correction)
         out = self._shared(hidden)
         for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
             rows, places = torch.where(picked == expert)

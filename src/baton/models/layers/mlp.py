@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.models.config import Activation
+from baton.models.config import OAI_LIMIT, OAI_SLOPE, Activation
 from baton.models.layers.linear import Linear
 from baton.models.torch_weights import Weights
-
-OAI_LIMIT, OAI_SLOPE = 7.0, 1.702
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

@@ -29,7 +29,7 @@ from baton.models.tensor_types import F32, SCALE_BLOCK
 
 TURNED = re.compile(r"layers\.(\d+)\.attention\.([qk])(_norm)?\.(weight|bias)")
 NORM = re.compile(r"(layers\.\d+\..*norm|final_norm)\.weight")
-ALL_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.)all_experts\.(gate|up|down)\.weight")
+ALL_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.)all_experts\.(gate|up|down)\.(weight|bias)")
 FUSED = re.compile(r"(layers\.\d+\.)(attention\.qkv|mlp\.gate_up)\.(weight|bias)")
 
 Order = NDArray[np.int64]
@@ -72,7 +72,7 @@ class ArrangedWeights:
         for name, (whole, begin, end) in self._cuts.items():
             tensor, rows = theirs[whole], end - begin
             vector = len(tensor.shape) == 1
-            shape = (rows,) if vector else (rows, tensor.row_elements)
+            shape = (rows,) if vector else _shape_of_cut(name, rows, tensor.row_elements)
             nbytes = tensor.type.row_bytes(rows) if vector else tensor.type.row_bytes(tensor.row_elements) * rows
             found[name] = replace(tensor, shape=shape, nbytes=nbytes)
         return {name: self._as_folded(name, tensor) for name, tensor in found.items()}
@@ -103,7 +103,8 @@ class ArrangedWeights:
         match = ALL_EXPERTS.fullmatch(whole)
         if match is not None and experts is not None:
             rows = config.hidden_size if match[2] == "down" else experts.inner_size
-            return [(f"{match[1]}experts.{expert}.{match[2]}.weight", rows) for expert in range(experts.count)]
+            rows = 1 if match[3] == "bias" else rows
+            return [(f"{match[1]}experts.{expert}.{match[2]}.{match[3]}", rows) for expert in range(experts.count)]
         match = FUSED.fullmatch(whole)
         if match is None:
             return []
@@ -123,7 +124,7 @@ class ArrangedWeights:
         scales = None if raw.scales is None else raw.scales[begin // SCALE_BLOCK : -(-end // SCALE_BLOCK)]
         if len(raw.shape) == 1:
             return RawTensor.of_floats(dequantise(raw).reshape(-1)[begin:end])
-        return RawTensor(raw.type, (end - begin, raw.row_elements), raw.data[begin:end], scales)
+        return RawTensor(raw.type, _shape_of_cut(name, end - begin, raw.row_elements), raw.data[begin:end], scales)
 
     def _turned(self, name: str, raw: RawTensor) -> RawTensor:
         match = TURNED.fullmatch(name)
@@ -160,3 +161,8 @@ class ArrangedWeights:
         plus = 1.0 if self._arrangement.norm_plus_one and NORM.fullmatch(name) else 0.0
         times = self._config.traits.logits_scale if name in (FINAL_NORM, "final_norm.bias") else 1.0
         return None if (plus, times) == (0.0, 1.0) else (plus, times)
+
+
+def _shape_of_cut(name: str, rows: int, width: int) -> tuple[int, ...]:
+    """A bias of one of several experts is a row of a matrix."""
+    return (width,) if name.endswith(".bias") else (rows, width)

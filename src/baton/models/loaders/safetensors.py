@@ -22,12 +22,15 @@ from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
 from baton.models.raw_tensor import RawTensor, scales_shape
-from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, SCALE_BLOCK
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, SCALE_BLOCK, U8
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3)}
+TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3, U8)}
+SUPPORTED = ", ".join(name for name in TYPES if name != U8.name)
+OF_BYTES = ("_blocks", "_scales")
+"""How names of parts of MXFP4 end. No other parameter is of bytes."""
 
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -93,8 +96,8 @@ class SafetensorsWeights:
             if theirs.endswith(DERIVED_SUFFIX):
                 continue
             origin = f"{file.path}: {theirs}"
-            if tensor.dtype not in TYPES:
-                raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {', '.join(TYPES)}")
+            if tensor.dtype not in TYPES or (tensor.dtype == U8.name and not theirs.endswith(OF_BYTES)):
+                raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {SUPPORTED}")
             if tensor.nbytes != TYPES[tensor.dtype].row_bytes(prod(tensor.shape)):
                 raise ModelFileBroken(f"{origin}: {tensor.nbytes} bytes cannot be {list(tensor.shape)} of {tensor.dtype}")
             ours = our_name(theirs, self._names)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.kvpool.base import Pool
 from baton.models.config import ModelConfig
-from baton.models.layers.attention import AttentionContext
+from baton.models.layers.attention import AttentionContext, shares_of
 from baton.worker.attention.pool_tensors import PoolTensors, pool_tensors
 from baton.worker.flat_batch import Spans
 
@@ -46,11 +46,11 @@ class _Step:
     def _table(self, spans: Spans, slot: int, tokens: int) -> Tensor:
         return torch.from_numpy(spans.tables[slot, : -(-tokens // self.size)]).to(self.pool.keys.device, torch.int64)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, /) -> Tensor:
         out = torch.empty(q.shape[0], self.config.q_size, dtype=q.dtype, device=q.device)
         for begin, end, context, table in self.spans:
             self._store(layer, k[begin:end], v[begin:end], context, table)
-            out[begin:end] = self._attend(layer, q[begin:end], context, table)
+            out[begin:end] = self._attend(layer, q[begin:end], context, table, sinks)
         return out
 
     def _store(self, layer: int, k: Tensor, v: Tensor, context: int, table: Tensor) -> None:
@@ -59,7 +59,7 @@ class _Step:
         self.pool.keys[blocks, layer, :, :, places] = k.to(self.pool.keys.dtype)
         self.pool.values[blocks, layer, :, places] = v.to(self.pool.values.dtype)
 
-    def _attend(self, layer: int, q: Tensor, context: int, table: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, context: int, table: Tensor, sinks: Tensor | None) -> Tensor:
         config, rows = self.config, q.shape[0]
         total = context + rows
         # [blocks, kv_head, head_dim, token] -> [kv_head, head_dim, tokens]; values likewise with the last two swapped.
@@ -75,5 +75,6 @@ class _Step:
         window = config.window(layer)
         if window is not None:
             hidden |= seen <= at - window
-        shares = scores.masked_fill_(hidden, float("-inf")).softmax(-1).to(q.dtype)
+        of_group = None if sinks is None else sinks.view(config.kv_heads, -1)
+        shares = shares_of(scores.masked_fill_(hidden, float("-inf")), of_group).to(q.dtype)
         return (shares @ values[:, None]).permute(2, 0, 1, 3).flatten(1)
