@@ -20,12 +20,24 @@ from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.kernels.fp8 import GROUP, STORED_BLOCK, Scales
 from baton.worker.cuda.kernels.fp8_rows import quantise_rows
+from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import split_mxfp4
 from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.step_inputs import StepBatch, decode_views, ints_needed, mixed_views, pack_decode, pack_mixed
 from baton.worker.cuda.weights import DecoderWeights, LinearWeights, random_weights
 
 ROWS, SLOTS = 160, 96
-CASES = ("plain", "deterministic", "experts", "fp8", "blocks", "experts fp8", "experts blocks", "traits", "experts traits")
+CASES = (
+    "plain",
+    "deterministic",
+    "experts",
+    "fp8",
+    "blocks",
+    "experts fp8",
+    "experts blocks",
+    "traits",
+    "experts traits",
+    "gpt-oss",
+)
 TRAITS = Traits(
     qk_norm=True, qk_norm_across_heads=True, layer_norm=True, norm_bias=True, norms="both", activation="gelu_tanh",
     embedding_scale=2.0, layer_windows=(100,), qkv_bias=True, mlp_bias=True,
@@ -73,6 +85,19 @@ def with_blocks(weights: DecoderWeights) -> DecoderWeights:
     return replace(weights, layers=tuple(map(layer, weights.layers)))
 
 
+def in_4_bits(weights: DecoderWeights) -> DecoderWeights:
+    """Experts in MXFP4."""
+
+    def packed(linear: LinearWeights) -> LinearWeights:
+        experts, outputs, inputs = linear.weight.shape
+        bytes_of_rows = torch.zeros(experts * outputs, inputs // 32 * 17, dtype=torch.uint8)
+        weight, exponents = split_mxfp4(bytes_of_rows)
+        return replace(linear, weight=weight.view(experts, outputs, -1), exponents=exponents)
+
+    layers = (replace(one, gate_up=packed(one.gate_up), down=packed(one.down)) for one in weights.layers)
+    return replace(weights, layers=tuple(layers))
+
+
 def main() -> None:
     driver.set_active(Hopper())
     JITFunction.run = compile_only(JITFunction.run)
@@ -96,8 +121,13 @@ def main() -> None:
         if name == "experts traits":
             rule = {"scoring": "sigmoid", "correction": True, "scale": 1.5, "shared_size": 128, "shared_gate": True}
             shape = replace(config, traits=Traits(activation="swiglu_oai"), experts=replace(experts, **rule))
+        if name == "gpt-oss":  # its own widths, of which 128 is no divisor
+            traits = Traits(sinks=True, activation="swiglu_oai", layer_windows=(128,), qkv_bias=True, output_bias=True)
+            mixture = replace(experts, inner_size=2880, bias=True)
+            shape = replace(config, hidden_size=2880, traits=traits, experts=mixture)
         weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
         weights = with_blocks(weights) if blocks else weights
+        weights = in_4_bits(weights) if name == "gpt-oss" else weights
         kept = pool.to(torch.float8_e4m3fn) if fp8 else pool
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
         step = DecoderStep(shape, weights, kept, limits, deterministic=deterministic)

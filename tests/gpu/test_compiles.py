@@ -10,7 +10,17 @@ import pytest
 
 KERNELS = {
     *("_add_norm", "_adjust", "_argmax", "_combine", "_decode", "_draw", "_embed", "_fixed_gemm", "_gemv", "_gemv_blocks"),
-    *("_grouped_gemm", "_grouped_gemm_fp8", "_judge", "_pick_from_all", "_place", "_pool_rows", "_prefill", "_quantise_rows"),
+    *(
+        "_grouped_gemm",
+        "_grouped_gemm_fp8",
+        "_grouped_gemm_mxfp4",
+        "_judge",
+        "_pick_from_all",
+        "_place",
+        "_pool_rows",
+        "_prefill",
+        "_quantise_rows",
+    ),
     *(
         "_rope_store",
         "_route",

@@ -3,8 +3,10 @@ with the same random weights, for many rows, a few, and one."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,10 +15,12 @@ pytest.importorskip("triton", reason="Triton has no wheel for this machine, or i
 from step_rig import StepRig  # noqa: E402
 
 from baton.models.config import NO_ROPE, Experts, LinearScaling, ModelConfig, RopeConfig, Traits, YarnScaling  # noqa: E402
-from baton.models.load import dummy_model  # noqa: E402
+from baton.models.decoder import Decoder  # noqa: E402
 from baton.models.loaders.dummy import DummyWeights  # noqa: E402
 from baton.models.loaders.weights import RawWeights  # noqa: E402
+from baton.models.raw_tensor import RawTensor  # noqa: E402
 from baton.models.reference import all_logits  # noqa: E402
+from baton.models.tensor_types import MXFP4  # noqa: E402
 from baton.models.torch_weights import Weights  # noqa: E402
 
 TINY = ModelConfig(
@@ -38,6 +42,7 @@ TRAITS = {
     "clamped SwiGLU": Traits(activation="swiglu_oai", mlp_bias=True),
     "norm across heads": Traits(qk_norm=True, qk_norm_across_heads=True),
     "scales": Traits(embedding_scale=7.0, attention_scale=0.11),
+    "sinks": Traits(sinks=True, layer_windows=(5, None)),
     "ropes and windows": Traits(layer_ropes=ROPES, layer_windows=(5, None)),
     "all but parallel": replace(
         NORMED, norms="both", activation="gelu_tanh", embedding_scale=7.0, attention_scale=0.11, layer_ropes=ROPES,
@@ -57,6 +62,10 @@ CASES["experts between norms"] = replace(TINY, experts=EXPERTS["shared with a ga
 CASES["experts behind LayerNorm, parallel"] = replace(
     TINY, experts=EXPERTS["shared"], traits=Traits(layer_norm=True, norm_bias=True, parallel=True, activation="gelu_tanh")
 )
+CASES["gpt-oss"] = replace(
+    TINY, hidden_size=96, rope=YARN, experts=replace(MIXTURE, inner_size=64, bias=True),
+    traits=Traits(sinks=True, activation="swiglu_oai", layer_windows=(5, None), qkv_bias=True, output_bias=True),
+)  # fmt: skip
 QUICK = ("all but parallel", "experts between norms")
 
 
@@ -65,15 +74,36 @@ def bound(place, config):
     return 2e-5 if place.dtype == torch.float32 else 0.5 if config.experts else 0.06
 
 
-def rig_of(place, config, **settings):
+class FourBits(DummyWeights):
+    """Matrices of experts are in MXFP4."""
+
+    def stored(self):
+        return {
+            name: replace(tensor, type=MXFP4, nbytes=MXFP4.row_bytes(tensor.shape[1]) * tensor.shape[0])
+            if ".experts." in name and name.endswith("weight")
+            else tensor
+            for name, tensor in super().stored().items()
+        }
+
+    def raw(self, name):
+        raw = super().raw(name)
+        if not (".experts." in name and name.endswith("weight")):
+            return raw
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        blocks = rng.integers(0, 256, (raw.rows, raw.row_elements // 32, 17), np.uint8)
+        blocks[:, :, 0] = rng.integers(121, 125, blocks.shape[:2])
+        return RawTensor(MXFP4, raw.shape, blocks.reshape(raw.rows, -1))
+
+
+def check(place, config, weights=DummyWeights, **settings):
     from baton.worker.cuda.weights import take_weights
 
-    source = Weights(RawWeights(DummyWeights(config, 3), config), dtype=place.dtype, device=place.device)
-    return StepRig(config, take_weights(config, source.take), slots=8, context=128, rows=128, **settings)
-
-
-def check(place, config, **settings):
-    rig, model = rig_of(place, config, **settings), dummy_model(config, seed=3)
+    source = Weights(RawWeights(weights(config, 3), config), dtype=place.dtype, device=place.device)
+    taken = take_weights(config, source.take, take_mxfp4=source.take_mxfp4)
+    if weights is FourBits:
+        assert taken.layers[0].gate_up.weight.dtype == torch.uint8, "kept in 4 bits"
+    rig = StepRig(config, taken, slots=8, context=128, rows=128, **settings)
+    model = Decoder(config, Weights(RawWeights(weights(config, 3), config)))
     prompts = {slot: place.rng.integers(0, 97, count).tolist() for slot, count in ((3, 38), (5, 12))}
     wanted = {slot: all_logits(model, tokens) for slot, tokens in prompts.items()}
     # Many rows, a chunk of another among them; then few; one alone.
@@ -96,6 +126,11 @@ def test_steps_have_the_logits_of_torch(place, case):
 @pytest.mark.parametrize("case", [*QUICK, "all, parallel", "sigmoid with a correction"])
 def test_deterministic_steps_too(place, case):
     check(place, CASES[case], deterministic=True)
+
+
+@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gpt_oss_with_experts_in_4_bits(place, deterministic):
+    check(place, CASES["gpt-oss"], FourBits, deterministic=deterministic)
 
 
 def test_no_trait_is_missing(place):

@@ -61,7 +61,7 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
         else:
             raw = RawWeights(opened.weights, config, progress)
             with DeviceWeights(raw, settings.dtype, opened.files) as source:
-                weights = take_weights(config, source.take, fp8=fp8, take_fp8=source.take_fp8)
+                weights = take_weights(config, source.take, fp8=fp8, take_fp8=source.take_fp8, take_mxfp4=source.take_mxfp4)
             raw.close()
 
     def with_pool(pool: Pool, context_tokens: int | None = None, /) -> CudaExecutor:

@@ -18,6 +18,7 @@ from baton.worker.cuda.kernels.fp8_rows import Rows8Bits
 from baton.worker.cuda.kernels.grouped_gemm import TILE_LEAST, TILE_MOST, combine, grouped_gemm, tile_for
 from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_FROM, grouped_gemm_fp8
 from baton.worker.cuda.kernels.grouped_gemm_fp8 import TILE_MOST as FP8_TILE_MOST
+from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import grouped_gemm_mxfp4
 from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 from baton.worker.cuda.kernels.route_row import route_row
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
@@ -85,12 +86,14 @@ class ExpertSteps:
         combine(answers, out, scratch, add=add)
 
     def _picking(self, router: RouterWeights) -> Picking:
-        return Picking(self.experts, None, router.correction)
+        return Picking(self.experts, router.bias, router.correction)
 
     def _product(self, x: Tensor, of_all: LinearWeights, out: Tensor, routed: Routed, *, first: bool) -> None:
         weight, scales, rows_8_bits = of_all.weight, of_all.scales, self._rows_8_bits
         tiles, bias, activation = (self._scratch, routed.tiles, routed.tile), of_all.bias, self.activation
-        if scales is not None and rows_8_bits is not None and routed.tile >= TILE_FROM:
+        if of_all.exponents is not None:
+            grouped_gemm_mxfp4(x, weight, of_all.exponents, out, *tiles, first=first, bias=bias, activation=activation)
+        elif scales is not None and rows_8_bits is not None and routed.tile >= TILE_FROM:
             packed, of_rows = rows_8_bits.rounded(x, scales)
             grouped_gemm_fp8(packed, of_rows, weight, scales, out, *tiles, first=first, bias=bias, activation=activation)
         else:

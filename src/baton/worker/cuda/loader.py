@@ -83,6 +83,13 @@ class DeviceWeights(Weights):
             of_blocks.append(torch.from_numpy(raw.scales).to(self.device))
         return out, scales_of_blocks(of_blocks, sizes, inputs)
 
+    def bytes_of(self, parts: Sequence[RawTensor]) -> Tensor:
+        rows, width = [len(raw.data) for raw in parts], parts[0].data.shape[1]
+        out = torch.empty(sum(rows), width, dtype=torch.uint8, device=self.device)
+        for raw, place in zip(parts, torch.split(out, rows), strict=True):
+            self._send(raw.data.reshape(-1), place)
+        return out
+
     def _send(self, content: Bytes, target: Tensor) -> None:
         arrived = target.view(-1).view(torch.uint8)
         for at in range(0, len(content), BUFFER_BYTES):

@@ -13,11 +13,15 @@ from baton.models.config import ModelConfig
 from baton.models.parameters import EMBED, LM_HEAD, expected_shapes, expert_names, layer_norms
 from baton.worker.cuda.kernels.add_norm import NormWeights
 from baton.worker.cuda.kernels.fp8 import ALIGNED, Scales, quantise
+from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import split_mxfp4
 
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
 TakeFp8 = Callable[[Sequence[str]], tuple[Tensor, Scales] | None]
 """The same in fp8 as it is stored, or None where it is not, or not so that it could be one matrix: loader.DeviceWeights."""
+
+TakeMxfp4 = Callable[[Sequence[str]], Tensor | None]
+"""The same in MXFP4 as it is stored, or None: torch_weights.Weights.take_mxfp4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class LinearWeights:
     bias: Tensor | None
     scales: Scales | None = None
     "Where weights are in fp8 (kernels/fp8.py); of experts, those of all outputs one behind another."
+    exponents: Tensor | None = None
+    "uint8 [outputs, inputs / 32] where weights are in MXFP4: `weight` has two in a byte then (kernels/grouped_gemm_mxfp4.py)."
 
     def of_experts(self, count: int) -> LinearWeights:
         """The same as [experts, outputs, inputs]."""
@@ -43,6 +49,7 @@ class MlpWeights:
 class RouterWeights:
     weight: Tensor
     "[experts, hidden]."
+    bias: Tensor | None = None
     correction: Tensor | None = None
     "float32 [experts]."
     shared: MlpWeights | None = None
@@ -87,11 +94,16 @@ class DecoderWeights:
 
 
 def take_weights(
-    config: ModelConfig, take: Take, *, fp8: bool = False, take_fp8: TakeFp8 = lambda names: None
+    config: ModelConfig,
+    take: Take,
+    *,
+    fp8: bool = False,
+    take_fp8: TakeFp8 = lambda names: None,
+    take_mxfp4: TakeMxfp4 = lambda names: None,
 ) -> DecoderWeights:
-    """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not."""
+    """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not, nor what is stored in 4 bits."""
     embedding = take([EMBED])
-    taker = _Taker(config, take, take_fp8, fp8)
+    taker = _Taker(config, take, take_fp8, take_mxfp4, fp8)
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(taker.layer(layer) for layer in range(config.layers)),
@@ -105,6 +117,7 @@ class _Taker:
     config: ModelConfig
     take: Take
     take_fp8: TakeFp8
+    take_mxfp4: TakeMxfp4
     fp8: bool
 
     def layer(self, layer: int) -> LayerWeights:
@@ -125,6 +138,7 @@ class _Taker:
             qkv=qkv,
             head_norms=head_norms,
             output=output,
+            sinks=self.take([f"{prefix}attention.sinks"]) if traits.sinks else None,
             attention_post_norm=norms[1],
             mlp_norm=norms[2],
             gate_up=mlp.gate_up,
@@ -146,6 +160,7 @@ class _Taker:
         assert experts is not None
         return RouterWeights(
             self.take([f"{prefix}router.weight"]),
+            self.take([f"{prefix}router.bias"]) if experts.bias else None,
             self.take([f"{prefix}router.correction"]).float() if experts.correction else None,
             self.mlp(f"{prefix}shared.", False) if experts.shared_size else None,
             self.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None,
@@ -154,15 +169,22 @@ class _Taker:
     def experts(self, layer: int) -> MlpWeights:
         experts = self.config.experts
         assert experts is not None
-        count = experts.count
-        gate_up, down = (expert_names(layer, count, *parts) for parts in (["gate", "up"], ["down"]))
-        return MlpWeights(self.matrices(gate_up).of_experts(count), self.matrices(down).of_experts(count))
+        count, found = experts.count, []
+        for parts in (["gate", "up"], ["down"]):
+            of_all = self.matrices(expert_names(layer, count, *parts)).of_experts(count)
+            bias = self.take(expert_names(layer, count, *parts, kind="bias")) if experts.bias else None
+            found.append(replace(of_all, bias=bias))
+        return MlpWeights(*found)
 
     def linear(self, names: Sequence[str], bias: bool) -> LinearWeights:
         without = self.matrices([f"{name}.weight" for name in names])
         return replace(without, bias=self.take([f"{name}.bias" for name in names])) if bias else without
 
     def matrices(self, names: Sequence[str]) -> LinearWeights:
+        packed = self.take_mxfp4(names)
+        if packed is not None:
+            weight, exponents = split_mxfp4(packed)
+            return LinearWeights(weight, None, exponents=exponents)
         weight, scales = self.take_fp8(names) or (self.take(names), None)
         if self.fp8 and scales is None:
             weight, scales = quantise(weight)
