@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from baton.core.events import EvictSome, PreemptSome
+from baton.errors import ModelUnsupported
 from baton.protocol.grammar import Grammar
 from baton.protocol.request import FinishReason
 from baton.protocol.thinking import Thinking
-from baton.testing.platforms import END, POISON, TOKENS, PlatformUnderTest, on_device
+from baton.testing.platforms import END, POISON, TOKENS, PlatformUnderTest, all_traits, on_device
 from baton.testing.step_rig import StepRig
 from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.base import Platform
@@ -142,6 +144,22 @@ class PlatformConformance:
         assert "NaN" in found.ended["broken"].detail
         del requests["broken"]
         assert {name: found.tokens[name] for name in requests} == platform.oracle(requests).tokens
+
+    @pytest.mark.parametrize("kind", ["dense", "experts", "experts and sinks"])
+    def test_all_traits_at_once(self, platform: PlatformUnderTest, kind: str) -> None:
+        """Of a model that the platform does not compute, it says so by name when it loads it."""
+        made = replace(platform, config=all_traits(platform.config, kind))
+        try:
+            made.model()
+        except ModelUnsupported as error:
+            pytest.skip(str(error))
+        requests = made.prompts(2 if platform.slow else 4, seed=13)
+
+        def preempt(rig: StepRig, number: int) -> None:
+            if number in (3, 8):
+                rig.dispatch(PreemptSome(1))
+
+        assert made.run(requests, {"chunk": 9}, preempt).tokens == made.oracle(requests).tokens
 
     # Sampling
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.grammar.vocabulary import Vocabulary
-from baton.models.config import ModelConfig, RopeConfig, Traits
+from baton.models.config import NO_ROPE, Experts, ModelConfig, RopeConfig, Traits
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel
@@ -44,6 +44,27 @@ SEED = 3
 """Of the weights: answers are lively, few tokens come twice in a row."""
 POISON = 50
 """A token whose embedding is not a number, in a poisoned model."""
+
+
+def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
+    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss."""
+    layers = range(config.layers)
+    ropes = (RopeConfig(theta=500.0, dimensions=8), NO_ROPE)
+    traits = Traits(
+        qkv_bias=True, output_bias=True, mlp_bias=True, qk_norm=True, qk_norm_across_heads=True, norms="both", layer_norm=True,
+        norm_bias=True, activation="gelu_tanh", embedding_scale=3.0, attention_scale=0.2,
+        layer_windows=tuple(None if layer % 2 else 7 for layer in layers),
+        layer_ropes=tuple(ropes[layer % 2] for layer in layers),
+    )  # fmt: skip
+    if kind == "dense":
+        return replace(config, traits=traits)
+    mixture = Experts(
+        count=6, per_token=2, inner_size=32, normalised=True, layers=tuple(layer > 0 for layer in layers), scoring="sigmoid",
+        correction=True, scale=1.5, shared_size=24, shared_gate=True,
+    )  # fmt: skip
+    if kind == "experts":
+        return replace(config, traits=traits, experts=mixture)
+    return replace(config, traits=replace(traits, sinks=True, activation="swiglu_oai"), experts=replace(mixture, bias=True))
 
 
 class PoisonedWeights(DummyWeights):
