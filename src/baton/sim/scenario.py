@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -127,6 +128,13 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
     in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's
     files are these weights now, and the worker is killed."""
+
+
+UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+"""The n-th turns a file of version n into one of version n + 1: a change of
+fields adds one, and no kept file changes."""
+VERSION = 1 + len(UPGRADES)
+"""Of the files that are written now. A file without a version has version 1."""
 
 
 NodeRole = Literal["prefill", "decode", "mixed"]
@@ -364,8 +372,19 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
         )
 
     def save(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        whole = {"version": VERSION, **msgspec.to_builtins(self)}
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        return msgspec.json.decode(path.read_bytes(), type=Scenario)
+        return msgspec.convert(upgrade(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])), Scenario)
+
+
+def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
+    """A scenario file of any version as one of today's, without its version."""
+    version = raw.get("version", 1)
+    if version not in range(1, VERSION + 1):
+        raise msgspec.ValidationError(f"it has version {version}, and this build reads versions 1 to {VERSION}")
+    for change in UPGRADES[version - 1 :]:
+        raw = change(raw)
+    return {name: value for name, value in raw.items() if name != "version"}

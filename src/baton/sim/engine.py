@@ -1,0 +1,384 @@
+"""One life of an engine process: a real instance, its worker process, its cache service, the pool that these share.
+
+The engine's owner gets what the instance wants of the outside (answers to clients and routers), and may check every event: the
+node of a cluster (cluster/node.py), or the node of a plain instance, which no router speaks to (node.py). The memory of a dead
+engine may still be read by processes that have mapped it; nothing else is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from baton.config import InstanceConfig
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.engine.progress_watch import ProgressWatch
+from baton.core.events import Event, Resume, StepDone, Submit, Tick, WorkerReady
+from baton.core.instance import Instance
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, Prefill, Released
+from baton.protocol.ids import Instant
+from baton.protocol.output import Emit
+from baton.protocol.request import GenerateRequest
+from baton.protocol.step import StepPlan, StepResult
+from baton.sim.cache import NO_PEERS, CacheService, Peers, StoredObject
+from baton.sim.clock import Clock
+from baton.sim.cluster.room_watch import RoomWatch
+from baton.sim.network import Network
+from baton.sim.onlooker import Onlooker, PlansSeen
+from baton.sim.process import NO_EPOCH, WorkerProcess
+from baton.sim.rest import check_rest
+from baton.sim.scenario import NodeRole, Scenario
+from baton.sim.tiers_watch import KeyContents, TierWatch
+from baton.sim.timeline import Timeline
+
+Outward = Emit | Refuse | Expecting | Offer | AskRelease | Released | Adopted | ModeChanged
+TIME_MARGIN = 1e-6
+REPLACED_SECONDS = 1.0
+"""After healing, a worker that is given up is replaced by hand so soon."""
+POOLS_EACH = 1_000
+"""Pool incarnations of one life of one node: no other has the same."""
+
+
+class Plans(PlansSeen, Protocol):
+    """The check of the plans that the instance makes."""
+
+    def check(self, plan: StepPlan) -> None: ...
+
+
+class Owner:
+    """The node that an engine belongs to. It looks at each event where it wants to."""
+
+    def before(self, event: Event, now: Instant) -> None:
+        """The instance is about to handle the event."""
+
+    def handled(self, event: Event, effects: list[Effect]) -> None:
+        """The instance has handled the event, and none of the effects is performed yet."""
+
+    def performs(self, effect: Effect) -> None:
+        """The effect is about to be performed."""
+
+    def after(self) -> None:
+        """All effects of the event are performed."""
+
+    def gets(self, effects: list[Outward]) -> None:
+        """What the event brought for clients and routers."""
+
+    def defer(self, event: Event) -> bool:
+        """The engine is frozen. False: the event waits in the engine's inbox."""
+        return False
+
+    def receives(self, result: StepResult, *, broken: bool) -> None:
+        """The instance is about to get a result."""
+
+    def received(self, result: StepResult, *, broken: bool) -> None:
+        """The instance has handled the result."""
+
+    def has_other_weights(self) -> None:
+        """A worker has come back with others than the one before had."""
+
+
+class Engine:
+    def __init__(
+        self,
+        name: str,
+        role: NodeRole,
+        scenario: Scenario,
+        timeline: Timeline,
+        clock: Clock,
+        instance: Instance,
+        owner: Owner,
+        plans: Plans,
+        onlooker: Onlooker,
+        contents: KeyContents,
+        on_disk: Callable[[], int],
+        storage: dict[bytes, StoredObject] | None = None,
+        peers: Peers = NO_PEERS,
+        first_pool: int = 0,
+    ) -> None:
+        """`onlooker`: it sees the worker live and die. `on_disk`: the weights that the next worker loads."""
+        label = f"{name} " if name else ""
+        self.instance = instance
+        self.plans = plans
+        self.network = Network(scenario, timeline, onlooker)
+        self.tiers = TierWatch(instance.view, plans, contents, wants_tokens=scenario.storage_tokens)
+        self.cache: CacheService | None = None
+        if role != "mixed" or scenario.host_blocks:
+            self.cache = CacheService(scenario, timeline, self.tiers, onlooker.saw, storage, peers, f"{label}cache")
+            self.cache.connect(self.hear)
+        self.process = WorkerProcess(scenario, timeline, onlooker, self.network, self.cache, first_pool, f"{label}worker")
+        self.process.connect(self.hear)
+        self.process.on_disk = on_disk
+        self.network.connect(self.process.take, self._receive)
+        self._shares = scenario.prefix_caching
+        "Otherwise each request has keys of its own."
+        self.results = 0
+        "Results that the instance was handed."
+        self.was_ready = False
+        "Its worker was, once."
+        self.identity = b""
+        "Of its last worker."
+        self.dead = False
+        self.frozen = False
+        self._by_priority = scenario.order == "priority"
+        self._block_size = scenario.block_size
+        self._name = name
+        self._timeline = timeline
+        self.clock = clock
+        self._owner = owner
+        self._contents = contents
+        self._onlooker = onlooker
+        self._inbox: list[Event] = []
+        "What came while it was frozen."
+        self._broken = False
+        self._armed: float | None = None
+        self._told = 0.0
+        "The latest time that the instance knows."
+        self._progress = ProgressWatch()
+        self._word = 0
+        self._looked_after = False
+        "Somebody replaces a worker that is given up."
+
+    def begin(self) -> None:
+        self.process.begin()
+        if self.cache is not None:
+            self.cache.begin()
+
+    def die(self) -> None:
+        """With its children. Peers that have mapped its pool keep that memory."""
+        self.dead = True
+        self.network.freeze(None)  # what waits to be read comes to nobody
+        self.process.vanish()
+        if self.cache is not None:
+            self.cache.vanish()
+
+    def heal(self) -> None:
+        self._looked_after = True
+        self.network.heal()
+        self.process.heal()
+        if self.cache is not None:
+            self.cache.heal()
+        if self.instance.worker.state.value == "ready" and self.process.epoch == NO_EPOCH:
+            self.process.epoch = self.instance.worker.epoch
+            self.process.crash("at last", "killed")
+        self._replace_worker()
+        self.tell(Resume())
+
+    def _replace_worker(self, _: None = None) -> None:
+        if self.instance.worker.state.value == "gone" and not self.dead:
+            self.process.replace(self.instance.worker.epoch)
+
+    # The instance
+
+    def hear(self, event: Event) -> None:
+        """Of its children."""
+        if self.dead:
+            return
+        if not self.frozen:
+            self.tell(event)
+        elif not self._owner.defer(event):
+            self._inbox.append(event)
+
+    def tell(self, event: Event, at_least: float = 0.0) -> None:
+        instance, owner = self.instance, self._owner
+        now = Instant(max(self.clock.now(), at_least))
+        self._told = max(self._told, now)
+        owner.before(event, now)
+        if self.cache is not None:
+            self.cache.heard(event)
+        effects = instance.handle(event, now)
+        changed = False
+        if type(event) is WorkerReady:
+            changed = self.was_ready and event.fingerprint != self.identity
+            self.was_ready, self.identity = True, event.fingerprint
+        owner.handled(event, effects)
+        outward: list[Outward] = []
+        for effect in sorted(effects, key=_clients_first):
+            self._perform(effect, outward)
+        owner.after()
+        if self.cache is not None:
+            self.tiers.after()
+        if self._looked_after and instance.worker.state.value == "gone":  # poison is not healed
+            self._timeline.at(self._timeline.now + REPLACED_SECONDS, self._replace_worker)
+        self._arm()
+        if outward:
+            owner.gets(outward)
+        if changed:
+            owner.has_other_weights()
+
+    def _perform(self, effect: Effect, outward: list[Outward]) -> None:
+        self._timeline.record(effect.plan if type(effect) is RunStep else effect)
+        self._owner.performs(effect)
+        match effect:
+            case RunStep(plan):
+                self.plans.check(plan)
+                self.network.send_plan(plan)
+            case Emit() | Refuse() | Expecting() | Offer() | AskRelease() | Released() | Adopted() | ModeChanged():
+                outward.append(effect)
+            case RestartWorker():
+                if effect.cause == "protocol":
+                    if not self._broken:
+                        raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
+                    self.process.scribble()
+                self.process.restart(effect)
+            case TellCache(message) if self.cache is not None:
+                ready = self.instance.worker.state.value == "ready"
+                self.tiers.told(message, self._told, worker_ready=ready)
+                self.cache.take(message)
+            case RestartCache() if self.cache is not None:
+                self.cache.restart(excused=self.clock.jumped_ahead)
+
+    def _receive(self, result: StepResult) -> None:
+        if self.dead:
+            return
+        self.results += 1
+        self._timeline.record(result)
+        broken = self.network.is_broken(result)
+        self._broken |= broken
+        self._owner.receives(result, broken=broken)
+        self.tell(StepDone(self.network.unpack(result)))
+        self._owner.received(result, broken=broken)
+
+    # Time
+
+    def freeze(self, until: float) -> None:
+        self.frozen = True
+        self.network.freeze(until)
+
+    def thaw(self) -> None:
+        """What came meanwhile is read first, then the timer is looked at."""
+        self.frozen = False
+        self.network.freeze(None)
+        inbox, self._inbox = self._inbox, []
+        for event in inbox:
+            self.tell(event)
+        self._armed = None
+        self._timeline.at(self._timeline.now, self._rearm)
+
+    def _rearm(self, _: None) -> None:
+        if not self.dead:
+            self._arm()
+
+    def _rearm_now(self) -> None:
+        self._armed = None
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.instance.next_deadline()
+        if deadline is None:
+            return
+        due = max(self._timeline.now, self.clock.virtual(deadline))
+        if self._armed is None or due < self._armed:
+            self._armed = due
+            self._timeline.at(due, self._tick, due)
+
+    def _tick(self, due: float) -> None:
+        if self._armed != due or self.frozen or self.dead:
+            return
+        self._armed = None
+        deadline = self.instance.next_deadline()
+        if deadline is None:
+            return
+        if self.clock.virtual(deadline) <= self._timeline.now + 1e-9:
+            self.tell(Tick(), at_least=deadline)
+            armed = self.instance.next_deadline()
+            if armed is not None and armed <= deadline:
+                raise InvariantBroken(f"{self._name}: a deadline that is over is still armed", invariant=35)
+        else:
+            self._arm()
+
+    def jump(self, seconds: float) -> None:
+        """The instance's clock is set, ahead or back."""
+        self.clock.jump(seconds)
+        self._rearm_now()
+
+    # What is done to it
+
+    def kill_worker(self) -> None:
+        if self.process.epoch == self.instance.worker.epoch and self.instance.worker.state.value == "ready":
+            self.process.crash("from outside", "killed")
+
+    def hang_worker(self) -> None:
+        """It does nothing more, and says nothing."""
+        if self.process.epoch == self.instance.worker.epoch:
+            self._onlooker.saw("the worker hung")
+            self.process.epoch = NO_EPOCH
+
+    def freeze_worker(self, seconds: float) -> None:
+        if self.process.epoch == self.instance.worker.epoch:
+            self._onlooker.saw("a worker froze")
+            self.process.freeze(seconds)
+
+    # Questions
+
+    def look_at_progress(self) -> bool:
+        """Does the worker stand still, though there is work? To be asked with every beat (runtime/engine/worker_health.py)."""
+        now = self.clock.now()
+        self._word += self.process.computes
+        ready = self.instance.worker.state.value == "ready"
+        self._progress.look(self._word, ready and bool(self.instance.in_flight), now)
+        return self._progress.stalled_seconds(now) > 0
+
+    @property
+    def is_drained(self) -> bool:
+        instance = self.instance
+        return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
+
+    def ask(self, event: Submit | Expect | Prefill) -> None:
+        """34: whoever comes has the place in line of its first attempt. 49: one that comes again is not queued again."""
+        request, view = event.request, self.instance.view
+        before = {sequence.attempt for sequence in view.sequences(request.id)}
+        room = self._room_for(request) if type(event) is Expect else None
+        order = self._order_of(request)
+        self.tell(event)
+        if room is not None:
+            room.look()
+        for sequence in view.sequences(request.id):
+            if sequence.attempt != request.attempt or sequence.attempt in before:
+                continue
+            if sequence.order[0] != order[0] or abs(sequence.order[1] - order[1]) > TIME_MARGIN:
+                raise InvariantBroken(f"{self._name}: {sequence!r} has the place {sequence.order}, not {order}", invariant=34)
+            if sequence.queued and request.attempt > 1:
+                raise InvariantBroken(f"{self._name}: {sequence!r} is a replay, and is queued", invariant=49)
+
+    def _order_of(self, request: GenerateRequest) -> tuple[int, float]:
+        return request.priority if self._by_priority else 0, self.clock.now() - request.age_seconds
+
+    def _room_for(self, request: GenerateRequest) -> RoomWatch:
+        """What there is now, and what of it is promised to others."""
+        order = self._order_of(request)
+        return RoomWatch(self.instance.view, request.id, order, self._block_size, cached=self._shares)
+
+    def full_check(self) -> None:
+        """12: what can be found in the device's cache is what its key says."""
+        self.instance.check()
+        if self.instance.worker.state.value == "ready":
+            memory = self.process.worker.pool
+            for key, block in self.instance.view.device_index().items():
+                if self._shares and self._contents.of(key) != bytes(memory[block]):
+                    raise InvariantBroken(f"{self._name}: block {block} does not hold what its key says", invariant=12)
+        if self.cache is not None:
+            self.cache.full_check()
+
+    def at_rest(self) -> None:
+        """9: nothing is held and no deadline is armed."""
+        load = self.instance.view.load()
+        if any(load[2:]):
+            raise InvariantBroken(f"{self._name} at rest: {load}", invariant=9)
+        if self.instance.next_deadline() is not None:
+            raise InvariantBroken(f"{self._name} at rest, and a deadline is armed", invariant=9)
+        check_rest(self.instance)
+        self.full_check()
+        if self.cache is not None:
+            self.cache.note_what_happened(self.instance.view.tier_stats)
+
+
+def _clients_first(effect: Effect) -> bool:
+    """A plan must agree with what clients have been given."""
+    return type(effect) is not Emit
+
+
+def config_of(scenario: Scenario, role: NodeRole) -> InstanceConfig:
+    config = scenario.config()
+    return replace(config, tiers=replace(config.tiers, peers=role != "mixed"))

@@ -1,0 +1,38 @@
+"""Scenario files: they have a version, and older ones are upgraded."""
+
+import json
+
+import msgspec
+import pytest
+
+from baton.sim import scenario as module
+from baton.sim.generate import generate
+from baton.sim.scenario import VERSION, Scenario
+
+
+def test_a_saved_scenario_has_a_version_and_comes_back(tmp_path):
+    made = generate(7)
+    made.save(tmp_path / "s.json")
+    assert json.loads((tmp_path / "s.json").read_text())["version"] == VERSION
+    assert Scenario.load(tmp_path / "s.json") == made
+
+
+def test_a_file_of_an_earlier_version_is_upgraded(tmp_path, monkeypatch):
+    made = generate(7)
+    old = {("seats" if name == "slots" else name): value for name, value in msgspec.to_builtins(made).items()}
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(msgspec.ValidationError, match="seats"):
+        Scenario.load(tmp_path / "old.json")
+    renamed = lambda raw: {("slots" if name == "seats" else name): value for name, value in raw.items()}  # noqa: E731
+    monkeypatch.setattr(module, "UPGRADES", (*module.UPGRADES, renamed))
+    monkeypatch.setattr(module, "VERSION", VERSION + 1)
+    assert Scenario.load(tmp_path / "old.json") == made
+    made.save(tmp_path / "new.json")
+    assert Scenario.load(tmp_path / "new.json") == made, "one that has the version is left alone"
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, "1"])
+def test_a_version_that_is_not_known_is_refused(tmp_path, version):
+    (tmp_path / "s.json").write_text(json.dumps({"version": version, **msgspec.to_builtins(generate(7))}))
+    with pytest.raises(msgspec.ValidationError, match=f"this build reads versions 1 to {VERSION}"):
+        Scenario.load(tmp_path / "s.json")
