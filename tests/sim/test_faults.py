@@ -8,7 +8,7 @@ from baton.errors import InvariantBroken
 from baton.sim.generate import BURST, BURST_EVERY, FAULTS, generate, kind_of
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Nudge, Scenario, StepFault
-from baton.sim.world import World
+from baton.sim.world import PlainWorld
 
 
 def scenario(*, steps: list[StepFault] | None = None, nudges: list[Nudge] | None = None, **changes: object) -> Scenario:
@@ -20,14 +20,14 @@ def scenario(*, steps: list[StepFault] | None = None, nudges: list[Nudge] | None
     return made
 
 
-def run(made: Scenario) -> World:
-    world = World(made)
+def run(made: Scenario) -> PlainWorld:
+    world = PlainWorld(made)
     outcome = world.run()
     assert outcome.invariant is None, outcome.violation
     return world
 
 
-def ends(world: World) -> list[str]:
+def ends(world: PlainWorld) -> list[str]:
     return [str(end) for trip in world.watch.all_trips for end in trip.ended]
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from baton.core.effects import RunStep
 from baton.core.events import StorageAnswered
 from baton.errors import InvariantBroken
 from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery, pack_tokens
 from baton.sim.scenario import CacheFault, Client, Scenario
-from baton.sim.world import World
+from baton.sim.world import PlainWorld
 
 STALL = 10.0
 SLOW = "r3"
@@ -30,13 +31,13 @@ class Run:
     """One run, with what was planned and when each token came."""
 
     def __init__(self, made: Scenario, stalled: Callable[[StorageQuery], bool]) -> None:
-        self.world = world = World(made)
+        self.world = world = PlainWorld(made)
         self.plans: list[object] = []
         self.times: dict[str, list[float]] = {}
         self.stalls = 0
         cache, node = world.node.cache, world.node
         assert cache is not None
-        run_step, emitted = node._run_step, world.clients.emitted
+        performs, emitted = node.performs, world.clients.emitted
 
         def query(asked: StorageQuery, _: object) -> None:
             stalls = stalled(asked)
@@ -44,16 +45,17 @@ class Run:
             answer = StorageAnswered(StorageAnswer(asked.id, 0, None))
             cache.later(STALL if stalls else 0.0, lambda: node._hear(answer))
 
-        def plan(issued: object) -> None:
-            self.plans.append(issued)
-            run_step(issued)
+        def plan(effect: object) -> None:
+            if isinstance(effect, RunStep):
+                self.plans.append(effect.plan)
+            performs(effect)
 
         def told(emit: object) -> None:
             for request, *_ in emit.tokens:
                 self.times.setdefault(request, []).append(world.now)
             emitted(emit)
 
-        cache._query, node._run_step, world.clients.emitted = query, plan, told
+        cache._query, node.performs, world.clients.emitted = query, plan, told
         outcome = world.run()
         assert outcome.invariant is None, outcome.violation
 
@@ -62,7 +64,7 @@ class Run:
 
 
 def of_the_slow_one(made: Scenario) -> Callable[[StorageQuery], bool]:
-    keys = World(made).node.tiers.contents.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
+    keys = PlainWorld(made).node.tiers.contents.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
     return lambda asked: any(key in keys for key in asked.keys)
 
 
@@ -89,7 +91,7 @@ def test_a_request_that_waits_for_storage_changes_no_plan():
 
 
 def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
-    world = World(scenario())
+    world = PlainWorld(scenario())
     cache = world.node.cache
     assert cache is not None
     copy = cache._copy_half
@@ -106,7 +108,7 @@ def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
 
 
 def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_second():
-    watch = World(scenario()).node.tiers
+    watch = PlainWorld(scenario()).node.tiers
     for number in range(3):
         watch.told(StorageQuery(number, (bytes(32),), 0.2), 0.1 * number, worker_ready=True)
         watch.answered(number, "EIO")
@@ -120,7 +122,7 @@ def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_sec
 def test_a_storage_that_never_comes_back_costs_time_and_nothing_else():
     made = scenario()
     made.cache_faults = [CacheFault(move, "silent") for move in range(1, 40, 3)]
-    outcome = World(made).run()
+    outcome = PlainWorld(made).run()
     assert outcome.invariant is None, outcome.violation
     assert "storage never came back from a call" in outcome.sometimes
     assert "the cache service died" in outcome.sometimes, "it was replaced, because its threads are stuck"
@@ -129,7 +131,7 @@ def test_a_storage_that_never_comes_back_costs_time_and_nothing_else():
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_said_to_a_former_life_of_the_service_is_never_done(kept):
     """The engine is frozen while the service restarts: each life has a socket of its own."""
-    cache = World(scenario()).node.cache
+    cache = PlainWorld(scenario()).node.cache
     assert cache is not None
     heard: list[object] = []
     cache.connect(heard.append)
@@ -153,7 +155,7 @@ def by_tokens() -> Scenario:
 
 
 def test_storage_that_wants_token_ids_changes_no_answer():
-    world = World(by_tokens())
+    world = PlainWorld(by_tokens())
     outcome = world.run()
     assert outcome.invariant is None, outcome.violation
     assert "storage was told token ids" in outcome.sometimes
@@ -171,7 +173,7 @@ PROMPT = [4, 4, 4, 4, 4, 4, 4, 4, 4, 3]
     ],
 )
 def test_the_token_ids_of_its_keys_are_right(tokens, keys):
-    watch = World(by_tokens()).node.tiers
+    watch = PlainWorld(by_tokens()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
     watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
 
@@ -187,7 +189,7 @@ def test_the_token_ids_of_its_keys_are_right(tokens, keys):
     ],
 )
 def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
-    watch = World(by_tokens()).node.tiers
+    watch = PlainWorld(by_tokens()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="token ids") as broken:
         watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
@@ -195,7 +197,7 @@ def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
 
 
 def test_nobody_is_told_token_ids_who_does_not_want_them():
-    watch = World(scenario()).node.tiers
+    watch = PlainWorld(scenario()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="against what storage wants"):
         watch.told(StorageQuery(1, tuple(chain), 0.2, pack_tokens(PROMPT)), 0.1, worker_ready=True)

@@ -12,7 +12,7 @@ from baton.sim import worker
 from baton.sim.generate import generate
 from baton.sim.scenario import Client, Nudge, Scenario, StepFault
 from baton.sim.trace import WIDTHS, ColumnTrace, PerfettoTrace, Tee
-from baton.sim.world import Outcome, World
+from baton.sim.world import Outcome, PlainWorld
 
 SEEDS = (2, 5, 11, 15, 29)
 
@@ -35,9 +35,9 @@ def busy() -> Scenario:
     )
 
 
-def traced(scenario: Scenario) -> tuple[World, Outcome, list[str], dict[str, Any]]:
+def traced(scenario: Scenario) -> tuple[PlainWorld, Outcome, list[str], dict[str, Any]]:
     columns, picture = ColumnTrace(), PerfettoTrace()
-    run = World(scenario, Tee([columns, picture]))
+    run = PlainWorld(scenario, Tee([columns, picture]))
     outcome = run.run()
     return run, outcome, columns.lines, json.loads(picture.encode(outcome))
 
@@ -45,7 +45,7 @@ def traced(scenario: Scenario) -> tuple[World, Outcome, list[str], dict[str, Any
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_traced_run_is_the_same_run(seed: int):
     _, outcome, _, _ = traced(generate(seed))
-    assert outcome == World(generate(seed)).run()
+    assert outcome == PlainWorld(generate(seed)).run()
 
 
 # Columns
@@ -172,7 +172,7 @@ def test_counters_add_up():
 def test_a_run_that_breaks_off_is_drawn_up_to_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(worker, "draw", lambda *_: 3)
     picture = PerfettoTrace()
-    outcome = World(busy(), picture).run()
+    outcome = PlainWorld(busy(), picture).run()
     assert outcome.invariant == 21
     picture.save(tmp_path / "trace.json", outcome)
     trace = json.loads((tmp_path / "trace.json").read_text())

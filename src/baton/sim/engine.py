@@ -153,13 +153,14 @@ class Engine:
         if self.cache is not None:
             self.cache.vanish()
 
-    def heal(self) -> None:
+    def heal(self, *, hung: bool = True) -> None:
+        """`hung`: a worker that hangs is killed by hand. Where every deadline has passed, the instance must have noticed."""
         self._looked_after = True
         self.network.heal()
         self.process.heal()
         if self.cache is not None:
             self.cache.heal()
-        if self.instance.worker.state.value == "ready" and self.process.epoch == NO_EPOCH:
+        if hung and self.instance.worker.state.value == "ready" and self.process.epoch == NO_EPOCH:
             self.process.epoch = self.instance.worker.epoch
             self.process.crash("at last", "killed")
         self._replace_worker()

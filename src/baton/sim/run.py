@@ -8,7 +8,7 @@ from baton.sim.cluster.world import ClusterWorld
 from baton.sim.generate import generate
 from baton.sim.outcome import Outcome
 from baton.sim.scenario import Scenario
-from baton.sim.world import Tracer, World
+from baton.sim.world import PlainWorld, Tracer
 
 
 def make(seed: int, *, cluster: bool) -> Scenario:
@@ -17,7 +17,7 @@ def make(seed: int, *, cluster: bool) -> Scenario:
 
 def run(scenario: Scenario, tracer: Tracer | None = None) -> Outcome:
     if scenario.cluster is None:
-        return World(scenario, tracer).run()
+        return PlainWorld(scenario, tracer).run()
     if scenario.cluster.front:
         return FrontWorld(scenario, tracer.note if tracer is not None else None).run()
     return ClusterWorld(scenario, tracer.note if tracer is not None else None).run()

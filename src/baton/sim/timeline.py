@@ -9,10 +9,10 @@ Every actor of a world shares one `Timeline`. An actor is a plain class that
   of a trace should see,
 - stops misbehaving in `heal`, and raises in `at_rest` if something is left of it.
 
-Actors today: clients (clients.py), node (node.py: an instance and its worker process), worker process (process.py), network
+Actors today: clients (clients.py), node (node.py), its engine (engine.py), worker process (process.py), network
 (network.py), cache service (cache.py); routers and nodes of a cluster (cluster/). Another one is one more class, made in
-`World.__init__` and named in `World.actors`. What it may do wrong is data: a kind of `StepFault` or `Nudge` (scenario.py),
-which the generator draws (generate.py).
+`PlainWorld.__init__` and named in `PlainWorld.actors`. What it may do wrong is data: a kind of `StepFault` or `Nudge`
+(scenario.py), which the generator draws (generate.py).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from baton.core.engine.request import Sequence as Answer
 from baton.protocol.ids import RequestId
 from baton.protocol.step import StepPlan
 from baton.sim.trip import Trip
-from baton.sim.world import Outcome, Tracer, World
+from baton.sim.world import Outcome, PlainWorld, Tracer
 
 
 class Tee:
@@ -33,12 +33,12 @@ class Tee:
         for tracer in self._tracers:
             tracer.note(now, actor, text)
 
-    def after(self, now: float, world: World) -> None:
+    def after(self, now: float, world: PlainWorld) -> None:
         for tracer in self._tracers:
             tracer.after(now, world)
 
 
-def sequences_of(world: World, trip: Trip) -> list[Answer]:
+def sequences_of(world: PlainWorld, trip: Trip) -> list[Answer]:
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
     if trip.sequences:
         return trip.sequences
@@ -60,7 +60,7 @@ class LiveTrips:
         self._live: list[Trip] = []
         self._seen = 0
 
-    def look(self, world: World) -> Iterator[Trip]:
+    def look(self, world: PlainWorld) -> Iterator[Trip]:
         """Those that are submitted; a trip that is over is shown one last time."""
         trips = world.watch.all_trips
         live = self._live + trips[self._seen :] if len(trips) > self._seen else self._live  # new ones are last
@@ -80,7 +80,7 @@ class LineTrace:
     def note(self, now: float, actor: str, text: str) -> None:
         self._write(f"{now:{TIME_WIDTH}.6f} | {actor:10} | {text}")
 
-    def after(self, now: float, world: World) -> None:
+    def after(self, now: float, world: PlainWorld) -> None:
         """Nobody calls it: the world of a cluster is another one."""
 
 
@@ -109,7 +109,7 @@ class ColumnTrace:
             self._row(time, {actor: part})
             time = ""
 
-    def after(self, now: float, world: World) -> None:
+    def after(self, now: float, world: PlainWorld) -> None:
         changes: list[str] = []
         for trip in self._trips.look(world):
             for answer in sequences_of(world, trip):
@@ -182,7 +182,7 @@ class PerfettoTrace:
         elif actor == "worker" and not text.startswith("result "):
             self._instant(_WORKER, text)
 
-    def after(self, now: float, world: World) -> None:
+    def after(self, now: float, world: PlainWorld) -> None:
         self._now = _micros(now)
         instance = world.instance
         self._switch(_MODE, instance.mode.value)
@@ -214,7 +214,7 @@ class PerfettoTrace:
 
     # The worker's steps
 
-    def _look_at_steps(self, world: World) -> None:
+    def _look_at_steps(self, world: PlainWorld) -> None:
         """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
         in_flight = {plan.step: plan for plan in world.instance.view.plans()}
         for step in [step for step in self._plans if step not in in_flight]:
@@ -240,7 +240,7 @@ class PerfettoTrace:
 
     # Requests
 
-    def _look_at_trip(self, world: World, trip: Trip) -> None:
+    def _look_at_trip(self, world: PlainWorld, trip: Trip) -> None:
         rows = self._rows_of(trip)
         for answer in sequences_of(world, trip):
             self._switch(rows[answer.index].track, None if answer.phase is Phase.DONE else answer.phase.value)

@@ -7,6 +7,7 @@ the timeline alone. How an actor is added: timeline.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.events import EvictSome, ForgetCache, Pause, PreemptSome, Resume
@@ -29,32 +30,30 @@ class Tracer(Protocol):
     """Sees everything; changes nothing (trace.py)."""
 
     def note(self, now: float, actor: str, text: str) -> None: ...
-    def after(self, now: float, world: World) -> None: ...
+    def after(self, now: float, world: PlainWorld) -> None: ...
 
 
 class World:
-    def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
-        self.scenario = scenario
-        self.timeline = Timeline(tracer.note if tracer is not None else None)
-        self.instance = Instance(scenario.config())
-        self.watch = Watch(scenario, self.instance)
-        self.node = Node(scenario, self.timeline, self.instance, self.watch)
-        self.clients = Clients(scenario, self.timeline, self.node)
-        self.node.connect(self.clients, self._looked if tracer is not None else None)
-        self.actors: tuple[Actor, ...] = (self.node, self.clients)
-        self._tracer = tracer
-        self._next_full_check = FULL_CHECK_EVERY
+    """A scenario on a timeline. Subclasses say which actors there are and when a run ends."""
 
-    @property
-    def now(self) -> float:
-        return self.timeline.now
+    def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None) -> None:
+        self.scenario = scenario
+        self.timeline = Timeline(note)
+        self.sometimes: dict[str, int] = {}
+        "Rare states that were reached."
 
     @property
     def events(self) -> int:
         """Counted: see above."""
-        return self.timeline.heap_events + self.node.results + self.watch.plans.rows + self.watch.deliveries
+        raise NotImplementedError
 
-    # The run
+    @property
+    def tokens(self) -> int:
+        """Delivered to clients."""
+        raise NotImplementedError
+
+    def _play(self) -> None:
+        raise NotImplementedError
 
     def run(self) -> Outcome:
         invariant, violation = None, ""
@@ -68,14 +67,44 @@ class World:
             seed=self.scenario.seed,
             events=self.events,
             requests=len(self.scenario.clients),
-            tokens=self.watch.tokens,
-            virtual_seconds=self.now,
+            tokens=self.tokens,
+            virtual_seconds=self.timeline.now,
             digest=self.timeline.digest,
-            sometimes=self.watch.sometimes,
+            sometimes=self.sometimes,
             invariant=invariant,
             violation=violation,
             heap_events=self.timeline.heap_events,
         )
+
+
+class PlainWorld(World):
+    """One instance: a cluster without a router, whose clients speak to the engine directly."""
+
+    def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
+        super().__init__(scenario, tracer.note if tracer is not None else None)
+        self.instance = Instance(scenario.config())
+        self.watch = Watch(scenario, self.instance)
+        self.sometimes = self.watch.sometimes
+        self.node = Node(scenario, self.timeline, self.instance, self.watch)
+        self.clients = Clients(scenario, self.timeline, self.node)
+        self.node.connect(self.clients, self._looked if tracer is not None else None)
+        self.actors: tuple[Actor, ...] = (self.node, self.clients)
+        self._tracer = tracer
+        self._next_full_check = FULL_CHECK_EVERY
+
+    @property
+    def now(self) -> float:
+        return self.timeline.now
+
+    @property
+    def tokens(self) -> int:
+        return self.watch.tokens
+
+    @property
+    def events(self) -> int:
+        return self.timeline.heap_events + self.node.results + self.watch.plans.rows + self.watch.deliveries
+
+    # The run
 
     def _play(self) -> None:
         for actor in self.actors:

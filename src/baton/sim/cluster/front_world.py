@@ -11,19 +11,19 @@ from baton.core.events import Pause
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
+from baton.sim.clock import Clock
 from baton.sim.cluster.clients import Begun, ClusterClients
-from baton.sim.cluster.clock import Clock
-from baton.sim.cluster.engine import POOLS_EACH, Engine
 from baton.sim.cluster.front import FrontProcess
 from baton.sim.cluster.node import ClusterNode
 from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
+from baton.sim.engine import POOLS_EACH, Engine
 from baton.sim.generate import PromptTree, stream
-from baton.sim.outcome import Outcome
 from baton.sim.scenario import VOCAB, Client, Cluster, ClusterFault, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
 from baton.sim.trip import Trip
+from baton.sim.world import World
 
 SECONDS_MAX = 60.0
 """After the last fault every request is answered within this time."""
@@ -82,12 +82,12 @@ class FrontClients(ClusterClients):
             self._end_all(trip)
 
 
-class FrontWorld:
+class FrontWorld(World):
     def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None = None) -> None:
         assert scenario.cluster is not None
-        self.scenario = scenario
-        self.timeline = Timeline(note)
+        super().__init__(scenario, note)
         self.watch = ClusterWatch(scenario)
+        self.sometimes = self.watch.sometimes
         self.front = FrontProcess(self.timeline, self.watch)
         self.clients = FrontClients(scenario, self.timeline, self.watch, self.front)
         self.front.hearers = self.clients
@@ -105,37 +105,21 @@ class FrontWorld:
 
     def _engine(self, node: ClusterNode) -> Engine:
         clock = Clock(self.timeline, self.scenario.seed, 0, skewed=False)
-        engine = Engine(
-            0, "engine", "mixed", self.scenario.of_node(0), self.timeline, clock, self.watch, {}, self,
-            node.lives * POOLS_EACH, lambda: node.weights,
-        )  # fmt: skip
+        engine = node.make_engine(clock, {}, self, node.lives * POOLS_EACH)
         self._engines.append(engine)
         return engine
 
     def find(self, address: str) -> None:
         """No other instance is there."""
 
-    def run(self) -> Outcome:
-        invariant, violation = None, ""
-        try:
-            self._play()
-        except InvariantBroken as broken:
-            invariant, violation = broken.invariant, str(broken)
-        except Exception as error:  # a crash of the core is a finding too
-            invariant, violation = 0, f"{type(error).__name__}: {error}"
+    @property
+    def tokens(self) -> int:
+        return self.clients.tokens
+
+    @property
+    def events(self) -> int:
         engines = sum(engine.results + engine.plans.rows for engine in self._engines)
-        return Outcome(
-            seed=self.scenario.seed,
-            events=self.timeline.heap_events + engines + self.clients.deliveries,
-            requests=len(self.scenario.clients),
-            tokens=self.clients.tokens,
-            virtual_seconds=self.timeline.now,
-            digest=self.timeline.digest,
-            sometimes=self.watch.sometimes,
-            invariant=invariant,
-            violation=violation,
-            heap_events=self.timeline.heap_events,
-        )
+        return self.timeline.heap_events + engines + self.clients.deliveries
 
     def _play(self) -> None:
         self.node.start()

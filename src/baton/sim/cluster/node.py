@@ -12,18 +12,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from baton.core.effects import ModeChanged, Refuse
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, TellCache
 from baton.core.events import Abort, EvictSome, Pause, PreemptSome, Resume, Submit
+from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import AskRelease, Expect, Forget, PeerOffer, Prefill, Released
 from baton.protocol.ids import RequestId
+from baton.protocol.moves import BlockMove
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.sim.cluster.engine import Engine, Outward
+from baton.sim.cache import Peers, StoredObject
+from baton.sim.clock import Clock
+from baton.sim.cluster.plans import NodePlans
 from baton.sim.cluster.watch import MARK, ClusterWatch, untagged
 from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.engine import Engine, Outward, Owner, config_of
 from baton.sim.noise import noise
 from baton.sim.scenario import VOCAB, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
@@ -56,7 +61,7 @@ class Link:
         "Not before."
 
 
-class ClusterNode:
+class ClusterNode(Owner):
     def __init__(
         self,
         number: int,
@@ -110,9 +115,19 @@ class ClusterNode:
             self.lives += 1
             self._note(f"starts, life {self.lives}")
             self.engine = engine = self._start_engine(self)
-            engine.outward, engine.on_other_weights = self._say, self._meet_routers_anew
             engine.begin()
             self._timeline.at(self._timeline.now, self._beat, engine)
+
+    def make_engine(self, clock: Clock, storage: dict[bytes, StoredObject], peers: Peers, first_pool: int) -> Engine:
+        scenario, watch = self._scenario.of_node(self.kind), self._watch
+        instance = Instance(config_of(scenario, self.role))
+        plans = NodePlans(scenario, instance.view, watch.trips, watch.saw)
+        engine = Engine(
+            self.name, self.role, scenario, self._timeline, clock, instance, self, plans, plans,
+            watch.contents, lambda: self.weights, storage, peers, first_pool,
+        )  # fmt: skip
+        plans.weights = lambda: engine.process.worker.weights
+        return engine
 
     def kill(self, down_seconds: float | None) -> None:
         """None: for good."""
@@ -293,7 +308,7 @@ class ClusterNode:
             again = max(self._timeline.now + REDIAL_SECONDS[0], link.dial_at)
             self._timeline.at(again, self._redial, (self.engine, router))
 
-    def _meet_routers_anew(self) -> None:
+    def has_other_weights(self) -> None:
         """They have promised our blocks to instances that compute with what we had (runtime/engine/router_links.py)."""
         self._watch.saw("a worker came back with other weights")
         for router, link in enumerate(self.links):
@@ -303,7 +318,14 @@ class ClusterNode:
 
     # What it says
 
-    def _say(self, effects: list[Outward]) -> None:
+    def performs(self, effect: Effect) -> None:
+        match effect:
+            case RestartWorker():
+                self._note(f"restarts its worker: {effect.reason}")
+            case TellCache(BlockMove(kind="pull")):
+                self._watch.pulls(self.number)
+
+    def gets(self, effects: list[Outward]) -> None:
         for effect in effects:
             match effect:
                 case Emit():

@@ -35,7 +35,7 @@ from baton.protocol.handoff import Forget, Prefill, Released, request_of
 from baton.protocol.ids import Instant
 from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
-from baton.sim.cluster.clock import Clock
+from baton.sim.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
 from baton.sim.cluster.given_watch import GivenWatch
 from baton.sim.cluster.idle_watch import check_idle

@@ -12,17 +12,16 @@ from baton.config import RouterConfig
 from baton.core.events import Pause
 from baton.errors import InvariantBroken
 from baton.sim.cache import CacheService, StoredObject
+from baton.sim.clock import Clock
 from baton.sim.cluster.clients import ClusterClients
-from baton.sim.cluster.clock import Clock
-from baton.sim.cluster.engine import POOLS_EACH, Engine
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.node import ClusterNode
 from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
-from baton.sim.outcome import Outcome
+from baton.sim.engine import POOLS_EACH, Engine
 from baton.sim.scenario import ClusterFault, NodeSpec, Scenario
-from baton.sim.timeline import Timeline
+from baton.sim.world import World
 
 CHAOS_SECONDS_MAX = 60.0
 """After the last fault and the last arrival, things are healed, whatever is still open."""
@@ -33,13 +32,13 @@ DRAIN_SECONDS_MAX = 60.0
 FULL_CHECK_EVERY = 128
 
 
-class ClusterWorld:
+class ClusterWorld(World):
     def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None = None) -> None:
         assert scenario.cluster is not None
-        self.scenario = scenario
+        super().__init__(scenario, note)
         cluster = self.cluster = scenario.cluster
-        self.timeline = Timeline(note)
         self.watch = ClusterWatch(scenario)
+        self.sometimes = self.watch.sometimes
         self.wires = Wires(self.timeline, scenario.seed, cluster.delay, cluster.jitter)
         self.remote = cluster.remote
         pairs = any(node.role == "prefill" for node in cluster.nodes)
@@ -104,10 +103,7 @@ class ClusterWorld:
     def _engine(self, node: ClusterNode) -> Engine:
         """A new life of a node."""
         pools = (node.number * 1_000 + node.lives) * POOLS_EACH
-        engine = Engine(
-            node.number, node.name, node.role, self.scenario.of_node(node.kind), self.timeline, self._clock(node.number),
-            self.watch, self._storage, self, pools, lambda: node.weights,
-        )  # fmt: skip
+        engine = node.make_engine(self._clock(node.number), self._storage, self, pools)
         self._engines.append(engine)
         if engine.cache is not None:
             self._services[node.address] = engine.cache
@@ -128,30 +124,13 @@ class ClusterWorld:
     # The run
 
     @property
+    def tokens(self) -> int:
+        return self.clients.tokens
+
+    @property
     def events(self) -> int:
         engines = sum(engine.results + engine.plans.rows for engine in self._engines)
         return self.timeline.heap_events + engines + self.clients.deliveries
-
-    def run(self) -> Outcome:
-        invariant, violation = None, ""
-        try:
-            self._play()
-        except InvariantBroken as broken:
-            invariant, violation = broken.invariant, str(broken)
-        except Exception as error:  # a crash of the core is a finding too
-            invariant, violation = 0, f"{type(error).__name__}: {error}"
-        return Outcome(
-            seed=self.scenario.seed,
-            events=self.events,
-            requests=len(self.scenario.clients),
-            tokens=self.clients.tokens,
-            virtual_seconds=self.timeline.now,
-            digest=self.timeline.digest,
-            sometimes=self.watch.sometimes,
-            invariant=invariant,
-            violation=violation,
-            heap_events=self.timeline.heap_events,
-        )
 
     def _play(self) -> None:
         for router in self.routers:
