@@ -312,6 +312,9 @@ class ClusterClients:
             calm = self._quiet and trip.client.timeout is None and trip.refused is None
             if calm and not all(reason in COMPLETE for reason in trip.ended):
                 raise InvariantBroken(f"{trip.name} did not succeed", invariant=22)
+        patient = min(self._cluster.lease_seconds, self._cluster.handing_seconds_max) >= 10.0 and not self._scenario.bound
+        if self._quiet and patient and all(trip.client.timeout is None for trip in self._watch.all_trips):
+            self._watch.check_handoffs()
 
     def unanswered(self) -> list[str]:
         return [trip.name for trip in self._watch.all_trips if trip.submitted and not trip.is_answered]

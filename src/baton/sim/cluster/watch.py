@@ -25,6 +25,10 @@ MARK = "|"
 Attempt = tuple[str, int]
 
 
+OFFERS_MIN = 4
+"""Fewer prompts that were offered say nothing about the share that arrives."""
+
+
 class Engine(Protocol):
     """Of a node (engine.py)."""
 
@@ -229,6 +233,12 @@ class ClusterWatch:
         else:
             self.saw("adopted without a release")
         self.at_stage("H8", adopted.request)
+
+    def check_handoffs(self) -> None:
+        """63: where nothing goes wrong, prompts that are offered arrive."""
+        offered = self.sometimes.get("a whole prompt was offered", 0)
+        if offered >= OFFERS_MIN and 2 * self.handoffs < offered:
+            raise InvariantBroken(f"of {offered} prompts that were offered {self.handoffs} were handed over", invariant=63)
 
     def pulls(self, node: int) -> None:
         request = self._pulling.get(node)
