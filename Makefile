@@ -98,6 +98,7 @@ bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs
 	$(BIN)/python bench/disagg.py
 	$(BIN)/python bench/handoff_copy.py
 	$(BIN)/python bench/storage.py   # redis-py is its peer: pip install redis hiredis
+	$(BIN)/python bench/simulator.py
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
 
 chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers, a million faults of stored KV blocks

@@ -29,7 +29,7 @@ from baton.sim.network import Network
 from baton.sim.onlooker import Onlooker, PlansSeen
 from baton.sim.process import NO_EPOCH, WorkerProcess
 from baton.sim.rest import check_rest
-from baton.sim.scenario import NodeRole, Scenario
+from baton.sim.scenario import Client, NodeRole, Scenario
 from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline
 
@@ -45,6 +45,8 @@ class Plans(PlansSeen, Protocol):
     """The check of the plans that the instance makes."""
 
     def check(self, plan: StepPlan) -> None: ...
+
+    def client_of(self, slot: int, incarnation: int) -> Client: ...
 
 
 class Owner:

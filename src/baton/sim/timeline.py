@@ -49,6 +49,8 @@ class Actor(Protocol):
 
 
 class Timeline:
+    events_max = EVENTS_MAX
+
     def __init__(self, note: Callable[[float, str, str], None] | None = None) -> None:
         self.now = 0.0
         self.heap_events = 0
@@ -85,8 +87,8 @@ class Timeline:
             digest(_PACK_TIME(self.now) + action.__name__.encode())
             action(argument)
             after_each()
-            if self.heap_events > EVENTS_MAX:
-                raise InvariantBroken(f"not quiet after {EVENTS_MAX} events", invariant=35)
+            if self.heap_events > self.events_max:
+                raise InvariantBroken(f"not quiet after {self.events_max} events", invariant=35)
 
     def run_until(self, condition: Callable[[], bool], limit: float, after_each: Callable[[], None]) -> bool:
         """Until the condition holds, or that time is over: then False. For worlds that are never quiet."""
@@ -100,8 +102,8 @@ class Timeline:
             action(argument)
             after_each()
             heap = self._heap
-            if self.heap_events > EVENTS_MAX:
-                raise InvariantBroken(f"not over after {EVENTS_MAX} events", invariant=35)
+            if self.heap_events > self.events_max:
+                raise InvariantBroken(f"not over after {self.events_max} events", invariant=35)
         return True
 
     def record(self, message: Any) -> None:

@@ -34,7 +34,7 @@ class WorkerDied(Exception):
         "Whose poison it was."
 
 
-class _Seat:
+class Seat:
     __slots__ = ("asks", "client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "sampling",
                  "table", "tag", "tokens")  # fmt: skip
 
@@ -68,7 +68,7 @@ class SimWorker:
         self._client_of = client_of
         self.weights = 0
         "What this life has loaded."
-        self.seats: dict[int, _Seat] = {}
+        self.seats: dict[int, Seat] = {}
         self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
 
     def die(self, pool_kept: bool) -> None:
@@ -118,13 +118,13 @@ class SimWorker:
             if new.slot in self.seats:
                 raise InvariantBroken(f"step {plan.step} seats a sequence in a taken slot {new.slot}", invariant=25)
             client = self._client_of(new.slot, new.incarnation)
-            self.seats[new.slot] = _Seat(new, client, plan.sampling[new.sampling], self.weights)
+            self.seats[new.slot] = Seat(new, client, plan.sampling[new.sampling], self.weights)
         for slot, block in plan.grown:
             self.seats[slot].table.append(block)
         for slot, place, block in plan.folded:
             self.seats[slot].table[place] = block
 
-    def _row(self, plan: StepPlan, slot: int, seat: _Seat, count: int) -> tuple[int, ...]:
+    def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:
         """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
         outputs = len(seat.tokens) - seat.prompt_tokens
         if seat.client.poison_at == outputs:
@@ -150,7 +150,7 @@ class SimWorker:
         return (token,)
 
 
-def _row_logprobs(slot: Slot, seat: _Seat, tag: int, begin: int, values: tuple[int, ...]) -> RowLogprobs | None:
+def _row_logprobs(slot: Slot, seat: Seat, tag: int, begin: int, values: tuple[int, ...]) -> RowLogprobs | None:
     """Of the sampled token, and of the prompt's tokens behind those that were computed from position `begin`, tag `tag`."""
     sampled = None
     if values and seat.sampling.logprobs is not None:

@@ -36,9 +36,11 @@ class Tracer(Protocol):
 class World:
     """A scenario on a timeline. Subclasses say which actors there are and when a run ends."""
 
+    timeline_type: type[Timeline] = Timeline
+
     def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None) -> None:
         self.scenario = scenario
-        self.timeline = Timeline(note)
+        self.timeline = self.timeline_type(note)
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
 

@@ -118,10 +118,17 @@ class ClusterNode(Owner):
             engine.begin()
             self._timeline.at(self._timeline.now, self._beat, engine)
 
-    def make_engine(self, clock: Clock, storage: dict[bytes, StoredObject], peers: Peers, first_pool: int) -> Engine:
+    def make_engine(
+        self,
+        clock: Clock,
+        storage: dict[bytes, StoredObject],
+        peers: Peers,
+        first_pool: int,
+        plans_type: type[NodePlans] = NodePlans,
+    ) -> Engine:
         scenario, watch = self._scenario.of_node(self.kind), self._watch
         instance = Instance(config_of(scenario, self.role))
-        plans = NodePlans(scenario, instance.view, watch.trips, watch.saw)
+        plans = plans_type(scenario, instance.view, watch.trips, watch.saw)
         engine = Engine(
             self.name, self.role, scenario, self._timeline, clock, instance, self, plans, plans,
             watch.contents, lambda: self.weights, storage, peers, first_pool,

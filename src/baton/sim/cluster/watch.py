@@ -184,10 +184,10 @@ class ClusterWatch:
         if len(kept.blocks) != -(-offer.tokens // self._size):
             raise InvariantBroken(f"{offer.request}: {len(kept.blocks)} blocks for {offer.tokens} tokens", invariant=39)
         kept.tokens = offer.tokens
-        if not self._has_content(engine, offer.request, kept, offer.place):
+        if not self.has_content(engine, offer.request, kept, offer.place):
             raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
-    def _has_content(self, engine: Engine, request: str, kept: Kept, begin: int = 0) -> bool:
+    def has_content(self, engine: Engine, request: str, kept: Kept, begin: int = 0) -> bool:
         """Its blocks from there on hold what its tokens imply, with the weights that they were computed with."""
         memory, oracle = engine.process.worker.pool, self.trips[request].oracles_of(kept.weights)[kept.index]
         for place in range(begin, len(kept.blocks)):
@@ -204,7 +204,7 @@ class ClusterWatch:
             kept is not None
             and kept.life is engine
             and all(generations[block] == generation for block, generation in kept.blocks)
-            and self._has_content(engine, attempt[0], kept)
+            and self.has_content(engine, attempt[0], kept)
         )
 
     def _released(self, released: Released) -> None:

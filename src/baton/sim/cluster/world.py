@@ -16,6 +16,7 @@ from baton.sim.clock import Clock
 from baton.sim.cluster.clients import ClusterClients
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.node import ClusterNode
+from baton.sim.cluster.plans import NodePlans
 from baton.sim.cluster.router import RouterProcess
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
@@ -33,11 +34,15 @@ FULL_CHECK_EVERY = 128
 
 
 class ClusterWorld(World):
+    watch_type: type[ClusterWatch] = ClusterWatch
+    clients_type: type[ClusterClients] = ClusterClients
+    plans_type: type[NodePlans] = NodePlans
+
     def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None = None) -> None:
         assert scenario.cluster is not None
         super().__init__(scenario, note)
         cluster = self.cluster = scenario.cluster
-        self.watch = ClusterWatch(scenario)
+        self.watch = self.watch_type(scenario)
         self.sometimes = self.watch.sometimes
         self.wires = Wires(self.timeline, scenario.seed, cluster.delay, cluster.jitter)
         self.remote = cluster.remote
@@ -56,7 +61,7 @@ class ClusterWorld(World):
         self._services: dict[str, CacheService] = {}
         self._engines: list[Engine] = []
         self._storage: dict[bytes, StoredObject] = {}
-        self.clients = ClusterClients(scenario, self.timeline, self.watch, self.routers)
+        self.clients = self.clients_type(scenario, self.timeline, self.watch, self.routers)
         self.faults = Faults(
             cluster, self.timeline, self.watch, self.wires, self.nodes, self.strays, self.routers, self.clients
         )
@@ -103,7 +108,7 @@ class ClusterWorld(World):
     def _engine(self, node: ClusterNode) -> Engine:
         """A new life of a node."""
         pools = (node.number * 1_000 + node.lives) * POOLS_EACH
-        engine = node.make_engine(self._clock(node.number), self._storage, self, pools)
+        engine = node.make_engine(self._clock(node.number), self._storage, self, pools, self.plans_type)
         self._engines.append(engine)
         if engine.cache is not None:
             self._services[node.address] = engine.cache
@@ -144,6 +149,10 @@ class ClusterWorld(World):
                   last + CHAOS_SECONDS_MAX)  # fmt: skip
         self._heal()
         self._drain()
+        self._rest()
+
+    def _rest(self) -> None:
+        """9: nothing is held, and everyone was answered."""
         self.clients.at_rest()
         for router in self.routers:
             router.at_rest()

@@ -1,0 +1,95 @@
+"""A cluster whose speed is measured: the real core and the same virtual time, without proofs, digest, tags and oracles.
+
+Every token is the same, so a scenario must not depend on what is sampled (stop ids, repetition). What happens and when is equal
+to the rehearsal of the same scenario (tests/sim/test_measure.py). `bench/simulator.py` runs it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton.protocol.output import Emit
+from baton.protocol.step import StepPlan
+from baton.sim.cluster.clients import ClusterClients
+from baton.sim.cluster.node import ClusterNode
+from baton.sim.cluster.plans import NodePlans
+from baton.sim.cluster.watch import ClusterWatch, Kept, untagged
+from baton.sim.cluster.watch import Engine as SomeEngine
+from baton.sim.cluster.world import ClusterWorld
+from baton.sim.engine import Engine
+from baton.sim.timeline import Timeline
+from baton.sim.worker import Seat, SimWorker
+
+TOKEN = 7
+
+
+class MeasuredTimeline(Timeline):
+    """Without a digest and without a bound of events."""
+
+    events_max = 1 << 62
+
+    def record(self, message: Any) -> None:
+        pass
+
+
+class MeasuredWorker(SimWorker):
+    """Counts positions and reads no block."""
+
+    def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:
+        seat.computed += count
+        if seat.computed < len(seat.tokens):
+            return ()
+        seat.tokens.append(TOKEN)
+        return (TOKEN,)
+
+
+class MeasuredPlans(NodePlans):
+    """Remembers whose slot it is."""
+
+    def check(self, plan: StepPlan) -> None:
+        self.rows += len(plan.run.counts) + len(plan.drops)
+        for new in plan.new:
+            sequence = self._view.occupant(new.slot, new.incarnation)
+            assert sequence is not None
+            self._clients[new.slot, new.incarnation] = self._trips[untagged(sequence.request.id)].client
+
+
+class MeasuredClients(ClusterClients):
+    """Counts tokens and ends."""
+
+    def delivered(self, emit: Emit) -> None:
+        self.deliveries += len(emit.tokens) + len(emit.ended)
+        self.tokens += len(emit.tokens)
+        for ended in emit.ended:
+            trip = self._watch.trips[ended.request]
+            trip.ended[ended.index] = ended.reason
+            self._answered(trip)
+
+
+class MeasuredWatch(ClusterWatch):
+    """Looks into no block, and remembers no token."""
+
+    def has_content(self, engine: SomeEngine, request: str, kept: Kept, begin: int = 0) -> bool:
+        return True
+
+    def emitted(self, emit: Emit, weights: int) -> None:
+        pass
+
+
+class MeasuredWorld(ClusterWorld):
+    timeline_type = MeasuredTimeline
+    watch_type = MeasuredWatch
+    plans_type = MeasuredPlans
+    clients_type = MeasuredClients
+
+    def _engine(self, node: ClusterNode) -> Engine:
+        engine = super()._engine(node)
+        worker = engine.process.worker
+        engine.process.worker = MeasuredWorker(len(worker.pool), self.scenario.block_size, engine.plans.client_of)
+        return engine
+
+    def _after_each(self) -> None:
+        pass
+
+    def _rest(self) -> None:
+        pass
