@@ -66,7 +66,7 @@ _TIERS_OPTIONS = {
 
 OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
-    *("reset_prefix_cache", "openai"),
+    *("reset_prefix_cache", "openai", "v2", "rerank", "score", "pooling", "infill"),
 )
 """First parts of the paths of all routes (api/app.py)."""
 
