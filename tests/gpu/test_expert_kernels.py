@@ -76,7 +76,7 @@ def make_steps(place, experts, rows, hidden, *, deterministic=False):
         mlp_norm=NormWeights(place.random(hidden) + 1.0),
         gate_up=LinearWeights(gate_up, None),
         down=LinearWeights(down, None),
-        router=RouterWeights(router, correction),
+        router=RouterWeights(router, correction=correction),
     )
     steps = ExpertSteps(experts, rows, hidden, place.dtype, torch.device(place.device), deterministic=deterministic)
     steps._answers.fill_(float("nan"))
