@@ -71,9 +71,9 @@ def test_experts_are_what_bytes_times_scales_say(made, scale_type):
         for expert in range(5):
             prefix = f"model.layers.{number}.mlp.experts.{expert}."
             gate, up, down = (wanted(f"{prefix}{part}_proj.weight") for part in ("gate", "up", "down"))
-            assert torch.equal(layer.mlp.gate_up[expert], torch.cat((gate, up)))
-            assert torch.equal(layer.mlp.down[expert], down)
-        assert torch.equal(layer.mlp.router, tensors[f"model.layers.{number}.mlp.gate.weight"])
+            assert torch.equal(layer.mlp.mlps[expert].gate_up.weight, torch.cat((gate, up)))
+            assert torch.equal(layer.mlp.mlps[expert].down.weight, down)
+        assert torch.equal(layer.mlp.router.weight, tensors[f"model.layers.{number}.mlp.gate.weight"])
 
 
 @pytest.mark.parametrize("scale_type", [torch.float32, torch.bfloat16], ids=str)
@@ -99,8 +99,8 @@ def test_scales_may_be_in_another_shard_than_their_matrix(made, folder):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     found, whole = load_model(folder).model, load_model(made[torch.float32][0]).model
     for one, other in zip(found.layers, whole.layers, strict=True):
-        assert torch.equal(one.mlp.gate_up, other.mlp.gate_up)
-        assert torch.equal(one.mlp.down, other.mlp.down)
+        for ours, theirs in zip(one.mlp.linears(), other.mlp.linears(), strict=True):
+            assert torch.equal(ours.weight, theirs.weight)
 
 
 def scales_of(rows, columns):

@@ -62,7 +62,8 @@ def test_attention_is_asked_once_a_layer_with_the_documented_shapes():
     model = dummy_model(CONFIG)
     calls = []
 
-    def attention(layer, q, k, v):
+    def attention(layer, q, k, v, sinks):
+        assert sinks is None
         calls.append((layer, tuple(q.shape), tuple(k.shape), tuple(v.shape)))
         return torch.zeros(q.shape[0], CONFIG.q_size)
 

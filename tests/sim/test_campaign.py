@@ -13,7 +13,7 @@ import pytest
 
 from baton.sim import campaign, world
 from baton.sim.campaign import CHUNK, LARGE, SOMETIMES, Campaign, Part, check_seed, part_of, run_campaign
-from baton.sim.cluster.sometimes import CLUSTER_SOMETIMES
+from baton.sim.cluster.sometimes import CLUSTER_SOMETIMES, FRONT_SOMETIMES
 from baton.sim.outcome import Outcome
 
 
@@ -50,7 +50,7 @@ def test_every_state_that_is_written_out_in_the_code_is_declared():
                 named += [text for text in strings if isinstance(text, str)]
     assert len(named) > 25
     for name in named:
-        states = (*SOMETIMES, *CLUSTER_SOMETIMES)
+        states = (*SOMETIMES, *CLUSTER_SOMETIMES, *FRONT_SOMETIMES)
         assert any(state == name or state.startswith(name) or name in state for state in states), name
 
 

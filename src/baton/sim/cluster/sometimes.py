@@ -77,3 +77,16 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "blocks were fetched from storage",
     "one with the name of another that lives was refused",
 )
+
+FRONT_SOMETIMES: tuple[str, ...] = (
+    "a replay with tokens",
+    "a client left without an engine",
+    "a frozen engine was killed",
+    "an answer ended, as other weights are served",
+    "no engine was there",
+    "one sequence was withdrawn",
+    "the next engine spoke before the lost one was read to its end",
+    "the front lost its engine",
+    "a client left",
+)
+"""Rare states of the front of one engine."""
