@@ -137,8 +137,26 @@ def test_families_by_their_marks(pieces, expected):
 def test_files_without_a_mark_are_snippets(text):
     from baton.text.fill_in import files_before
 
-    ids = files_before(text.tokenizer, FillIn(11, 12, 13), [("a.py", "x")])
-    assert text.tokenizer.decode(ids) == SNIPPET + "x"
+    ids, kept = files_before(text.tokenizer, FillIn(11, 12, 13), [("a.py", "x")], 100)
+    assert (text.tokenizer.decode(ids), kept) == (SNIPPET + "x", 1)
+
+
+def test_of_many_files_only_those_that_fit_are_tokenised(text):
+    """The last ones are kept. A list of empty files costs no more than the room for them."""
+    from baton.text.fill_in import files_before
+
+    tokenised = []
+
+    class Counting:
+        def encode(self, part, **options):
+            tokenised.append(part)
+            return text.tokenizer.encode(part, **options)
+
+    ids, kept = files_before(Counting(), FillIn(11, 12, 13, file=15), [(f"{n}.py", "") for n in range(10_000)], 64)
+    assert 0 < kept <= 64
+    assert len(ids) <= 64
+    assert len(tokenised) <= kept + 2
+    assert "9999.py" in text.tokenizer.decode(ids)
 
 
 LONG = [20 + n % 200 for n in range(600)]

@@ -48,6 +48,24 @@ def post(http, server, path, **body):
     return http.post(server.url + path, json={"model": "smol", **body})
 
 
+def test_a_request_that_is_too_long_ends_before_all_of_it_is_tokenised(http, reranker, text, monkeypatch):
+    """A long query stands in the prompt of every document; it is tokenised once."""
+    tokenised = []
+    encode = text.tokenizer.encode
+
+    def counting(part, **options):
+        tokenised.append(part)
+        return encode(part, **options)
+
+    monkeypatch.setattr(text.tokenizer, "encode", counting, raising=False)
+    query = "word " * (CONTEXT // 3)
+    answer = post(http, reranker, "/rerank", query=query, documents=["x"] * 2048)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents")
+    assert "tokens together" in answer.json()["error"]["message"]
+    assert sum(query in part for part in tokenised) == 1
+    assert len(tokenised) < 2048
+
+
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_documents_come_by_falling_score(http, reranker, path):
     answer = post(http, reranker, path, query=QUERY, documents=DOCUMENTS).json()

@@ -9,6 +9,7 @@ A GGUF file names the tokens in its metadata. Else a vocabulary that has all the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from baton.text.tokenizer import Tokenizer
@@ -75,17 +76,21 @@ def fill_in_tokens(tokenizer: Tokenizer) -> FillIn | None:
     return None
 
 
-def files_before(tokenizer: Tokenizer, marks: FillIn, files: list[tuple[str, str]]) -> list[int]:
-    """Ids of other files, by name and text, before the one that is filled in. The layout is llama.cpp's."""
-    ids: list[int] = []
-    if not files:
-        return ids
-    if marks.repository is not None:
-        ids += [marks.repository, *plain(tokenizer, REPOSITORY)]
-    for name, text in files:
-        head = SNIPPET if marks.file is None else f"{name}\n"
-        ids += [*([] if marks.file is None else [marks.file]), *plain(tokenizer, head + text)]
-    return [*ids, marks.file, *plain(tokenizer, THIS_FILE)] if marks.file is not None else ids
+def files_before(tokenizer: Tokenizer, marks: FillIn, files: list[tuple[str, str]], room: int) -> tuple[list[int], int]:
+    """Ids of the last files, by name and text, that fit into `room` tokens before the one that is filled in; and their number.
+    The layout is llama.cpp's. Each file has a token at least, so no more than `room` of them are tokenised."""
+    head = [] if marks.repository is None else [marks.repository, *plain(tokenizer, REPOSITORY)]
+    tail = [] if marks.file is None else [marks.file, *plain(tokenizer, THIS_FILE)]
+    room -= len(head) + len(tail)
+    kept: list[list[int]] = []
+    for name, text in reversed(files):
+        mark, title = ([], SNIPPET) if marks.file is None else ([marks.file], f"{name}\n")
+        ids = [*mark, *plain(tokenizer, title + text)]
+        room -= len(ids)
+        if room < 0:
+            break
+        kept.append(ids)
+    return [*head, *chain.from_iterable(reversed(kept)), *tail] if kept else [], len(kept)
 
 
 def plain(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -128,15 +129,18 @@ def _fill_in_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     """Of texts before a gap and one behind it. The marks of the model end the answer too, and no client named those."""
     marks, options = require_fill_in(front, "suffix"), body.options
     require_may_fit(front, len(body.suffix))
-    behind, prompts = fill_in.plain_after(front.tokenizer, body.suffix), []
+    behind = fill_in.plain_after(front.tokenizer, body.suffix)
     room = _room(front, options) - marks.marks - len(front.tokenizer.prefix_ids)
-    for text in body.prompts:
+
+    def ids(text: Prompt) -> tuple[int, ...]:
         assert isinstance(text, str)
         require_may_fit(front, len(text))
         before, after = fill_in.plain(front.tokenizer, text), behind
         if options.truncate is not None:
             before, after = cut_around_gap(before, after, room)
-        prompts.append((*front.tokenizer.prefix_ids, *marks.ids(before, after)))
+        return (*front.tokenizer.prefix_ids, *marks.ids(before, after))
+
+    prompts = within_total(front, map(ids, body.prompts))
     sampling = structs.replace(options.sampling, stop_token_ids=(*options.sampling.stop_token_ids, *marks.ends))
     return replace(_job(front, prompts, replace(options, sampling=sampling), caller), options=options)
 
@@ -162,15 +166,20 @@ def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list
 
 
 def _prompts(front: Front, body: CompletionBody, keep: Literal["first", "last"] = "last") -> list[tuple[int, ...]]:
-    """Refused as soon as they are too many together, before the rest is cut. keep: of a prompt that is cut."""
-    prompts: list[tuple[int, ...]] = []
+    """keep: of a prompt that is cut."""
+    return within_total(front, (_ids(front, prompt, body.options, keep) for prompt in body.prompts))
+
+
+def within_total(front: Front, prompts: Iterable[tuple[int, ...]], field: str = "prompt") -> list[tuple[int, ...]]:
+    """The prompts of one request. They are refused as soon as they are too long together, before the rest is tokenised."""
+    kept: list[tuple[int, ...]] = []
     most, tokens = max(front.limits.prompt_tokens, front.model.context_tokens), 0
-    for prompt in body.prompts:
-        prompts.append(_ids(front, prompt, body.options, keep))
-        tokens += len(prompts[-1])
+    for prompt in prompts:
+        kept.append(prompt)
+        tokens += len(prompt)
         if tokens > most:
-            raise bad(f"the prompts have more than {most} tokens together: send fewer in one request", "prompt")
-    return prompts
+            raise bad(f"the prompts have more than {most} tokens together: send fewer in one request", field)
+    return kept
 
 
 def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", "last"]) -> tuple[int, ...]:

@@ -57,16 +57,14 @@ class InfillShape(Shape):
             for place, each in enumerate(expect(list, body.get("input_extra") or [], "input_extra"))
         ]
         require_may_fit(self.front, sum(map(len, (prefix, suffix, begin))))
-        require_may_fit(self.front, sum(len(text) for _, text in files))
+        require_may_fit(self.front, sum(len(name) + len(text) for name, text in files))
         began = plain_after(tokenizer, begin)
         whole = plain(tokenizer, prefix), plain_after(tokenizer, suffix)
         room -= marks.marks + len(tokenizer.prefix_ids) + len(began)
         before, after = cut_around_gap(*whole, room)
         self._truncated = (before, after) != whole
-        others = files_before(tokenizer, marks, files)
-        while files and len(others) > room - len(before) - len(after):
-            files = files[1:]
-            others, self._truncated = files_before(tokenizer, marks, files), True
+        others, kept = files_before(tokenizer, marks, files, room - len(before) - len(after))
+        self._truncated |= kept < len(files)
         return [*tokenizer.prefix_ids, *others, *marks.ids(before, after), *began]
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> Json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from operator import mul
 from typing import Final
 
 from baton.api.embeddings.shape import floats
@@ -15,7 +17,7 @@ from baton.protocol.request import POOLINGS, Pooling
 from baton.text.tokenizer import TooManyTokens
 
 Pair = tuple[str, str]
-Prompts = list[tuple[int, ...]]
+Prompts = Iterator[tuple[int, ...]]
 
 QUESTION: Final = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -70,7 +72,8 @@ class Scorer(ABC):
     pooling: Pooling = "last"
 
     @abstractmethod
-    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts: ...
+    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
+        """One by one, so that a request that is too long ends early."""
 
     @abstractmethod
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
@@ -89,13 +92,13 @@ class YesNo(Scorer):
         self._instruction = instruction or INSTRUCTION
 
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
-        asked = []
+        @lru_cache(maxsize=1)  # the documents of /rerank have one query, which may be long
+        def before(query: str) -> list[int]:
+            return [*self._before, *cuts.ids(f"<Instruct>: {self._instruction}\n<Query>: {query}\n<Document>:")]
+
         for query, document in pairs:
             # No token spans the space before the document: the ids are those of the whole text.
-            begin = f"<Instruct>: {self._instruction}\n<Query>: {query}\n<Document>:"
-            kept = cuts.document(f" {document}")
-            asked.append(cuts.joined([*self._before, *cuts.ids(begin)], kept, self._after))
-        return asked
+            yield cuts.joined(before(query), cuts.document(f" {document}"), self._after)
 
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
         found = []
@@ -121,11 +124,11 @@ class Cosine(Scorer):
         texts = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
         self._places = [(texts[one], texts[other]) for one, other in pairs]
         before, after = self._around
-        return [cuts.joined(before, cuts.document(text), after) for text in texts]
+        yield from (cuts.joined(before, cuts.document(text), after) for text in texts)
 
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
         numbers = [floats(vector) for vector in vectors]
-        return [math.fsum(a * b for a, b in zip(numbers[one], numbers[other], strict=True)) for one, other in self._places]
+        return [math.fsum(map(mul, numbers[one], numbers[other])) for one, other in self._places]
 
 
 def scorer_of(front: Front, instruction: str) -> Scorer:

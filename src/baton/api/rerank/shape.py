@@ -11,7 +11,7 @@ from baton.api.fields import shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
-from baton.api.generate.prepare import Job, embedding_job
+from baton.api.generate.prepare import Job, embedding_job, within_total
 from baton.api.generate.shape import Events, Put, Shape, require_vectors
 from baton.api.http.auth import Caller
 from baton.api.limits import Range
@@ -46,7 +46,7 @@ class PairShape(Shape):
         pairs, most = self.pairs(body), self.front.limits.embedding_inputs
         if len(pairs) > most:
             raise bad(f"there are {len(pairs)} pairs of texts and at most {most} are allowed", "documents")
-        prompts = [list(ids) for ids in scorer.prompts(pairs, self.cuts(body))]
+        prompts = [list(ids) for ids in within_total(self.front, scorer.prompts(pairs, self.cuts(body)), "documents")]
         asked = {**settings, "model": body.get("model"), "prompt": prompts, "max_tokens": 1, "temperature": 0, "stream": False}
         completion = self.front.schema.completion(asked, prompts_max=len(prompts))
         return embedding_job(self.front, completion, scorer.pooling, caller, labels=scorer.labels)
