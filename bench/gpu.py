@@ -289,8 +289,8 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     from baton.worker.cuda.columns import SlotColumns
     from baton.worker.cuda.kernels.adjust import adjust, tally
     from baton.worker.cuda.kernels.argmax import argmax
+    from baton.worker.cuda.kernels.logprobs import dispatch
     from baton.worker.cuda.kernels.sample import SampleScratch, sample
-    from baton.worker.cuda.kernels.tell import tell
 
     kinds = {"greedy": (0.0, 0, 1.0), "temperature": (0.8, 0, 1.0), "top_p": (0.8, 0, 0.95), "top_k": (0.8, 20, 0.95)}
     for spread, name in ((4.0, "peaked"), (1.0, "flat")):
@@ -320,7 +320,7 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
                 def adjusted(logits=logits, slots=slots, kept=kept, scratch=scratch, tokens=tokens, last=last) -> None:  # noqa: ANN001
                     adjust(logits, kept.raw, slots, last, kept.columns, kept.rows)
                     argmax(logits, slots, scratch.argmax, tokens, last, kept.rows.adjusted)
-                    tell(logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
+                    dispatch(logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
                     tally(slots, tokens, kept.columns)
 
                 row[f"greedy_{kind}_us"] = 1e3 * time_of_graph(adjusted)

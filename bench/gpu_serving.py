@@ -153,10 +153,10 @@ def offline(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
         rate(http_prompts("warm")[:8], 16)
         for batch in BATCHES:
             prompts = [prompt(CONTEXT - OUTPUT // 2, "offline", batch, n) for n in range(batch)]
-            tell = HostTimes(llm)
+            dispatch = HostTimes(llm)
             begin = time.perf_counter()
             rate(prompts, OUTPUT)
-            yield {"batch": batch, "seconds": time.perf_counter() - begin, **tell.row()}
+            yield {"batch": batch, "seconds": time.perf_counter() - begin, **dispatch.row()}
         for name, length, times in (("16 tokens", 16, 1), ("2048 tokens", 2048, 1), ("2048 tokens, cached", 2048, 2)):
             yield {"prompt": name, **first_tokens(llm, length, times, rate)}
         # As many at once as there are clients: the queue is ours here, as it is the clients' there.
@@ -170,16 +170,16 @@ def offline(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
 
 def first_tokens(llm: Any, length: int, times: int, rate: Any) -> Row:
     """Of one prompt after another: what a first token takes, the last time that each is asked for."""
-    tell = HostTimes(llm)
+    dispatch = HostTimes(llm)
     found: dict[str, list[float]] = {}
     for n in range(8):
         for _ in range(times):
-            for calls in tell.spent.values():
+            for calls in dispatch.spent.values():
                 calls.clear()
             begin = time.perf_counter()
             rate([prompt(length, "first", length, times, n)], 1)
             took = time.perf_counter() - begin
-        for name, seconds in (("all", took), *((name, sum(calls)) for name, calls in tell.spent.items())):
+        for name, seconds in (("all", took), *((name, sum(calls)) for name, calls in dispatch.spent.items())):
             found.setdefault(f"{name}_ms", []).append(1e3 * seconds)
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -286,10 +286,10 @@ def handoff(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
         ]
         with served(Path(scratch), "up", arguments=arguments, **settings) as one:
             for n in range(12):
-                asked = {"prompt": prompt(1024, "trip", n), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+                asked = {"prompt": prompt(1024, "routed", n), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
                 one.post("/v1/completions", asked)
             count, total = (one.metric(f"baton:router_handoff_seconds_{what}") for what in ("count", "sum"))
-            yield {"trips": count, "mean_ms": 1e3 * total / max(count, 1.0)}
+            yield {"routed_requests": count, "mean_ms": 1e3 * total / max(count, 1.0)}
 
 
 def host_tier(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:

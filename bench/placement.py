@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.closed import Closed
-from baton.core.cluster.events import Arrive, Join, RunPass, Say, Session
+from baton.core.cluster.events import InstanceJoined, InstanceMessage, RunPass, Session, SubmitRequest
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.router import Router
-from baton.core.cluster.trip import Trip
 from baton.protocol.control import InstanceReady
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.node import Beat, NodeHello, Role
+from baton.protocol.instance import Heartbeat, InstanceHello, Role
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.sim.cluster.naive_placement import NaivePlacement
 
@@ -61,24 +61,24 @@ class Bench:
         for number in range(instances):
             ready = InstanceReady(BLOCKS, SIZE, SLOTS, 32_000, 65_536, identity=b"m")
             role = roles[number % len(roles)]
-            hello = NodeHello(f"i{number}", 1, role, ready, b"l", peers=(f"p{number}",), step_tokens=8192)
-            self.router.handle(Join(Session(number), hello), NOW)
+            hello = InstanceHello(f"i{number}", 1, role, ready, b"l", peers=(f"p{number}",), step_tokens=8192)
+            self.router.handle(InstanceJoined(Session(number), hello), NOW)
         self.sessions = instances
         self.requests = 0
 
-    def trip(self) -> Trip:
+    def routed(self) -> RoutedRequest:
         self.requests += 1
         tail = tuple(self.rng.randrange(30_000) for _ in range(PROMPT // 2))
         prompt = self.rng.choice(self.prefixes) + tail
         request = GenerateRequest(id=RequestId(f"r{self.requests}"), prompt=prompt, sampling=SamplingParams(max_tokens=200))
-        return Trip(request, (0, 0.0, self.requests), NOW)
+        return RoutedRequest(request, (0, 0.0, self.requests), NOW)
 
-    def beat(self, session: int, *, room: bool, blocks: int | None = None) -> Say:
+    def beat(self, session: int, *, room: bool, blocks: int | None = None) -> InstanceMessage:
         available = self.rng.randrange(BLOCKS // 4, BLOCKS // 2) if room else self.rng.randrange(0, 40)
         waiting = self.rng.randrange(0, 20_000)
-        return Say(
+        return InstanceMessage(
             Session(session),
-            Beat(
+            Heartbeat(
                 blocks_available=available if blocks is None else blocks,
                 slots_free=SLOTS // 2 if room else 0,
                 waiting_tokens=waiting,
@@ -91,7 +91,7 @@ class Bench:
         self.rng = Random(2)
         self.placement._turn = self.placement._stayed = 0
         self.all_beat(room=state != "full")
-        for member in self.router.membership.members.values():
+        for member in self.router.membership.instances.values():
             member.chosen = 0
             busy = state == "prefill"
             member.prompts, member.prompt_tokens = (100, 10**9) if busy else (0, 0)
@@ -108,13 +108,13 @@ class Bench:
     def warm(self, requests: int) -> None:
         """So that instances have something, and prefixes are known: at homes, and at prefill instances."""
         for _ in range(requests):
-            request = self.trip().request
-            self.router.handle(Arrive(request), NOW)
+            request = self.routed().request
+            self.router.handle(SubmitRequest(request), NOW)
             self.router.handle(RunPass(), NOW)
-            trip = self.router.coordinator.trips[request.id]
-            for member in (trip.home, trip.prefill):
+            routed = self.router.coordinator.routed_requests[request.id]
+            for member in (routed.home, routed.prefill):
                 if member is not None:
-                    self.placement.remember(member, trip, request.prompt)
+                    self.placement.remember(member, routed, request.prompt)
             if self.requests % 200 == 0:
                 self.all_beat(room=True)
 
@@ -123,9 +123,9 @@ class Bench:
         times = []
         self.begin(state)
         for _ in range(count):
-            trip = self.trip()
-            self.placement.keys(trip)
-            times.append(timed(lambda trip=trip: self.placement.place(trip, NOW, Closed())))
+            routed = self.routed()
+            self.placement.keys(routed)
+            times.append(timed(lambda routed=routed: self.placement.place(routed, NOW, Closed())))
             times[-1] += timed(lambda: self.placement.roster.refresh(NOW))
         return times
 
@@ -133,9 +133,9 @@ class Bench:
         """Times of the sort over all instances that chooses the same."""
         times = []
         for _ in range(count):
-            trip = self.trip()
-            self.placement.keys(trip)
-            times.append(timed(lambda trip=trip: self.naive.choose(trip, NOW, Closed(), self.rng)))
+            routed = self.routed()
+            self.placement.keys(routed)
+            times.append(timed(lambda routed=routed: self.naive.choose(routed, NOW, Closed(), self.rng)))
         return times
 
 
@@ -193,7 +193,7 @@ def heartbeats(bench: Bench, name: str, free_core: float) -> None:
     """With a full queue."""
     bench.begin("full")
     for _ in range(1000):
-        bench.router.handle(Arrive(bench.trip().request), NOW)
+        bench.router.handle(SubmitRequest(bench.routed().request), NOW)
     bench.router.handle(RunPass(), NOW)
     passes: list[list[float]] = []
 

@@ -44,7 +44,7 @@ class Run:
         self.gaps: list[float] = []
         self.tokens = 0
 
-    def tell(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         for effect in self.instance.handle(event, Instant(self.now)):
             if isinstance(effect, RunStep):
                 self.plans.append(effect.plan)
@@ -59,7 +59,7 @@ class Run:
             self.long.append(name)
         self.sent[name] = self.now
         prompt = tuple(self.rng.randrange(50_000) for _ in range(size))
-        self.tell(Submit(GenerateRequest(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=OUTPUT))))
+        self.dispatch(Submit(GenerateRequest(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=OUTPUT))))
 
     def _hear(self, emit: Emit) -> None:
         for name, *_ in emit.tokens:
@@ -75,7 +75,7 @@ class Run:
 
     def run(self) -> dict[str, Any]:
         options, worker = self.options, StubWorker()
-        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+        self.dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
         for _ in range(options.clients):
             self.ask()
         while self.plans:
@@ -84,7 +84,7 @@ class Run:
             chunks = [count for count in plan.run.counts if count > 1]
             rows = len(plan.run.counts) - len(chunks)
             self.now += (options.step_ms + options.row_ms * rows + options.token_ms * sum(chunks)) / 1000
-            self.tell(StepDone(result))
+            self.dispatch(StepDone(result))
         return {
             "bound": self.instance.config.scheduler.prefill_tokens_beside_decodes,
             "tokens_per_second": self.tokens / self.now,

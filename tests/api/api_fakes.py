@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from baton.api.app import make_app
 from baton.api.config import ApiConfig, ServedModel
 from baton.api.generate.engine_client import Begun, Delta, Ended, EngineRefused, EngineStats, TokenLogprob
-from baton.api.http.door import Connections
+from baton.api.http.connection_limit import Connections
 from baton.api.http.server import make_server
 from baton.errors import CallerError, EngineError
 from baton.protocol.ids import RequestId

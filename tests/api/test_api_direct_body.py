@@ -10,7 +10,7 @@ import pytest
 from api_fakes import Script, Serving, says
 
 from baton.api.dialect import OPENAI
-from baton.api.http.server import DirectBody
+from baton.api.http.server import UvicornBody
 from baton.api.http.streaming import EndOfTurn, EventStream, SendBuffer
 
 
@@ -30,7 +30,7 @@ def test_a_stream_is_the_same_where_an_attribute_is_missing(server: Serving, htt
     words = "One two three four five six seven."
     server.engine.script = Script(reply=says(text, words), delay_seconds=0.002)
     assert streamed(server, http) == words
-    monkeypatch.setattr(DirectBody, way, property(missing) if way == "ready" else missing)
+    monkeypatch.setattr(UvicornBody, way, property(missing) if way == "ready" else missing)
     assert streamed(server, http) == words
 
 
@@ -74,8 +74,8 @@ def test_what_goes_the_short_way_puts_off_the_next_keep_alive():
 
 def test_the_short_way_is_taken_with_the_uvicorn_that_is_here(server: Serving, http, text, monkeypatch):
     written: list[int] = []
-    own = DirectBody.write
-    monkeypatch.setattr(DirectBody, "write", lambda self, data: (written.append(len(data)), own(self, data))[1])
+    own = UvicornBody.write
+    monkeypatch.setattr(UvicornBody, "write", lambda self, data: (written.append(len(data)), own(self, data))[1])
     server.engine.script = Script(reply=says(text, "One two three four five."), delay_seconds=0.002)
     assert streamed(server, http) == "One two three four five."
     assert written

@@ -19,7 +19,7 @@ from baton.api.config import ApiConfig, ServedModel
 from baton.api.embeddings import fields as embeddings
 from baton.api.fields import Fields
 from baton.api.generate.options import Options
-from baton.api.limits import RANGES, Limits, Range
+from baton.api.limits import RANGES, FieldRange, Limits
 from baton.api.ollama.fields import CHAT, GENERATE, OPTIONS
 from baton.api.openai.known_fields import CHAT_ONLY, COMPLETION_ONLY, HARMLESS, UNSUPPORTED
 from baton.api.openai.schemas import Schema
@@ -90,7 +90,7 @@ def test_every_field_of_both_routes_has_a_row(known: dict[str, tuple[set[str], A
     assert sorted(set(FIELDS) - fields) == [], "rows for fields that nothing reads"
 
 
-def text_of(name: str, bounds: Range) -> str:
+def text_of(name: str, bounds: FieldRange) -> str:
     high = Limits().request_seconds if name == "timeout" else bounds.high
     low, high = (str(number) if isinstance(number, int) else f"{number:g}" for number in (bounds.low, high))
     return f"{'above ' if bounds.low_excluded else ''}{low} to {high}"

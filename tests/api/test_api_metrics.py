@@ -10,7 +10,7 @@ from baton.api.config import ApiConfig
 from baton.errors import Unavailable
 from baton.observe.metrics import ALIASES
 from baton.protocol.control import InstanceStats as EngineStats
-from baton.protocol.node import Build
+from baton.protocol.instance import Build
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton.api.config import ApiConfig
 from baton.api.generate.engine_client import Delta
-from baton.api.http.server import DirectBody
+from baton.api.http.server import UvicornBody
 from baton.api.limits import Limits
 from baton.errors import Unavailable
 from baton.protocol.request import FinishReason
@@ -386,7 +386,7 @@ def test_streams_go_on_where_the_short_way_to_the_socket_breaks(server, stream, 
     def fails(*_):
         raise AttributeError("no such thing in this version")
 
-    monkeypatch.setattr(DirectBody, broken, property(fails) if broken == "ready" else fails)
+    monkeypatch.setattr(UvicornBody, broken, property(fails) if broken == "ready" else fails)
     server.engine.script = Script(reply=says(text, "one two three four"), delay_seconds=0.02)
     *events, last = stream("/v1/completions", {"prompt": "x", "max_tokens": 20})
     assert last == "[DONE]"

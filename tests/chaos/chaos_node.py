@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos_gates import POLL_SECONDS, Gate
 
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.runtime.engine.process import Engine, main
 from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
 
@@ -18,7 +18,7 @@ class ChaosNode(Engine):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self._gates = {kind: Gate(kind.__name__) for kind in (Expecting, Offer, AskRelease, Released, Adopted)}
+        self._gates = {kind: Gate(kind.__name__) for kind in (Reserved, Offer, Release, Released, Adopted)}
         self._pass_on = self._callers.pass_on
         self._callers.pass_on = self._pass_on_when_open  # type: ignore[method-assign]
         self._held: list[asyncio.Task[None]] = []

@@ -24,9 +24,9 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "H1 queued on prefill": ("prefill-0", "plan", 0),
     "H2 in the second chunk": ("prefill-0", "plan", 1),
     "H3 prompt computed, nothing copied": ("decode-0", "pull", 0),
-    "H4 room is kept, nobody knows": ("decode-0", "Expecting", 0),
+    "H4 room is kept, nobody knows": ("decode-0", "Reserved", 0),
     "H5 second chunk copied": ("decode-0", "pull", 1),
-    "H6 copied, not released": ("decode-0", "AskRelease", 0),
+    "H6 copied, not released": ("decode-0", "Release", 0),
     "H7 released, nobody knows": ("prefill-0", "Released", 0),
     "H8 about to decode": ("decode-0", "plan", 0),
 }

@@ -31,7 +31,7 @@ PHASES: dict[str, tuple[str, str, int]] = {
     "H3 prompt computed, nothing copied": ("decode-0", "pull", 0),
     "bytes are asked for": ("prefill-0", "send", 0),
     "some bytes have arrived": ("prefill-0", "send", 2),
-    "H6 copied, not released": ("decode-0", "AskRelease", 0),
+    "H6 copied, not released": ("decode-0", "Release", 0),
 }
 QUICK = {
     ("bytes are asked for", "prefill-0/cache", "SIGKILL"),

@@ -13,7 +13,7 @@ from baton.cli import private_server
 from baton.cli.bench import load
 from baton.cli.bench.measures import Record, meets, percentile, read_slo, sum_up
 from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
-from baton.cli.http_stream import Server
+from baton.cli.http_stream import ServerAddress
 from baton.cli.say import Failed
 
 KEYS = {
@@ -163,7 +163,7 @@ def test_an_answer_counts_if_it_is_whole(monkeypatch, events, error):
             yield event
 
     monkeypatch.setattr(load, "stream_events", stream)
-    plan = load.LoadPlan(server=Server("http://nowhere"), model="m")
+    plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m")
     record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
     assert record.error == error
 
@@ -179,7 +179,7 @@ def test_reasoning_and_calls_are_pieces_of_a_chat(monkeypatch, delta):
         yield b"[DONE]"
 
     monkeypatch.setattr(load, "stream_events", stream)
-    plan = load.LoadPlan(server=Server("http://nowhere"), model="m", endpoint="chat")
+    plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m", endpoint="chat")
     record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
     assert (record.error, len(record.pieces)) == ("", 2)
 
@@ -199,7 +199,7 @@ def test_no_more_requests_are_open_than_shall_be(monkeypatch):
     monkeypatch.setattr(load, "send", send)
     for bound, expected in ((3, 3), (None, 20)):
         most = 0
-        plan = load.LoadPlan(server=Server("http://nowhere"), model="m", concurrency=bound)
+        plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m", concurrency=bound)
         records, _ = asyncio.run(load.run_load(plan, random_asks(20, (1, 1), (1, 1), 0), lambda *_: None))
         assert (len(records), most) == (20, expected)
 

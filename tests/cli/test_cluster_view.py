@@ -14,7 +14,7 @@ from baton.cli import cluster_table
 from baton.cli.cluster_table import LineReader, LiveReporter, Rates, stderr_in_a_pipe, table_of
 from baton.cli.cluster_view import PlainReporter
 from baton.protocol.control import InstanceReady, InstanceStats, LoadProgress
-from baton.protocol.node import ClusterView, InstanceView
+from baton.protocol.instance import ClusterView, InstanceView
 
 READY = InstanceReady(64, 16, 8, 300, 512)
 PREFILL = InstanceView("prefill-0", "prefill", "alive", stats=InstanceStats(blocks_total=64, blocks_held=3, blocks_cached=2))

@@ -24,7 +24,7 @@ from baton.models.registry import ARCHITECTURES
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import Metrics
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import Build, ClusterView, InstanceView
+from baton.protocol.instance import Build, ClusterView, InstanceView
 
 each_page = pytest.mark.parametrize("page", READERS, ids=name_of)
 every_page = pytest.mark.parametrize("page", ALL, ids=name_of)

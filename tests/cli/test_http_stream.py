@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.cli.http_stream import HttpError, Server, get_json, stream_events
+from baton.cli.http_stream import HttpError, ServerAddress, get_json, stream_events
 from baton.cli.private_server import models_at
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -29,10 +29,10 @@ async def served(answer: bytes, ask, url: str = "") -> tuple[object, bytes]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server, asyncio.timeout(20):
         port = server.sockets[0].getsockname()[1]
-        return await ask(Server(f"http://127.0.0.1:{port}{url}")), lines[0]
+        return await ask(ServerAddress(f"http://127.0.0.1:{port}{url}")), lines[0]
 
 
-async def events(server: Server) -> list[bytes]:
+async def events(server: ServerAddress) -> list[bytes]:
     return [event async for event in stream_events(server, "/v1/completions", {"prompt": "x"})]
 
 
@@ -68,7 +68,7 @@ def test_a_server_of_something_else_is_called_that(status):
     page = b"<!DOCTYPE html><title>Not here</title>" * 20
     answer = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status.encode(), len(page), page)
 
-    async def look(server: Server) -> object:
+    async def look(server: ServerAddress) -> object:
         return await asyncio.to_thread(models_at, server)
 
     said, _ = asyncio.run(served(answer, look))

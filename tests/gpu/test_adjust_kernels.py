@@ -63,8 +63,8 @@ class Device:
         """Tokens, and what is told of them."""
         from baton.worker.cuda.kernels.adjust import adjust, tally
         from baton.worker.cuda.kernels.argmax import argmax
+        from baton.worker.cuda.kernels.logprobs import tell
         from baton.worker.cuda.kernels.sample import sample
-        from baton.worker.cuda.kernels.tell import tell
 
         place, kept, slots = self.place, self.kept, self.place.ints(self.slots)
         for slot, one in zip(self.slots.tolist(), self.sequences, strict=True):
@@ -255,7 +255,7 @@ def test_nothing_is_left(place, temperature):
 
 def test_log_probabilities_of_any_tokens(place):
     """Ties come by id, and a vocabulary smaller than what was asked for is told whole."""
-    from baton.worker.cuda.kernels.tell import TOP, WORDS, TellScratch, tell
+    from baton.worker.cuda.kernels.logprobs import TOP, WORDS, TellScratch, tell
     from baton.worker.cuda.told import _read
 
     for vocabulary, top in ((VOCABULARY, TOP), (7, TOP), (4096, 1)):

@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 
 from baton.errors import DeviceError, InvalidConfig, ProtocolError  # noqa: E402
 from baton.kvpool import cuda_driver  # noqa: E402
-from baton.kvpool.copies import Run, copy_runs, tier_copies  # noqa: E402
+from baton.kvpool.copies import CopySpan, copy_runs, tier_copies  # noqa: E402
 from baton.kvpool.device_pool import DevicePool  # noqa: E402
 from baton.kvpool.layout import KVLayout  # noqa: E402
 from baton.kvpool.pool import KVPool  # noqa: E402
@@ -187,7 +187,7 @@ def test_copies_between_pools_stop_when_they_may_not_go_on(pool):
     other = DevicePool.create(LAYOUT, 8)
     fill(other, 100)
     answers = iter([True, False])
-    assert copy_runs(pool, other, [Run(0, 0, 2), Run(2, 2, 2)], lambda: next(answers)) == 2
+    assert copy_runs(pool, other, [CopySpan(0, 0, 2), CopySpan(2, 2, 2)], lambda: next(answers)) == 2
     assert numbers(other)[:4] == [0.0, 1.0, 102.0, 103.0]
     other.close()
 

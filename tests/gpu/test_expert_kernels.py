@@ -60,7 +60,7 @@ def make_steps(place, experts, rows, hidden, *, deterministic=False):
     """Poisoned ones, a layer, and a row of activations for each of theirs."""
     from baton.worker.cuda.experts import ExpertSteps
     from baton.worker.cuda.kernels.add_norm import NormWeights
-    from baton.worker.cuda.weights import LayerWeights, LinearWeights, RouterWeights
+    from baton.worker.cuda.weights import CudaLayerWeights, LinearWeights, RouterWeights
 
     x = place.random(rows, hidden)
     router = place.random(experts.count, hidden, scale=2 * hidden**-0.5)
@@ -68,7 +68,7 @@ def make_steps(place, experts, rows, hidden, *, deterministic=False):
     down = place.random(experts.count, hidden, experts.inner_size, scale=experts.inner_size**-0.5)
     nothing = LinearWeights(x, None)
     correction = place.random(experts.count, scale=0.1, dtype=torch.float32) if experts.correction else None
-    layer = LayerWeights(
+    layer = CudaLayerWeights(
         attention_norm=None,
         qkv=nothing,
         head_norms=None,

@@ -14,7 +14,7 @@ from storage_rig import Rig, layout_of
 from baton.errors import InvalidConfig, StorageFailed
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.storage.open import check_address, open_backend
-from baton.kvcache.storage.resp import Address, Connection
+from baton.kvcache.storage.resp import Connection, RedisAddress
 
 PASSWORD = "geheim-1234"
 OBJECT = b"$1128\r\n" + b"x" * 1130
@@ -106,7 +106,7 @@ def test_lines_that_are_cut_anywhere_are_counted_once(rig: Rig):
 )
 def test_a_password_that_the_server_echoes_is_not_shown(reply: str):
     with server(reply.encode()) as port:
-        address = Address(host="127.0.0.1", port=port, user="baton", password=PASSWORD)
+        address = RedisAddress(host="127.0.0.1", port=port, user="baton", password=PASSWORD)
         with pytest.raises(StorageFailed) as failed:
             Connection(address, Deadline.after(10))
         assert "geheim" not in str(failed.value)

@@ -23,7 +23,7 @@ from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.tcp_session import TcpSession
 from baton.kvpool.block_bytes import ByWayOfHost, block_bytes
-from baton.kvpool.copies import Run
+from baton.kvpool.copies import CopySpan
 from baton.kvpool.pool import KVPool
 from baton.protocol.codec import FROM_PEER, FROM_READER
 from baton.protocol.moves import MoveResult
@@ -536,7 +536,7 @@ def test_a_pool_that_is_closed_while_it_is_read_ends_the_read_and_the_socket(sho
                 reader = Tcp(SECRET)
                 reader.attach(rig.device)
                 opened = await reader.open(wire.address, peer.incarnation, LAYOUT.fingerprint(), lambda: None)
-                runs, deadline = [Run(0, 0, 20)], Deadline.after(1000)
+                runs, deadline = [CopySpan(0, 0, 20)], Deadline.after(1000)
                 reads = [asyncio.create_task(opened.read(runs, rig.device, deadline, lambda: True)) for _ in range(3)]
                 await until(lambda: bool(rig.device.data.any()))
                 opened.close()
@@ -568,7 +568,7 @@ def test_a_port_is_served_by_one_after_the_other():
                 service_reader = Tcp(SECRET)
                 service_reader.attach(rig.device)
                 opened._write = service_reader.write
-                assert (await opened.read([Run(turn, turn, 1)], rig.device, Deadline.after(5), lambda: True)).blocks == 1
+                assert (await opened.read([CopySpan(turn, turn, 1)], rig.device, Deadline.after(5), lambda: True)).blocks == 1
                 opened.close()
                 service.close()
                 service_reader.close()

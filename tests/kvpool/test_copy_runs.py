@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.kvpool.copies import Run, runs_of
+from baton.kvpool.copies import CopySpan, runs_of
 
 
 def test_neighbours_are_one_run():
-    assert runs_of([4, 5, 6, 9], [1, 2, 3, 4]) == [Run(4, 1, 3), Run(9, 4, 1)]
-    assert runs_of([6, 5, 4], [3, 2, 1]) == [Run(4, 1, 3)], "freed blocks often come back in reverse"
-    assert runs_of([1, 2, 3], [3, 2, 1]) == [Run(1, 3, 1), Run(2, 2, 1), Run(3, 1, 1)]
+    assert runs_of([4, 5, 6, 9], [1, 2, 3, 4]) == [CopySpan(4, 1, 3), CopySpan(9, 4, 1)]
+    assert runs_of([6, 5, 4], [3, 2, 1]) == [CopySpan(4, 1, 3)], "freed blocks often come back in reverse"
+    assert runs_of([1, 2, 3], [3, 2, 1]) == [CopySpan(1, 3, 1), CopySpan(2, 2, 1), CopySpan(3, 1, 1)]
     assert runs_of([], []) == []
 
 

@@ -16,7 +16,7 @@ from fake_cuda import FakeDriver, contents, fill
 
 from baton.errors import DeviceError, InvalidConfig, ProtocolError
 from baton.kvpool import cuda_driver
-from baton.kvpool.copies import Run, copy_runs
+from baton.kvpool.copies import CopySpan, copy_runs
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.open import attach_pool, create_pool
@@ -109,7 +109,7 @@ def test_an_instance_on_the_same_gpu_reads_it_from_pool_to_pool(driver):
     fill(theirs, [1, 2, 3, 4])
     fill(ours, [0, 0, 0, 0])
     opened = attach_pool(theirs.reading_descriptor(), theirs.announcement(), read_only=True)
-    assert copy_runs(opened, ours, [Run(1, 0, 2), Run(3, 3, 1)], lambda: True) == 3
+    assert copy_runs(opened, ours, [CopySpan(1, 0, 2), CopySpan(3, 3, 1)], lambda: True) == 3
     assert contents(ours) == [2, 3, 0, 4]
     for pool in (opened, theirs, ours):
         pool.close()

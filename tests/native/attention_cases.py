@@ -12,15 +12,15 @@ from steps import Paged, Part
 from baton.kvpool.layout import KVDtype, KVFormat, KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig, Traits
-from baton.native.library import Shape as CShape
-from baton.native.library import Step
+from baton.native.library import NativeShape as CShape
+from baton.native.library import NativeStep
 from baton.worker.flat_batch import Spans
 from baton.worker.forward.native_forward import KV_KINDS
 from baton.worker.kv_layout import kv_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class NativeShape:
     heads: int = 6
     kv_heads: int = 2
     head_dim: int = 16
@@ -50,7 +50,7 @@ class Shape:
 class History(Paged):
     """Sequences with all their queries, keys and values, from which any step can be cut: q, k, v are [tokens, heads, dim]."""
 
-    def __init__(self, shape: Shape, lengths: list[int], seed: int = 0) -> None:
+    def __init__(self, shape: NativeShape, lengths: list[int], seed: int = 0) -> None:
         super().__init__(lengths, shape.block_size, seed)
         generator = torch.Generator().manual_seed(seed)
         self.shape = shape
@@ -95,7 +95,7 @@ class KernelAttention:
         qkv = torch.cat((q, k, v), 1).contiguous().numpy()
         out = np.full((len(qkv), config.q_size), np.nan, np.float32)
         arrays = (spans.tables, spans.slots, spans.starts, spans.contexts)
-        step = Step(len(spans.slots), len(qkv), spans.tables.shape[1], *(array.ctypes.data for array in arrays))
+        step = NativeStep(len(spans.slots), len(qkv), spans.tables.shape[1], *(array.ctypes.data for array in arrays))
         shape = CShape(
             heads=config.heads,
             kv_heads=config.kv_heads,

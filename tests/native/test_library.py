@@ -18,7 +18,7 @@ from baton.errors import EngineError, InvalidConfig
 from baton.models.open import open_model
 from baton.native import library as native
 from baton.native.build import build_library
-from baton.native.library import STRUCTURES, Library, Matrix, Step
+from baton.native.library import STRUCTURES, Library, Matrix, NativeStep
 
 
 def test_structures_have_the_size_that_the_library_says(library):
@@ -33,7 +33,7 @@ def test_a_structure_that_differs_is_found_out_when_the_library_is_loaded(librar
     monkeypatch.setattr(native, "STRUCTURES", (Longer, *STRUCTURES[1:]))
     with pytest.raises(EngineError, match=r"Longer has .* bytes in the kernels"):
         Library(library.variant)
-    monkeypatch.setattr(native, "STRUCTURES", (*STRUCTURES, Step))
+    monkeypatch.setattr(native, "STRUCTURES", (*STRUCTURES, NativeStep))
     with pytest.raises(EngineError, match="other structures"):
         Library(library.variant)
 

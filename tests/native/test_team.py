@@ -17,7 +17,7 @@ from steps import random_steps
 
 from baton.errors import EngineError
 from baton.native.build import SOURCES, NoCompiler, find_compiler
-from baton.native.library import Step, load_best
+from baton.native.library import NativeStep, load_best
 from baton.worker.forward.native_forward import NativeForward
 
 CONFIG = QUANTISED_CASES["everything"]
@@ -101,7 +101,7 @@ def test_a_step_that_does_not_fit_into_memory_is_refused_and_the_next_one_runs()
     forward = forward_of(talk)
     expected = talk.run(forward, [talk.all_at_once()])
     with pytest.raises(EngineError, match="not enough memory"):
-        forward._decoder.hidden(Step(1, 2**44))
+        forward._decoder.hidden(NativeStep(1, 2**44))
     assert same_bits(talk.run(forward, [talk.all_at_once()]), expected)
     forward.close()
 

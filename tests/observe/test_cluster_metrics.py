@@ -9,9 +9,9 @@ from prometheus_client.core import Metric
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import EngineCollector
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import Build, ClusterView, InstanceView
+from baton.protocol.instance import Build, ClusterView, InstanceView
 from baton.protocol.request import Refused
-from baton.runtime.engine.worker_keeper import StepTokens
+from baton.runtime.engine.worker_supervisor import StepTokens
 
 COUNTERS = {
     "handoffs": 7,

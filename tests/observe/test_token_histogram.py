@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from baton.observe.token_histogram import TokenHistogram
 from baton.protocol.control import STEP_TOKEN_BUCKETS, STEP_TOKEN_SUM
-from baton.runtime.engine.worker_keeper import StepTokens
+from baton.runtime.engine.worker_supervisor import StepTokens
 
 EDGES = (0.001, 0.01, 0.5, 1.0, 10.0)
 

@@ -43,9 +43,17 @@ from baton.protocol.control import (
     WakeInstance,
     WorkerHello,
 )
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
+from baton.protocol.instance import (
+    ClusterView,
+    Heartbeat,
+    InstanceHello,
+    InstanceRefused,
+    InstanceView,
+    RouterHeartbeat,
+    RouterHello,
+)
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
-from baton.protocol.node import Beat, ClusterView, InstanceView, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.pool import (
     BlocksFollow,
@@ -63,7 +71,7 @@ from baton.protocol.pool import (
     ReadRefused,
 )
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
-from baton.protocol.step import NewSequence, RowFailure, RowLogprobs, Run, StepPlan, StepResult, TokenLogprob
+from baton.protocol.step import BatchRows, NewSequence, RowFailure, RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.protocol.versions import VERSIONS
 
 from .strategies import values_of
@@ -111,20 +119,20 @@ KIND = {
     ReadBlocks: 46,
     BlocksFollow: 47,
     ClearCache: 44,
-    Expect: 50,
-    Expecting: 51,
+    Reserve: 50,
+    Reserved: 51,
     Prefill: 52,
     Offer: 53,
     PeerOffer: 54,
-    AskRelease: 55,
+    Release: 55,
     Released: 56,
     Adopted: 57,
     Forget: 58,
-    NodeHello: 60,
+    InstanceHello: 60,
     RouterHello: 61,
-    NodeRefused: 62,
-    Beat: 63,
-    RouterBeat: 64,
+    InstanceRefused: 62,
+    Heartbeat: 63,
+    RouterHeartbeat: 64,
     ClusterView: 65,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
@@ -136,7 +144,7 @@ messages = st.one_of(*map(values_of, MESSAGES.values()))
 SAMPLE = {
     GenerateRequest: GenerateRequest(id="a", prompt=(0, 1, 2), n=2, priority=-1, timeout_seconds=1.5, salt=b"s"),
     StepPlan: StepPlan(
-        1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), 0, 0),), (), (), Run((1,), (2,)), (SamplingParams(),)
+        1, 1, ((0, 1),), (NewSequence(1, 2, (0, 5), 2, 0, (7,), 0, 0),), (), (), BatchRows((1,), (2,)), (SamplingParams(),)
     ),
     StepResult: StepResult(
         *(1, 1, (1, 2, 0), (2, 2, 1), (1, 0, 1), (0, -9)),
@@ -182,20 +190,20 @@ SAMPLE = {
     ReadBlocks: ReadBlocks(((0, 1), (5, 2**31 - 1))),
     BlocksFollow: BlocksFollow(2**40, b"d" * 16),
     ClearCache: ClearCache(3, host=False),
-    Expect: Expect(GenerateRequest(id="a", prompt=(0, 1)), 2.0),
-    Expecting: Expecting("a", 1, 16),
+    Reserve: Reserve(GenerateRequest(id="a", prompt=(0, 1)), 2.0),
+    Reserved: Reserved("a", 1, 16),
     Prefill: Prefill(GenerateRequest(id="a", prompt=(0, 1)), 30.0),
     Offer: Offer("a", 1, 9, 0, (3, 4), 32),
     PeerOffer: PeerOffer(Offer("a", 1, 9, 0, (3, 4), 30, last=True), ("unix:/x",), (7,)),
-    AskRelease: AskRelease("a", 1),
+    Release: Release("a", 1),
     Released: Released("a", 1, True),
     Adopted: Adopted("a", 1, 30),
     Forget: Forget("a", 1),
-    NodeHello: NodeHello("p0", 7, "prefill", InstanceReady(10, 16, 4, 100, 8192), b"f" * 32),
+    InstanceHello: InstanceHello("p0", 7, "prefill", InstanceReady(10, 16, 4, 100, 8192), b"f" * 32),
     RouterHello: RouterHello("r", 0.25, 2.0),
-    NodeRefused: NodeRefused("another model"),
-    Beat: Beat("no progress", 0.001, stalled=True, preempted=("r1",)),
-    RouterBeat: RouterBeat(),
+    InstanceRefused: InstanceRefused("another model"),
+    Heartbeat: Heartbeat("no progress", 0.001, stalled=True, preempted=("r1",)),
+    RouterHeartbeat: RouterHeartbeat(),
     ClusterView: ClusterView("r", "serving", 1, 2, (InstanceView("d-0", "decode", "alive"),), {"replays": 1}),
 }
 

@@ -8,10 +8,10 @@ from baton.errors import ProtocolError
 from baton.protocol.codec import decode, encode
 from baton.protocol.step import (
     PREEMPTED_TOKEN_ID,
+    BatchRows,
     NewSequence,
     RowFailure,
     Rows,
-    Run,
     StepPlan,
     StepResult,
     read_rows,
@@ -28,7 +28,7 @@ def read(asked: list[str], answered: list[Values], failures: tuple[RowFailure, .
     """Slot i is asked for `asked[i]` and answers `answered[i]`, one value or several. Then come `late` rows of others."""
     runs = [slot for slot, what in enumerate(asked) if what != DROP]
     drops = [slot for slot, what in enumerate(asked) if what == DROP]
-    plan = StepPlan(1, 1, drops=tuple((slot, 1) for slot in drops), run=Run(tuple(runs), (1,) * len(runs)))
+    plan = StepPlan(1, 1, drops=tuple((slot, 1) for slot in drops), run=BatchRows(tuple(runs), (1,) * len(runs)))
     unfinished = tuple(slot for slot in runs if asked[slot] == MIDDLE)
     rows = [(slot, 1, value if isinstance(value := answered[slot], tuple) else (value,)) for slot in (*runs, *drops)]
     return read_rows(plan, unfinished, StepResult.of(1, 1, [*rows, *[(9, 1, (77,))] * late], failures))
@@ -108,7 +108,7 @@ def test_failed_row_has_no_token():
 
 @pytest.mark.parametrize("columns", [((1,), (1,), ()), ((1,), (), (1,)), ((), (1,), (1,)), ((1, 2), (1, 2), (1,))])
 def test_columns_of_unequal_length(columns):
-    for plan in (StepPlan(1, 1), StepPlan(1, 1, run=Run((1,), (1,)))):
+    for plan in (StepPlan(1, 1), StepPlan(1, 1, run=BatchRows((1,), (1,)))):
         with pytest.raises(ProtocolError, match="differ in length"):
             read_rows(plan, (), StepResult(1, 1, *columns, (5,) * sum(columns[2])))
 
@@ -118,11 +118,11 @@ def test_columns_of_unequal_length(columns):
 )
 def test_lengths_must_be_those_of_the_values(lengths, values):
     with pytest.raises(ProtocolError, match="lengths of the rows"):
-        read_rows(StepPlan(1, 1, run=Run((1,), (1,))), (), StepResult(1, 1, (1,), (1,), lengths, values))
+        read_rows(StepPlan(1, 1, run=BatchRows((1,), (1,))), (), StepResult(1, 1, (1,), (1,), lengths, values))
 
 
 def test_a_negative_length_is_not_made_up_for_by_another():
-    plan = StepPlan(1, 1, run=Run((1, 2), (1, 1)))
+    plan = StepPlan(1, 1, run=BatchRows((1, 2), (1, 1)))
     with pytest.raises(ProtocolError, match="lengths of the rows"):
         read_rows(plan, (), StepResult(1, 1, (1, 2), (1, 1), (3, -1), (5, 5)))
 
@@ -137,20 +137,20 @@ def test_rows_of_any_lengths_survive_the_wire(values):
 
 @pytest.mark.parametrize("slots", [(), (1,), (2, 1), (1, 1), (1, 3), (3, 1, 2)])
 def test_rows_must_be_those_of_the_plan(slots):
-    plan = StepPlan(1, 1, run=Run((1, 2), (1, 1)))
+    plan = StepPlan(1, 1, run=BatchRows((1, 2), (1, 1)))
     with pytest.raises(ProtocolError):
         read_rows(plan, (), StepResult.of(1, 1, [(slot, 1, (5,)) for slot in slots]))
 
 
 def test_plan_says_what_it_asks_for():
-    plan = StepPlan(1, 1, drops=((5, 2), (6, 3)), run=Run((1, 2), (4, 1)))
+    plan = StepPlan(1, 1, drops=((5, 2), (6, 3)), run=BatchRows((1, 2), (4, 1)))
     assert plan.rows == (1, 2, 5, 6)
     assert plan.tokens == 5
     assert StepPlan(2, 1).rows == ()
     assert StepPlan(2, 1).tokens == 0
 
 
-@pytest.mark.parametrize("message", [StepPlan(1, 1), StepResult(1, 1), Run()])
+@pytest.mark.parametrize("message", [StepPlan(1, 1), StepResult(1, 1), BatchRows()])
 def test_what_crosses_the_boundary_is_frozen(message):
     with pytest.raises(AttributeError):
         setattr(message, message.__struct_fields__[0], 7)

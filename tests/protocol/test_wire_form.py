@@ -12,18 +12,18 @@ pytest.importorskip("xxhash", reason="the messages of the cache's sessions need 
 
 from baton.protocol.codec import FROM_INSTANCE, FROM_PEER, FROM_READER, FROM_ROUTER, MESSAGES, decode, encode
 from baton.protocol.control import InstanceReady
-from baton.protocol.node import Build, NodeHello, RouterHello
+from baton.protocol.instance import Build, InstanceHello, RouterHello
 from baton.protocol.output import Begun, Emit, Ended
 from baton.protocol.pool import PoolReady, ReadPool
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
+from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
 from baton.protocol.versions import VERSIONS
 
 FORM_8 = {
     "AbortRequest": "request index reason",
     "Adopted": "request attempt tokens",
-    "AskRelease": "request attempt",
-    "Beat": "fault token_seconds blocks_available slots_free waiting_tokens decoding stalled preempted",
+    "Release": "request attempt",
+    "Heartbeat": "fault token_seconds blocks_available slots_free waiting_tokens decoding stalled preempted",
     "Begun": "request attempt index cached_tokens host_tokens storage_tokens",
     "BlocksFollow": "nbytes digest",
     "ClearCache": "number device host",
@@ -31,16 +31,17 @@ FORM_8 = {
     "Emit": "tokens ended logprobs begun",
     "Ended": "request index reason prompt_tokens cached_tokens output_tokens preemptions error detail attempt host_tokens "
     "storage_tokens",
-    "Expect": "request lease_seconds",
-    "Expecting": "request attempt cached_tokens",
+    "Reserve": "request lease_seconds",
+    "Reserved": "request attempt cached_tokens",
     "Forget": "request attempt",
     "GenerateBatch": "first others",
     "InstanceReady": "blocks block_size slots vocab_size context_tokens model_context_tokens sampling_defaults identity plan "
     "identity_parts",
     "ModeReport": "mode",
     "ModelChanged": "model identity identity_parts",
-    "NodeHello": "name incarnation role ready layout peers health_url pid adopt_seconds_max model refused capabilities build",
-    "NodeRefused": "reason",
+    "InstanceHello": "name incarnation role ready layout peers health_url pid adopt_seconds_max model refused "
+    "capabilities build",
+    "InstanceRefused": "reason",
     "Offer": "request attempt pool place blocks tokens last cached_tokens host_tokens storage_tokens",
     "OrderAnswer": "number outcome detail",
     "PauseInstance": "number drain_seconds_max",
@@ -56,7 +57,7 @@ FORM_8 = {
     "Released": "request attempt kept",
     "ResumeInstance": "number",
     "RepetitionStop": "pattern_max pattern_min count_min tokens_min",
-    "RouterBeat": "",
+    "RouterHeartbeat": "",
     "RouterHello": "router beat_seconds lapse_seconds capabilities build",
     "RowLogprobs": "slot incarnation sampled prompt_from prompt embedding",
     "SleepInstance": "number",
@@ -126,8 +127,8 @@ READY = InstanceReady(64, 16, 8, 300, 512, 512, identity=b"weights")
 @pytest.mark.parametrize(
     ("message", "fields"),
     [
-        (NodeHello("a", 1, "mixed", READY, b"layout"), 5),
-        (NodeHello("a", 1, "mixed", READY, b"layout", model="/m", refused=True), 11),
+        (InstanceHello("a", 1, "mixed", READY, b"layout"), 5),
+        (InstanceHello("a", 1, "mixed", READY, b"layout", model="/m", refused=True), 11),
         (RouterHello("r", 0.25, 2.0), 3),
         (READY, 8),
         (ReadPool(7, b"f"), 2),
@@ -141,7 +142,7 @@ def test_a_message_of_an_older_build_is_read_with_defaults_for_what_it_lacks(mes
 
 
 def test_fields_of_a_newer_build_are_ignored():
-    hello = NodeHello("a", 1, "mixed", READY, b"layout")
+    hello = InstanceHello("a", 1, "mixed", READY, b"layout")
     body = msgspec.msgpack.encode([*msgspec.msgpack.decode(msgspec.msgpack.encode(hello)), "new", 5])
     assert decode(encode(hello)[:4] + len(body).to_bytes(4, "big") + body) == hello
     asked = GenerateRequest(id="a", prompt=(1, 2))
@@ -151,13 +152,15 @@ def test_fields_of_a_newer_build_are_ignored():
 
 
 PLACES = [
-    NodeHello("a", 1, "mixed", READY, b"layout", ("unix:/a", "unix:/b"), capabilities=("x",), build=Build("1", "c0ffee", 2.5)),
+    InstanceHello(
+        "a", 1, "mixed", READY, b"layout", ("unix:/a", "unix:/b"), capabilities=("x",), build=Build("1", "c0ffee", 2.5)
+    ),
     RouterHello("r", 0.25, 2.0, ("x",), Build("1", "c0ffee", 2.5)),
     InstanceReady(64, 16, 8, 300, 512, identity_parts={"weights": "12ab", "kernels": "avx2 1"}),
     ReadPool(7, b"f", ("x",)),
     PoolReady(b"f", 7, 64, None, ("x",)),
     GenerateRequest(id="a", prompt=(1, 2), extras=((1, b"digest"),), traceparent=f"00-{'a' * 32}-{'b' * 16}-01"),
-    StepPlan(1, 1, new=(NewSequence(0, 1, (5,), 1, 0, (3,), 0, 0, adapter=4),), run=Run((0, 1), (3, 1), ((7, 8), ()))),
+    StepPlan(1, 1, new=(NewSequence(0, 1, (5,), 1, 0, (3,), 0, 0, adapter=4),), run=BatchRows((0, 1), (3, 1), ((7, 8), ()))),
     StepResult(1, 1, (0, 1), (1, 1), (3, 1), (7, 8, 9, 5)),
     Emit([("a", 1, 0, 0, 7), ("a", 1, 0, 1, [8, 9])], []),
     Emit([("a", 1, 0, 0, [7, 8, 9])], [], begun=[Begun("a", 1, 0, 32, 16, 8)]),

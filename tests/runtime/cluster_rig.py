@@ -11,7 +11,7 @@ from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.router import Router
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, OrderAnswer, WakeInstance
-from baton.protocol.node import Beat, NodeHello, NodeRefused, Role, RouterBeat, RouterHello
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, Role, RouterHeartbeat, RouterHello
 from baton.runtime.router.router_client import RouterClient
 from baton.runtime.wire.channel import Channel
 
@@ -24,8 +24,8 @@ class FakeInstance:
 
     def __init__(self, channel: Channel, name: str, role: Role, ready: InstanceReady) -> None:
         self.channel = channel
-        self.hello = NodeHello(name, 1, role, ready, b"layout", (f"/peer/{name}",), model=f"/old/{name}")
-        self.beat = Beat("", 0.05, ready.blocks, ready.slots)
+        self.hello = InstanceHello(name, 1, role, ready, b"layout", (f"/peer/{name}",), model=f"/old/{name}")
+        self.beat = Heartbeat("", 0.05, ready.blocks, ready.slots)
         self.serving: asyncio.Task[None] | None = None
         self._beats: asyncio.Task[None] | None = None
 
@@ -47,7 +47,7 @@ class FakeInstance:
     async def heard(self, kind: type[MessageT]) -> MessageT:
         """The next message that is no beat, which must be of this kind."""
         async with asyncio.timeout(10):
-            while type(message := await self.channel.receive()) is RouterBeat:
+            while type(message := await self.channel.receive()) is RouterHeartbeat:
                 pass
         assert type(message) is kind, message
         return message
@@ -105,9 +105,9 @@ class Cluster:
                 await asyncio.sleep(0)
         return instance
 
-    async def refused(self, instance: FakeInstance) -> NodeRefused:
+    async def refused(self, instance: FakeInstance) -> InstanceRefused:
         instance.send(instance.hello)
-        return await instance.heard(NodeRefused)
+        return await instance.heard(InstanceRefused)
 
     async def __aexit__(self, *_: object) -> None:
         self.machine.check()

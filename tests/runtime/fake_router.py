@@ -16,7 +16,7 @@ from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, OrderAnswer, Pong, RefusedRequest
 from baton.protocol.ids import RequestId
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.runtime.wire.link import Link
@@ -29,7 +29,7 @@ class Visit:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        self.hello: NodeHello | None = None
+        self.hello: InstanceHello | None = None
         self.messages: list[Message] = []
         self.tokens: dict[str, list[int]] = {}
         self.positions: dict[str, list[int]] = {}
@@ -40,7 +40,7 @@ class Visit:
     def take(self, message: Message) -> None:
         self.messages.append(message)
         match message:
-            case NodeHello():
+            case InstanceHello():
                 self.hello = message
             case RefusedRequest(request, refused):
                 self.refused[request] = refused.reason
@@ -60,8 +60,8 @@ class Visit:
         return [message for message in self.messages if type(message) is kind]
 
     @property
-    def beats(self) -> list[Beat]:
-        return self.all(Beat)
+    def beats(self) -> list[Heartbeat]:
+        return self.all(Heartbeat)
 
     @property
     def stats(self) -> InstanceStats:
@@ -118,9 +118,9 @@ class FakeRouter:
 
         def take(message: Message) -> None:
             visit.take(message)
-            if type(message) is NodeHello and self.greets:
+            if type(message) is InstanceHello and self.greets:
                 hello = RouterHello(self._name, self.beat_seconds, self._lapse_seconds)
-                link.send(NodeRefused(self.refusal) if self.refusal else hello)
+                link.send(InstanceRefused(self.refusal) if self.refusal else hello)
 
         with contextlib.suppress(LinkFailed):
             await link.listen(take)
@@ -130,7 +130,7 @@ class FakeRouter:
         while True:
             for visit in self.visits:
                 if self.beats and not visit.over:
-                    visit.link.send(RouterBeat())
+                    visit.link.send(RouterHeartbeat())
             await asyncio.sleep(0.1)
 
     @property

@@ -44,7 +44,7 @@ class Rig:
         assert self.machine.deadline is not None
         assert self.machine.deadline <= self.loop.time()
         self.due.append(self.machine.deadline)
-        self.driver.tell(None)
+        self.driver.dispatch(None)
 
     async def until_due(self, count: int = 1) -> None:
         while len(self.due) < count:
@@ -54,8 +54,8 @@ class Rig:
 def test_effects_go_to_the_port_of_their_type_in_order():
     async def main() -> None:
         rig = Rig()
-        rig.driver.tell(100.0)
-        rig.driver.tell(None)
+        rig.driver.dispatch(100.0)
+        rig.driver.dispatch(None)
         assert rig.effects == [100.0, "100.0", None, "None"]
         rig.driver.close()
 
@@ -65,7 +65,7 @@ def test_effects_go_to_the_port_of_their_type_in_order():
 def test_a_deadline_that_comes_is_told_once():
     async def main() -> None:
         rig = Rig()
-        rig.driver.tell(0.01)
+        rig.driver.dispatch(0.01)
         await rig.until_due()
         await asyncio.sleep(0.03)
         assert len(rig.due) == 1
@@ -76,11 +76,11 @@ def test_a_deadline_that_comes_is_told_once():
 def test_an_earlier_deadline_takes_the_timer_and_a_later_one_is_found_when_it_fires():
     async def main() -> None:
         rig = Rig()
-        rig.driver.tell(100.0)
-        rig.driver.tell(0.01)  # earlier: armed anew
+        rig.driver.dispatch(100.0)
+        rig.driver.dispatch(0.01)  # earlier: armed anew
         await rig.until_due()
-        rig.driver.tell(0.01)
-        rig.driver.tell(0.05)  # later: the early timer finds nothing due, and is set again
+        rig.driver.dispatch(0.01)
+        rig.driver.dispatch(0.05)  # later: the early timer finds nothing due, and is set again
         wanted = rig.machine.deadline
         await rig.until_due(2)
         assert rig.due[1] == wanted
@@ -91,11 +91,11 @@ def test_an_earlier_deadline_takes_the_timer_and_a_later_one_is_found_when_it_fi
 def test_a_deadline_that_went_away_is_not_told_and_a_new_one_still_is():
     async def main() -> None:
         rig = Rig()
-        rig.driver.tell(0.01)
-        rig.driver.tell(None)
+        rig.driver.dispatch(0.01)
+        rig.driver.dispatch(None)
         await asyncio.sleep(0.05)
         assert rig.due == []
-        rig.driver.tell(0.01)
+        rig.driver.dispatch(0.01)
         await rig.until_due()
 
     finish(main())
@@ -104,7 +104,7 @@ def test_a_deadline_that_went_away_is_not_told_and_a_new_one_still_is():
 def test_a_closed_driver_stays_silent():
     async def main() -> None:
         rig = Rig()
-        rig.driver.tell(0.01)
+        rig.driver.dispatch(0.01)
         rig.driver.close()
         await asyncio.sleep(0.05)
         assert rig.due == []
@@ -116,7 +116,7 @@ def test_many_events_arm_one_timer():
     async def main() -> None:
         rig = Rig()
         for _ in range(1000):
-            rig.driver.tell(50.0)
+            rig.driver.dispatch(50.0)
         armed = [handle for handle in rig.loop._scheduled if not handle.cancelled()]
         assert len(armed) <= 2  # ours, and the one of this test's own time-out
         rig.driver.close()
@@ -133,11 +133,11 @@ def test_after_a_pause_of_the_process_the_news_go_before_the_deadline(pair):
 
         async def read() -> None:
             await channel.receive()
-            rig.driver.tell(None)
+            rig.driver.dispatch(None)
 
         reading = asyncio.create_task(read())
         await asyncio.sleep(0)
-        rig.driver.tell(0.02)
+        rig.driver.dispatch(0.02)
         other = await Channel.open(pair[1])
         other.send(Ping(1))
         time.sleep(0.1)  # everything stands still

@@ -12,9 +12,9 @@ from baton.sim.cluster.wires import HANGUP, Wires
 from baton.sim.cluster.world import ClusterWorld
 from baton.sim.run import run
 from baton.sim.scenario import Client, Cluster, ClusterFault, NodeSpec, Scenario
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
-from baton.sim.trip import Trip
 
 SEEDS = 40
 
@@ -52,7 +52,7 @@ def test_on_a_quiet_network_every_prompt_is_handed_over():
     assert world.watch.handoffs >= 3
     assert world.watch.sometimes["a chunk was offered"] >= 3
     assert "a replay" not in world.watch.sometimes
-    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
 
 
 @pytest.mark.parametrize("stage", ["H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"])
@@ -60,13 +60,13 @@ def test_on_a_quiet_network_every_prompt_is_handed_over():
 def test_whoever_dies_at_whatever_stage_nobody_notices(stage: str, party: str):
     world = played(pair(ClusterFault("kill", stage=stage, party=party, seconds=0.2), requests=2))  # type: ignore[arg-type]
     assert f"{party} struck at {stage}" in world.watch.sometimes
-    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
 
 
 def test_a_partition_is_found_by_both_sides_and_nobody_notices():
     world = played(pair(ClusterFault("stall", stage="H8", party="decode", seconds=4.0), requests=2))
     assert {"a router lapsed", "an instance lapsed"} <= set(world.watch.sometimes)
-    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
@@ -99,7 +99,7 @@ def test_nodes_give_up_copying_before_their_router_does():
     for client in slow.clients:
         client.at = 0.0
     world = played(slow)
-    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
 
 
 class Ear:
@@ -153,7 +153,7 @@ def test_one_way_stalls_hold_up_one_way():
 def test_a_frozen_worker_gives_its_requests_up_and_goes_on_when_things_are_healed():
     world = played(pair(ClusterFault("worker_freeze", stage="H8", party="decode", seconds=300.0), requests=2))
     assert "a worker stood still for long, and its requests were moved" in world.watch.sometimes
-    assert all(trip.ended == ["length"] for trip in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
 
 
 def test_an_answer_that_has_begun_ends_where_other_weights_are_served():
@@ -171,7 +171,7 @@ def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
     world = played(pair(ClusterFault("stray", at=0.1, target=1, seconds=9.0, alias=alias)))
     assert any(what.startswith("one that does not fit was refused") for what in world.watch.sometimes)
     assert not world.watch.disturbances
-    assert all((trip.weights, trip.ended) == (0, ["length"]) for trip in world.watch.all_trips)
+    assert all((client_request.weights, client_request.ended) == (0, ["length"]) for client_request in world.watch.all_trips)
 
 
 def test_a_fault_at_a_stage_spares_a_stray():
@@ -184,11 +184,11 @@ def test_a_fault_at_a_stage_spares_a_stray():
 
 def test_weights_change_every_token_and_every_block():
     (client,) = pair(requests=1).clients
-    trip = Trip(client, weights_known=(0, 1))
-    first, second = (trip.oracles_of(weights)[0] for weights in (0, 1))
+    client_request = SimulatedRequest(client, weights_known=(0, 1))
+    first, second = (client_request.oracles_of(weights)[0] for weights in (0, 1))
     assert first.complete() != second.complete()
     assert all(first.tag(place) != second.tag(place) for place in range(len(client.prompt)))
-    contents = KeyContents(4, [trip])
+    contents = KeyContents(4, [client_request])
     chains = [contents.chain("", client.prompt, weights) for weights in (0, 1)]
     assert not set(chains[0]) & set(chains[1])
     assert all(contents.of(key) == content for chain in chains for key, content in chain.items())

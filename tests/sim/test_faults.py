@@ -28,7 +28,7 @@ def run(made: Scenario) -> PlainWorld:
 
 
 def ends(world: PlainWorld) -> list[str]:
-    return [str(end) for trip in world.watch.all_trips for end in trip.ended]
+    return [str(end) for client_request in world.watch.all_trips for end in client_request.ended]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_id_that_is_used_again_is_another_request():
     made = scenario()
     made.clients[0].again_at = 5.0
     world = run(made)
-    first, second = (trip for trip in world.watch.all_trips if trip.client.id == "r0")
+    first, second = (client_request for client_request in world.watch.all_trips if client_request.client.id == "r0")
     assert (first.name, second.name) == ("r0", "r0'")
     assert first.delivered != second.delivered
     assert set(ends(world)) == {"length"}

@@ -131,12 +131,14 @@ def test_slices_of_a_track_follow_each_other(seed: int):
 def test_every_submitted_sequence_has_a_track_with_all_its_tokens_and_one_end(seed: int):
     run, _, _, trace = traced(generate(seed))
     named = tracks(trace)
-    for trip in run.watch.all_trips:
-        for index in range(trip.client.n):
-            track = named[f"{trip.name}.{index}"]
+    for client_request in run.watch.all_trips:
+        for index in range(client_request.client.n):
+            track = named[f"{client_request.name}.{index}"]
             marks = [e["name"] for e in trace["traceEvents"] if e["ph"] == "i" and (e["pid"], e.get("tid")) == track]
-            assert [mark for mark in marks if mark.startswith("token")] == [f"token {t}" for t in trip.delivered[index]]
-            end = f"refused: {trip.refused}" if trip.refused else f"ends: {trip.ended[index]}"
+            assert [mark for mark in marks if mark.startswith("token")] == [
+                f"token {t}" for t in client_request.delivered[index]
+            ]
+            end = f"refused: {client_request.refused}" if client_request.refused else f"ends: {client_request.ended[index]}"
             assert [mark for mark in marks if not mark.startswith("token")] == [end]
 
 

@@ -98,7 +98,7 @@ def one_step(sequences: list[list[int]], block_size: int = 4) -> FlatBatch:
 
 
 class Rig(StepRig):
-    tell = StepRig.dispatch
+    dispatch = StepRig.dispatch
     words = StepRig.token_logprobs
 
 

@@ -91,9 +91,9 @@ def test_random_preemptions_evictions_and_aborts(model, sampling, seed):
             name = names[5 + step // 3]
             rig.submit(name, requests[name], **sampling)
         if rng.random() < 0.3:
-            rig.tell(rng.choice([PreemptSome(1), PreemptSome(3), EvictSome(4)]))
+            rig.dispatch(rng.choice([PreemptSome(1), PreemptSome(3), EvictSome(4)]))
         if step > 6 and rng.random() < 0.2:
-            rig.tell(Abort(RequestId(rng.choice(aborted))))
+            rig.dispatch(Abort(RequestId(rng.choice(aborted))))
 
     rig.run(disturb)
     assert len(rig.ended) == len(requests)

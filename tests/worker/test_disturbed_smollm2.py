@@ -75,7 +75,7 @@ def test_everything_at_once(model, prompts, alone, chunk):
         if step == 6:
             rig.kill_worker()
         elif step > 12 and rng.random() < 0.15:
-            rig.tell(rng.choice([PreemptSome(1), PreemptSome(2), EvictSome(2)]))
+            rig.dispatch(rng.choice([PreemptSome(1), PreemptSome(2), EvictSome(2)]))
 
     rig.run(disturb)
     assert {name: rig.words(name) for name in prompts} == alone

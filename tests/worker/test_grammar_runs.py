@@ -130,7 +130,7 @@ def test_preempted_sequences_get_the_same_tokens(model, sampling):
     rig = Rig(model, slots=3, blocks=30, chunk=5)
     for name, (kind, prompt) in asked.items():
         submit(rig, name, kind, prompt, **sampling)
-    rig.run(lambda step: rig.tell(rng.choice([PreemptSome(1), PreemptSome(3), EvictSome(4)])) if step % 4 == 3 else None)
+    rig.run(lambda step: rig.dispatch(rng.choice([PreemptSome(1), PreemptSome(3), EvictSome(4)])) if step % 4 == 3 else None)
     assert rig.instance.stats.preemptions > 3
     assert dict(rig.tokens) == alone(model, asked, **sampling)
 
@@ -156,14 +156,14 @@ def test_a_replay_goes_on_where_its_client_is(model, sampling):
         request = GenerateRequest(
             id=RequestId("p"), prompt=(5, 9, 33), sampling=params, attempt=2, outputs=(tuple(whole[:told]),)
         )
-        rig.tell(Submit(request))
+        rig.dispatch(Submit(request))
         assert rig.run()["p", 0] == whole[told:]
 
 
 def test_n_sequences_have_a_state_each(model):
     rig = Rig(model, blocks=40)
     rig.submit("p", [7, 8, 9], n=5, **RANDOM, grammar=GRAMMARS["schema"])
-    tokens = rig.run(lambda step: rig.tell(PreemptSome(2)) if step == 6 else None)
+    tokens = rig.run(lambda step: rig.dispatch(PreemptSome(2)) if step == 6 else None)
     assert len({tuple(answer) for answer in tokens.values()}) > 1
     for index in range(5):
         if rig.ended["p", index].reason is FinishReason.STOP:

@@ -30,7 +30,7 @@ def masks():
 
 
 def seated(masks: GrammarMasks, text: str) -> GrammarState:
-    state = masks.seat(SamplingParams(grammar=Grammar("lark", text, ends=(END,))), ())
+    state = masks.assign_slot(SamplingParams(grammar=Grammar("lark", text, ends=(END,))), ())
     assert state is not None
     assert state.mask().any()
     return state
@@ -139,7 +139,7 @@ def test_a_grammar_that_is_compiled_after_it_was_given_up_changes_nothing(monkey
         return Vocabulary(TOKENS, [END], len(TOKENS))
 
     masks = GrammarMasks(slow_vocabulary)
-    state = masks.seat(SamplingParams(grammar=Grammar("lark", "start: /a+/\n", ends=(END,))), ())
+    state = masks.assign_slot(SamplingParams(grammar=Grammar("lark", "start: /a+/\n", ends=(END,))), ())
     assert state is not None
     late = state.pending
     assert late is not None

@@ -122,8 +122,8 @@ def test_chunks_a_tiny_pool_and_a_lost_worker_change_no_bit(quantization):
 
         def disturb(number: int, rig: Rig = rig) -> None:
             if number % 7 == 3 and number < 60:
-                rig.tell(PreemptSome(1))
-                rig.tell(EvictSome(2))
+                rig.dispatch(PreemptSome(1))
+                rig.dispatch(EvictSome(2))
             if number == 12:
                 rig.kill_worker()
 

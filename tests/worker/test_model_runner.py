@@ -21,7 +21,7 @@ from baton.models.reference import all_logits
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import FinishReason, SamplingParams
-from baton.protocol.step import PREEMPTED_TOKEN_ID, NewSequence, Run, StepPlan
+from baton.protocol.step import PREEMPTED_TOKEN_ID, BatchRows, NewSequence, StepPlan
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
@@ -60,7 +60,7 @@ def new(slot: int, tokens, *, incarnation: int = 1, blocks=(0, 1, 2), computed: 
 def plan(step: int, *, run=(), **parts) -> StepPlan:
     slots, counts = tuple(slot for slot, _ in run), tuple(count for _, count in run)
     parts.setdefault("sampling", (SamplingParams(),))
-    return StepPlan(StepNo(step), WorkerEpoch(1), run=Run(slots, counts), **parts)
+    return StepPlan(StepNo(step), WorkerEpoch(1), run=BatchRows(slots, counts), **parts)
 
 
 # Rows
@@ -106,16 +106,16 @@ CONTRADICTIONS = {
     "settings counted from the end": plan(2, new=(new(1, [1], sampling=-1),)),
     "growth of nobody": plan(2, grown=((Slot(1), BlockId(3)),)),
     "growth by no block": plan(2, grown=((Slot(0), BlockId(-1)),)),
-    "fold outside the table": plan(2, folded=((Slot(0), 3, BlockId(5)),)),
+    "fold outside the table": plan(2, deduplicated=((Slot(0), 3, BlockId(5)),)),
     "run of nobody": plan(2, run=[(1, 1)]),
     "run of no slot": plan(2, run=[(4, 1)]),
     "run twice": plan(2, run=[(0, 1), (0, 1)]),
     "run past the tokens": plan(2, run=[(0, 2)]),
     "run of nothing": plan(2, run=[(0, 0)]),
-    "columns of different length": StepPlan(StepNo(2), WorkerEpoch(1), run=Run((Slot(0),), ())),
+    "columns of different length": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), ())),
     "a plan was lost": plan(3, run=[(0, 1)]),
     "the same plan again": plan(1, run=[(0, 1)]),
-    "drafts, which nobody verifies": StepPlan(StepNo(2), WorkerEpoch(1), run=Run((Slot(0),), (1,), ((5,),))),
+    "drafts, which nobody verifies": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), (1,), ((5,),))),
     "an adapter, which nobody has": plan(2, new=(structs.replace(new(1, [1]), adapter=1),)),
 }
 

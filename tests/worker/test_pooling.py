@@ -91,7 +91,9 @@ def test_preemptions_and_evictions_change_no_bit(model, pooling, seed):
     rng = random.Random(seed)
     rig = Rig(model, chunk=3, blocks=20, slots=3)
     submit_all(rig, pooling)
-    rig.run(lambda step: rig.tell(rng.choice([PreemptSome(1), PreemptSome(2), EvictSome(4)])) if rng.random() < 0.3 else None)
+    rig.run(
+        lambda step: rig.dispatch(rng.choice([PreemptSome(1), PreemptSome(2), EvictSome(4)])) if rng.random() < 0.3 else None
+    )
     assert rig.instance.stats.preemptions > 0
     assert vectors(rig) == alone(model, pooling)
 

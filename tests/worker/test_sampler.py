@@ -36,7 +36,7 @@ def sample(logits: np.ndarray, rows: list[SampleRow]) -> Chosen:
     """As in a step where row i sits in slot i."""
     columns = SamplingColumns(len(rows))
     for slot, row in enumerate(rows):
-        columns.seat(slot, row.state)
+        columns.assign_slot(slot, row.state)
     positions = np.array([row.outputs.size for row in rows])
     return sample_drawn(logits, rows, columns.draws_at(np.arange(len(rows)), positions))
 

@@ -46,11 +46,11 @@ def test_a_token_that_is_not_known_yet_is_fed_back(executor, runner):
 
 def test_a_chunk_beside_a_token_that_is_fed_back(executor, runner):
     a, b = expected([7], 3), expected(list(range(9)), 2)
-    tickets = [runner.submit(plan(1, new=(new(1, [7], blocks=(9,)), new(0, range(9))), run=[(1, 1), (0, 4)]))]
-    tickets.append(runner.submit(plan(2, run=[(0, 5), (1, 1)])))
-    assert runner.collect(tickets[0]).values == (a[0],)
-    tickets.append(runner.submit(plan(3, run=[(1, 1), (0, 1)])))
-    assert [runner.collect(ticket).values for ticket in tickets[1:]] == [(b[0], a[1]), (a[2], b[1])]
+    in_flight_steps = [runner.submit(plan(1, new=(new(1, [7], blocks=(9,)), new(0, range(9))), run=[(1, 1), (0, 4)]))]
+    in_flight_steps.append(runner.submit(plan(2, run=[(0, 5), (1, 1)])))
+    assert runner.collect(in_flight_steps[0]).values == (a[0],)
+    in_flight_steps.append(runner.submit(plan(3, run=[(1, 1), (0, 1)])))
+    assert [runner.collect(in_flight).values for in_flight in in_flight_steps[1:]] == [(b[0], a[1]), (a[2], b[1])]
     assert [late.fed_back for late in executor.launched] == [[], [1], [1, 0]]
 
 
@@ -131,8 +131,8 @@ def test_tables_and_lengths_advance_without_values(runner):
     first = runner.submit(plan(1, new=(new(0, [1, 2, 3], blocks=(0,)),), run=[(0, 3)]))
     second = runner.submit(plan(2, run=[(0, 1)]))
     runner.collect(first)
-    third = runner.submit(plan(3, grown=((Slot(0), BlockId(5)),), folded=((Slot(0), 0, BlockId(7)),), run=[(0, 1)]))
-    values = [runner.collect(ticket).values[0] for ticket in (second, third)]
+    third = runner.submit(plan(3, grown=((Slot(0), BlockId(5)),), deduplicated=((Slot(0), 0, BlockId(7)),), run=[(0, 1)]))
+    values = [runner.collect(in_flight).values[0] for in_flight in (second, third)]
     assert values == expected([1, 2, 3], 3)[1:]
 
 
@@ -152,7 +152,7 @@ def test_changes_of_tables_are_told_once(runner):
     slots, places, blocks = (column.tolist() for column in runner.batch.take_table_changes())
     assert list(zip(slots, places, blocks, strict=True)) == [(2, 0, 4), (2, 1, 5), (0, 0, 9)]
     assert [column.size for column in runner.batch.take_table_changes()] == [0, 0, 0]
-    runner.execute(plan(2, grown=((Slot(2), BlockId(7)),), folded=((Slot(2), 1, BlockId(8)),), run=[(2, 1)]))
+    runner.execute(plan(2, grown=((Slot(2), BlockId(7)),), deduplicated=((Slot(2), 1, BlockId(8)),), run=[(2, 1)]))
     slots, places, blocks = (column.tolist() for column in runner.batch.take_table_changes())
     assert list(zip(slots, places, blocks, strict=True)) == [(2, 1, 8), (2, 2, 7)]
 

@@ -58,7 +58,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"], dialect=ANTHROPIC),
-    ApiRoute("/api/chat", GenerateRoute(ollama.ChatShape), methods=["POST"], dialect=OLLAMA),
+    ApiRoute("/api/chat", GenerateRoute(ollama.OllamaChatShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/generate", GenerateRoute(ollama.GenerateShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/embed", GenerateRoute(OllamaEmbedShape), methods=["POST"], dialect=OLLAMA),
     ApiRoute("/api/embeddings", GenerateRoute(OllamaEmbeddingsShape), methods=["POST"], dialect=OLLAMA),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeVar, overload
 
 from baton.api.errors import ApiError, bad
-from baton.api.limits import LOGIT_BIAS_MAX, RANGES, Limits, Range
+from baton.api.limits import LOGIT_BIAS_MAX, RANGES, FieldRange, Limits
 
 T = TypeVar("T")
 _KINDS: Final[dict[Any, str]] = {str: "a text", list: "a list", dict: "an object", bool: "true or false"}
@@ -147,7 +147,7 @@ class Fields:
         return tuple(left)
 
 
-def whole_number(value: Any, allowed: Range, place: str, param: str = "") -> int:
+def whole_number(value: Any, allowed: FieldRange, place: str, param: str = "") -> int:
     """`param`: the field that errors are about, where `place` is a part of one."""
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
         raise bad(f"{place} must be {allowed}, not {shown(value)}", param or place)

@@ -17,7 +17,7 @@ from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError
 from baton.api.generate.engine_client import EngineClient
 from baton.api.generate.live import LiveRequests
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.api.http.budget import ByteBudget
 from baton.api.http.idempotency import IdempotencyStore
 from baton.api.http.json_process import JsonProcess
@@ -146,6 +146,6 @@ def front_of(request: Request) -> Front:
     return front
 
 
-def caller_of(request: Request) -> Caller:
-    caller: Caller = request.state.caller
+def caller_of(request: Request) -> ApiCaller:
+    caller: ApiCaller = request.state.caller
     return caller

@@ -119,7 +119,7 @@ class Limits:
             raise InvalidConfig(f"limits: at most {STOPS_MAX} stop strings of {STOP_BYTES_MAX} bytes can be matched")
 
 
-class Range(NamedTuple):
+class FieldRange(NamedTuple):
     """What a number may be. Whole where both ends are ints."""
 
     low: float | int
@@ -140,7 +140,7 @@ class Range(NamedTuple):
         return f"{kind} {'above' if self.low_excluded else 'from'} {self.low} to {self.high}"
 
 
-def _sampling_ranges() -> dict[str, Range]:
+def _sampling_ranges() -> dict[str, FieldRange]:
     """Of the numbers in SamplingParams, by their types there."""
     info = inspect.type_info(SamplingParams)
     assert isinstance(info, inspect.StructType)
@@ -151,21 +151,21 @@ def _sampling_ranges() -> dict[str, Range]:
             if isinstance(kind, inspect.IntType | inspect.FloatType):
                 low = kind.gt if kind.ge is None else kind.ge
                 assert low is not None
-                found[field.name] = Range(low, INT32_MAX if kind.le is None else kind.le, low_excluded=kind.ge is None)
+                found[field.name] = FieldRange(low, INT32_MAX if kind.le is None else kind.le, low_excluded=kind.ge is None)
     return found
 
 
-RANGES: Final[dict[str, Range]] = {
+RANGES: Final[dict[str, FieldRange]] = {
     **_sampling_ranges(),
-    "top_p": Range(0.0, 1.0),  # 0: the likeliest token
-    "max_completion_tokens": Range(1, INT32_MAX),
-    "n": Range(1, 16),
-    "best_of": Range(1, 16),
-    "top_logprobs": Range(0, 20),
-    "truncate_prompt_tokens": Range(1, INT32_MAX),  # or -1: what fits
-    "priority": Range(-(2**31), INT32_MAX),
-    "timeout": Range(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
-    "drain_seconds": Range(0.0, 86400.0),
+    "top_p": FieldRange(0.0, 1.0),  # 0: the likeliest token
+    "max_completion_tokens": FieldRange(1, INT32_MAX),
+    "n": FieldRange(1, 16),
+    "best_of": FieldRange(1, 16),
+    "top_logprobs": FieldRange(0, 20),
+    "truncate_prompt_tokens": FieldRange(1, INT32_MAX),  # or -1: what fits
+    "priority": FieldRange(-(2**31), INT32_MAX),
+    "timeout": FieldRange(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
+    "drain_seconds": FieldRange(0.0, 86400.0),
 }
 
 LOGIT_BIAS_MAX: Final = 100.0

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.conversation import Conversation, talk
-from baton.cli.http_stream import Server
+from baton.cli.http_stream import ServerAddress
 from baton.cli.options import expanded
 from baton.cli.private_server import models_at, private_server
 from baton.cli.sampling_options import Sampling
@@ -56,9 +56,9 @@ def chat(
         talk(Conversation(server, name, sampling.given(), system))
 
 
-def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: str | None) -> tuple[Server, str]:
+def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: str | None) -> tuple[ServerAddress, str]:
     """Says what it does, on stderr."""
-    server = Server(url or DEFAULT_URL, api_key)
+    server = ServerAddress(url or DEFAULT_URL, api_key)
     names = models_at(server)
     if url is not None and isinstance(names, str):
         raise Failed(f"{names}; start one with `baton serve`, or leave out --url")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from baton.protocol.control import InstanceReady, LoadProgress
-    from baton.protocol.node import ClusterView, InstanceView
+    from baton.protocol.instance import ClusterView, InstanceView
 
 
 class LiveReporter(PlainReporter):

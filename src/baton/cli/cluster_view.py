@@ -12,7 +12,7 @@ from baton.runtime.up import UpReporter
 
 if TYPE_CHECKING:
     from baton.protocol.control import InstanceReady, LoadProgress
-    from baton.protocol.node import ClusterView
+    from baton.protocol.instance import ClusterView
 
 SUMMARY_SECONDS = 30.0
 """Lines: how often the numbers are told, where they have changed."""

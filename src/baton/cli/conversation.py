@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from baton.cli.http_stream import HttpError, Server, stream_events
+from baton.cli.http_stream import HttpError, ServerAddress, stream_events
 from baton.cli.say import Failed
 
 REASONING_NAMES = ("reasoning_content", "reasoning")
@@ -70,7 +70,7 @@ def _rated(tokens: int, times: list[float], since: float | None = None) -> str:
 class Conversation:
     """Everything said so far, and how to ask for more."""
 
-    server: Server
+    server: ServerAddress
     model: str
     options: dict[str, Any]
     system: str | None = None

@@ -34,7 +34,7 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where requests go."""
 
     url: str
@@ -46,11 +46,11 @@ class Server:
         return self.url.rstrip("/").removesuffix("/v1") + path
 
 
-async def get_text(server: Server, path: str) -> str:
+async def get_text(server: ServerAddress, path: str) -> str:
     return b"".join([chunk async for chunk in _exchange(server, "GET", path, None)]).decode("utf-8", "replace")
 
 
-async def get_json(server: Server, path: str) -> Any:
+async def get_json(server: ServerAddress, path: str) -> Any:
     body = await get_text(server, path)
     try:
         return json.loads(body) if body.strip() else None
@@ -58,7 +58,7 @@ async def get_json(server: Server, path: str) -> Any:
         raise HttpError(f"{server.at(path)}: the answer is not JSON, so this is no OpenAI-style server") from None
 
 
-async def stream_events(server: Server, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+async def stream_events(server: ServerAddress, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
     """The content of each `data:` line, [DONE] included."""
     rest = b""
     async with aclosing(_exchange(server, "POST", path, json.dumps(body).encode())) as chunks:
@@ -76,7 +76,7 @@ def _has_valid_port(url: SplitResult) -> bool:
         return False
 
 
-async def _exchange(server: Server, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes, None]:
+async def _exchange(server: ServerAddress, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes, None]:
     """The body of a 200 answer, in the pieces in which it comes."""
     url = urlsplit(server.at(path))
     if url.scheme not in ("http", "https") or not url.hostname or not _has_valid_port(url):
@@ -107,7 +107,7 @@ async def _exchange(server: Server, method: str, path: str, body: bytes | None) 
         writer.close()
 
 
-def _head(server: Server, method: str, host: str, path: str, body: bytes | None) -> bytes:
+def _head(server: ServerAddress, method: str, host: str, path: str, body: bytes | None) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", "Accept: */*"]
     if server.api_key:
         lines.append(f"Authorization: Bearer {server.api_key}")

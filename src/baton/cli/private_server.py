@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from time import sleep
 from typing import IO, Any
 
-from baton.cli.http_stream import HttpError, Server, get_json
+from baton.cli.http_stream import HttpError, ServerAddress, get_json
 from baton.cli.progress import stages
 from baton.cli.say import Failed, resolve_model, served_name, stderr_lines
 from baton.models.names import DEFAULT_MODEL
@@ -30,7 +30,7 @@ STOP_SECONDS = 20.0
 
 
 @contextmanager
-def private_server(model: str | None, *, command: str = "chat", **settings: Any) -> Iterator[tuple[Server, str]]:
+def private_server(model: str | None, *, command: str = "chat", **settings: Any) -> Iterator[tuple[ServerAddress, str]]:
     """Ends when we do, however we end: the server watches a pipe whose other end only we hold.
 
     Its settings are in an inherited file without a name: a process list shows arguments to everybody, and a file with
@@ -46,7 +46,7 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
     config |= {"host": "127.0.0.1", "port": port, "api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
     with tempfile.TemporaryFile() as said:
         process = _start(config, said)
-        server = Server(f"http://127.0.0.1:{port}", key)
+        server = ServerAddress(f"http://127.0.0.1:{port}", key)
         try:
             with stages(stderr_lines(command)) as shown:
                 shown.announce(f"loading {name}", at_once=False)
@@ -56,7 +56,7 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
             _end(process)
 
 
-def models_at(server: Server) -> list[str] | str:
+def models_at(server: ServerAddress) -> list[str] | str:
     """What is served there, or why nothing is."""
 
     async def ask() -> list[str]:
@@ -93,7 +93,7 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _wait_ready(
-    server: Server, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None], stage: str
+    server: ServerAddress, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None], stage: str
 ) -> None:
     """What the server says that it does (compiling, say) is announced here. `stage`: what it does at first."""
     read = 0

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from baton.cli.http_stream import HttpError, Server, get_json, get_text
+from baton.cli.http_stream import HttpError, ServerAddress, get_json, get_text
 from baton.cli.say import Failed, complaints, console, print_json
 
 HELP = """Show what a running server serves: model, instances, requests, KV cache, uptime.
@@ -52,14 +52,14 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     with complaints("ps"):
-        found = look(Server(url, api_key))
+        found = look(ServerAddress(url, api_key))
         if as_json:
             print_json(asdict(found))
         else:
             _print(found)
 
 
-def look(server: Server) -> Serving:
+def look(server: ServerAddress) -> Serving:
     """Raises Failed where nothing answers."""
 
     async def ask() -> Serving:
@@ -78,7 +78,7 @@ def look(server: Server) -> Serving:
         raise Failed(f"{server.url} is no Baton server: give --url") from None
 
 
-async def _look(server: Server) -> Serving:
+async def _look(server: ServerAddress) -> Serving:
     entries = (await get_json(server, "/v1/models"))["data"]
     names = [str(entry["id"]) for entry in entries]
     created = [float(entry["created"]) for entry in entries if entry.get("created")]
@@ -90,7 +90,7 @@ async def _look(server: Server) -> Serving:
     return Serving(names, server.url, uptime, **numbers)
 
 
-async def _of_cluster(server: Server) -> dict[str, Any]:
+async def _of_cluster(server: ServerAddress) -> dict[str, Any]:
     """Empty: it is no router."""
     try:
         view = await get_json(server, "/v1/cluster")

@@ -17,7 +17,7 @@ from baton.cli.say import Failed, bar, complaints, print_json, resolve_model, se
 from baton.config import Device, Quantization
 
 if TYPE_CHECKING:
-    from baton.llm import LLM, Answer
+    from baton.llm import LLM, SequenceAnswer
 
 HELP = """Answer prompts, without a server. stdout is the text and nothing else.
 
@@ -134,7 +134,9 @@ def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
     return [*before, {"role": "user", "content": prompt}]
 
 
-def _generate(llm: LLM, prompts: list[str], sampling: Sampling, n: int, *, raw: bool, system: str | None) -> list[Answer]:
+def _generate(
+    llm: LLM, prompts: list[str], sampling: Sampling, n: int, *, raw: bool, system: str | None
+) -> list[SequenceAnswer]:
     from baton.llm import SamplingParams
 
     params = SamplingParams(**sampling.given())
@@ -159,7 +161,7 @@ def _stream(llm: LLM, prompt: str, sampling: Sampling, *, raw: bool, system: str
     return tokens
 
 
-def _print(prompts: list[str], answers: list[Answer], *, as_json: bool) -> None:
+def _print(prompts: list[str], answers: list[SequenceAnswer], *, as_json: bool) -> None:
     if as_json:
         print_json([
             {

@@ -120,10 +120,10 @@ class Given:
         say = _silent if quiet else _say
         for line in environment_lines(os.environ):
             say(line)
-        self._from_flags = Source("", settings, say).values(flags)
+        self._from_flags = SettingSource("", settings, say).values(flags)
         self._from_file: dict[str, Any] = {}
         if self._file is not None:
-            self._from_file = Source(str(self._file), settings, say).values(read_yaml(self._file))
+            self._from_file = SettingSource(str(self._file), settings, say).values(read_yaml(self._file))
 
     def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
         """The settings of that class."""
@@ -144,7 +144,7 @@ def _silent(line: str) -> None:
     pass
 
 
-class Source:
+class SettingSource:
     """The command line, or a file: names and values that somebody gave there."""
 
     def __init__(self, file: str, settings: Sequence[Setting], say: Callable[[str], None]) -> None:

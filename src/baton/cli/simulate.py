@@ -53,7 +53,7 @@ class WrongUsage(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class SeedRange:
     """What the command line asks for."""
 
     seeds: str | None
@@ -92,14 +92,14 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="On a violation: write the smallest scenario that shows it.")
     ] = None,
 ) -> None:
-    order = Order(
+    order = SeedRange(
         seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
         as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink, cluster=cluster,
     )  # fmt: skip
     raise typer.Exit(_obey(order))
 
 
-def _obey(order: Order) -> int:
+def _obey(order: SeedRange) -> int:
     try:
         _check(order)
         if order.mutants:
@@ -116,11 +116,11 @@ def _obey(order: Order) -> int:
 # What was asked
 
 
-def _is_many(order: Order) -> bool:
+def _is_many(order: SeedRange) -> bool:
     return order.seed is None and order.scenario is None
 
 
-def _check(order: Order) -> None:
+def _check(order: SeedRange) -> None:
     """Everything that can be wrong without running anything."""
     given = [name for name, value in (("--seed", order.seed), ("--seeds", order.seeds), ("--scenario", order.scenario))
              if value is not None]  # fmt: skip
@@ -184,7 +184,7 @@ def read_scenario(path: Path) -> Scenario:
 # Many seeds
 
 
-def _campaign(order: Order) -> int:
+def _campaign(order: SeedRange) -> int:
     from baton.sim.campaign import cores, run_campaign
 
     seeds = read_range(order.seeds or SEEDS)
@@ -206,7 +206,7 @@ def _campaign(order: Order) -> int:
 # One run
 
 
-def _one_run(order: Order) -> int:
+def _one_run(order: SeedRange) -> int:
     from baton.sim.campaign import part_of, violations_of
     from baton.sim.run import run
 
@@ -230,7 +230,7 @@ def _one_run(order: Order) -> int:
     return 0 if outcome.invariant is None else FOUND
 
 
-def _scenario(order: Order) -> Scenario:
+def _scenario(order: SeedRange) -> Scenario:
     from baton.sim.run import make
 
     if order.scenario is not None:
@@ -239,7 +239,7 @@ def _scenario(order: Order) -> Scenario:
     return make(order.seed, cluster=order.cluster)
 
 
-def _tracers(order: Order, *, cluster: bool) -> tuple[Tracer | None, PerfettoTrace | None]:
+def _tracers(order: SeedRange, *, cluster: bool) -> tuple[Tracer | None, PerfettoTrace | None]:
     """What the run is to be watched by, and the part of it that is to be saved afterwards."""
     from baton.sim.trace import ColumnTrace, LineTrace, PerfettoTrace, Tee
 
@@ -254,7 +254,7 @@ def _tracers(order: Order, *, cluster: bool) -> tuple[Tracer | None, PerfettoTra
 # Shrinking
 
 
-def _shrink_seeds(order: Order, violations: Sequence[Violation]) -> None:
+def _shrink_seeds(order: SeedRange, violations: Sequence[Violation]) -> None:
     """The first seed of each invariant: a thousand seeds that found one bug are one bug."""
     from baton.sim.run import make
 
@@ -262,7 +262,7 @@ def _shrink_seeds(order: Order, violations: Sequence[Violation]) -> None:
         _shrink(order, make(violation.seed, cluster=order.cluster), [violation])
 
 
-def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -> None:
+def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation]) -> None:
     """Each violation as a small scenario file. Nothing to do if it was not asked for, or all is well."""
     if order.shrink is None or not violations:
         return
@@ -282,7 +282,7 @@ def _shrink(order: Order, scenario: Scenario, violations: Sequence[Violation]) -
 # Mutants
 
 
-def _mutants(order: Order) -> int:
+def _mutants(order: SeedRange) -> int:
     """Every mutant must be found by some seed; one that survives is a hole in the rehearsal."""
     from baton.sim.campaign import cores
     from baton.sim.mutants import SEEDS, NoMutants, mutants, run_mutants

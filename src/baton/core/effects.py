@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from baton.core.events import LossCause
 from baton.protocol.control import OrderAnswer
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.moves import BlockMove, StorageQuery
 from baton.protocol.output import Emit
@@ -40,7 +40,7 @@ class RestartWorker(Struct, frozen=True):
     delay_seconds: float = 0.0
 
 
-class TellCache(Struct, frozen=True):
+class SendToCache(Struct, frozen=True):
     """Hand this to the cache service, in this order. If there is none, nothing happens: CacheLost has been or will be told."""
 
     message: BlockMove | StorageQuery
@@ -70,9 +70,18 @@ class ModeChanged(Struct, frozen=True):
     mode: Mode
 
 
-HandoffEffect = Expecting | Offer | AskRelease | Released | Adopted
+HandoffEffect = Reserved | Offer | Release | Released | Adopted
 """For the router, in this order and after what clients are told by the same event (protocol/handoff.py)."""
 
 Effect = (
-    RunStep | Emit | Refuse | RestartWorker | TellCache | RestartCache | ModeChanged | OrderAnswer | StopWorker | HandoffEffect
+    RunStep
+    | Emit
+    | Refuse
+    | RestartWorker
+    | SendToCache
+    | RestartCache
+    | ModeChanged
+    | OrderAnswer
+    | StopWorker
+    | HandoffEffect
 )

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from baton.protocol.handoff import AskRelease, Expect, Forget, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
 from baton.protocol.ids import PoolIncarnation, RequestId, WorkerEpoch
 from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.protocol.request import FinishReason, GenerateRequest
@@ -147,7 +147,7 @@ class Tick(Struct, frozen=True):
     """Time has passed: look at the deadlines."""
 
 
-HandoffEvent = Expect | Prefill | PeerOffer | AskRelease | Released | Forget
+HandoffEvent = Reserve | Prefill | PeerOffer | Release | Released | Forget
 """What a router says about a hand-off (protocol/handoff.py)."""
 
 Event = (

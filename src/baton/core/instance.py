@@ -3,7 +3,8 @@
 A request's way:  Submit -> line -> admitted into a plan -> RunStep -> StepDone -> Emit ... Ended
                   (waiting.py)      (scheduler.py)                    (absorb.py)
 
-Plans and results are pipeline.py's. A worker that is lost takes its plans with it: every sequence goes back in line with the
+Plans and results are pipeline.py's. A worker that is lost takes its plans with it: every sequence goes back in the queue with
+the
 tokens it has, and the next worker computes the rest again.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, get_args
 
 from baton.config import InstanceConfig
-from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.effects import Effect, Mode, Refuse, RestartCache, RestartWorker, RunStep, SendToCache
 from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
 from baton.core.engine.loading import Loader
@@ -26,7 +27,7 @@ from baton.core.engine.scheduler import Scheduler
 from baton.core.engine.service_mode import ServiceMode
 from baton.core.engine.sleeping import Sleeping
 from baton.core.engine.stats import Stats
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import (
     Abort,
@@ -96,7 +97,7 @@ class Instance:
         self.worker = WorkerWatch(config.scheduler)
         self._steps = StepPipeline(config.scheduler, self.board, scheduler, self._pace, self.worker)
         self.in_flight = self._steps.in_flight
-        self.view = InstanceView(self.board, self.in_flight)
+        self.view = SchedulerView(self.board, self.in_flight)
         self._service = ServiceMode()
         self._sleeping = Sleeping(config.scheduler, self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
@@ -290,7 +291,7 @@ class Instance:
             self.worker.progressed(self._now)
 
     def _lose_worker(self, cause: LossCause, reason: str) -> None:
-        """Everything on the worker goes back in line, with the tokens it has; plans in flight are void."""
+        """Everything on the worker goes back in the queue, with the tokens it has; plans in flight are void."""
         self.stats.worker_losses += 1
         oldest = self.in_flight[0].plan if self.in_flight else None
         evidence = cause != "killed" or self.worker.killed(self._now)
@@ -321,7 +322,7 @@ class Instance:
             tiers.open_fences(self.in_flight[0].plan.step if self.in_flight else None, self._now)
         tiers.flush(self._now)
         if tiers.outgoing:
-            self._effects.extend(TellCache(message) for message in tiers.outgoing)
+            self._effects.extend(SendToCache(message) for message in tiers.outgoing)
             tiers.outgoing.clear()
 
     def _on_blocks_moved(self, event: BlocksMoved) -> None:

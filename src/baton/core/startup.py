@@ -31,7 +31,7 @@ PROCESS_OF: Final[dict[PoolUser, Process]] = {"worker": "worker", "transfer": "c
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StartupStep:
     """What is to have happened before the next step begins."""
 
     action: Action
@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StartupPlan:
-    steps: tuple[Step, ...]
+    steps: tuple[StartupStep, ...]
     creator: PoolUser
     attachers: tuple[PoolUser, ...]
 
@@ -57,17 +57,17 @@ class StartupPlan:
 
 
 def plan_startup(*, blocks_given: bool, role: Role, tiers: bool) -> StartupPlan:
-    sizing = () if blocks_given else (Step("size", "worker"),)
-    worker, cache = Step("start", "worker"), Step("start", "cache")
+    sizing = () if blocks_given else (StartupStep("size", "worker"),)
+    worker, cache = StartupStep("start", "worker"), StartupStep("start", "cache")
     if role == "mixed":
-        made = (worker, *sizing, Step("create", "worker"))
-        return StartupPlan((*made, cache, Step("attach", "cache")), "worker", ("transfer",)) if tiers else _alone(made)
+        made = (worker, *sizing, StartupStep("create", "worker"))
+        return StartupPlan((*made, cache, StartupStep("attach", "cache")), "worker", ("transfer",)) if tiers else _alone(made)
     attachers: tuple[PoolUser, ...] = ("worker", "transfer") if tiers else ("worker",)
-    created, attached = Step("create", "cache"), Step("attach", "worker")
+    created, attached = StartupStep("create", "cache"), StartupStep("attach", "worker")
     if blocks_given:
         return StartupPlan((cache, created, worker, attached), "messenger", attachers)
     return StartupPlan((worker, *sizing, cache, created, attached), "messenger", attachers)
 
 
-def _alone(steps: tuple[Step, ...]) -> StartupPlan:
+def _alone(steps: tuple[StartupStep, ...]) -> StartupPlan:
     return StartupPlan(steps, "worker", ())

@@ -126,7 +126,7 @@ def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
 
 
 class Pulls:
-    """The counters are of one life of the cache service; the engine adds its lives up (runtime/engine/cache_keeper.py)."""
+    """The counters are of one life of the cache service; the engine adds its lives up (runtime/engine/cache_supervisor.py)."""
 
     def __init__(self) -> None:
         self._repeats = Repeats()

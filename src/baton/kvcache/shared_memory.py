@@ -25,7 +25,7 @@ from baton.kvcache.pool_server import PACKET_BYTES_MAX, PoolServer, user_of
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import PeerPool, Read
 from baton.kvpool.base import Pool
-from baton.kvpool.copies import Run, copy_runs
+from baton.kvpool.copies import CopySpan, copy_runs
 from baton.kvpool.open import attach_pool
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import PoolIncarnation
@@ -131,7 +131,7 @@ class MappedPool:
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+    async def read(self, runs: Sequence[CopySpan], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
         def copy() -> Read:
             begun = perf_counter()
             return Read(copy_runs(self._pool, into, runs, in_time), perf_counter() - begun)

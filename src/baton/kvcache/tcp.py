@@ -28,7 +28,7 @@ from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
 from baton.kvcache.transport import PeerPool, Read
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
-from baton.kvpool.copies import Run
+from baton.kvpool.copies import CopySpan
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
@@ -132,7 +132,7 @@ class RemotePool:
         self._over = self._closed = False
         self._loop.add_reader(session.sock, self._ended)
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+    async def read(self, runs: Sequence[CopySpan], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
         whole, begun = 0, perf_counter()
         try:
             async with asyncio.timeout(deadline.left()), self._turn:
@@ -162,7 +162,7 @@ class RemotePool:
                 self._session.sock.close()
         return Read(whole, perf_counter() - begun)
 
-    async def _pieces(self, runs: Sequence[Run], block_bytes: int) -> AsyncGenerator[tuple[Run, memoryview], None]:
+    async def _pieces(self, runs: Sequence[CopySpan], block_bytes: int) -> AsyncGenerator[tuple[CopySpan, memoryview], None]:
         pieces = _pieces(runs, piece_blocks(block_bytes))
         for begin in range(0, len(pieces), RUNS_MAX):
             asked = pieces[begin : begin + RUNS_MAX]
@@ -193,9 +193,9 @@ class RemotePool:
             self._session.sock.close()
 
 
-def _pieces(runs: Sequence[Run], blocks_max: int) -> list[Run]:
+def _pieces(runs: Sequence[CopySpan], blocks_max: int) -> list[CopySpan]:
     return [
-        Run(run.source + at, run.target + at, min(blocks_max, run.blocks - at))
+        CopySpan(run.source + at, run.target + at, min(blocks_max, run.blocks - at))
         for run in runs
         for at in range(0, run.blocks, blocks_max)
     ]

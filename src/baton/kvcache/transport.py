@@ -36,11 +36,11 @@ from typing import NamedTuple, Protocol
 
 from baton.kvcache.storage.backend import Deadline
 from baton.kvpool.base import Pool
-from baton.kvpool.copies import Run
+from baton.kvpool.copies import CopySpan
 from baton.protocol.ids import PoolIncarnation
 
 
-def runs_of(sources: Sequence[int], targets: Sequence[int], blocks_max: int) -> Iterator[Run]:
+def runs_of(sources: Sequence[int], targets: Sequence[int], blocks_max: int) -> Iterator[CopySpan]:
     """In this order, each as long as it may be: a leading part of them is a leading part of the blocks."""
     begin = 0
     for place in range(1, len(sources) + 1):
@@ -51,7 +51,7 @@ def runs_of(sources: Sequence[int], targets: Sequence[int], blocks_max: int) -> 
             or sources[place] != sources[begin] + length
             or targets[place] != targets[begin] + length
         ):
-            yield Run(sources[begin], targets[begin], length)
+            yield CopySpan(sources[begin], targets[begin], length)
             begin = place
 
 
@@ -78,7 +78,7 @@ class PeerPool(Protocol):
         """Of the layout of its blocks."""
         ...
 
-    async def read(self, runs: Sequence[Run], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
+    async def read(self, runs: Sequence[CopySpan], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
         """`may_go_on` is asked before anything is written, once a piece."""
         ...
 

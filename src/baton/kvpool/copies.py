@@ -21,7 +21,7 @@ from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.pool import KVPool
 
 
-class Run(NamedTuple):
+class CopySpan(NamedTuple):
     """Blocks that lie side by side in both pools: one copy."""
 
     source: int
@@ -29,19 +29,19 @@ class Run(NamedTuple):
     blocks: int
 
 
-def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[Run]:
+def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[CopySpan]:
     """Blocks that follow each other in both pools, or precede each other in both, are copied together."""
-    runs: list[Run] = []
+    runs: list[CopySpan] = []
     for source, target in zip(sources, targets, strict=True):
         if runs:
             first, into, count = runs[-1]
             if (source, target) == (first + count, into + count):
-                runs[-1] = Run(first, into, count + 1)
+                runs[-1] = CopySpan(first, into, count + 1)
                 continue
             if (source, target) == (first - 1, into - 1):
-                runs[-1] = Run(source, target, count + 1)
+                runs[-1] = CopySpan(source, target, count + 1)
                 continue
-        runs.append(Run(source, target, 1))
+        runs.append(CopySpan(source, target, 1))
     return runs
 
 
@@ -109,7 +109,7 @@ class _DeviceCopies:
         self._stream.close()
 
 
-def copy_runs(source: Pool, target: Pool, runs: Sequence[Run], may_go_on: Callable[[], bool]) -> int:
+def copy_runs(source: Pool, target: Pool, runs: Sequence[CopySpan], may_go_on: Callable[[], bool]) -> int:
     """How many leading blocks are whole now. `may_go_on` is asked before every run."""
     if isinstance(source, DevicePool) and isinstance(target, DevicePool):
         return _copy_on_device(source, target, runs, may_go_on)
@@ -124,7 +124,7 @@ def copy_runs(source: Pool, target: Pool, runs: Sequence[Run], may_go_on: Callab
     return whole
 
 
-def _copy_on_device(source: DevicePool, target: DevicePool, runs: Sequence[Run], may_go_on: Callable[[], bool]) -> int:
+def _copy_on_device(source: DevicePool, target: DevicePool, runs: Sequence[CopySpan], may_go_on: Callable[[], bool]) -> int:
     cuda_driver.use_device(target.device)
     stream, whole, size = cuda_driver.CopyStream(), 0, source.layout.block_bytes
     try:

@@ -25,19 +25,19 @@ keywords.py   settings under vLLM's names
 from __future__ import annotations
 
 from baton.llm.engine import LLM
-from baton.llm.outputs import Answer, Chunk, Embedding, Output
+from baton.llm.outputs import Chunk, Embedding, Output, SequenceAnswer
 from baton.llm.sampling import GuidedDecodingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from baton.llm.stream import Stream
+from baton.llm.stream import AnswerStream
 
 __all__ = [
     "LLM",
-    "Answer",
+    "AnswerStream",
     "Chunk",
     "Embedding",
     "GuidedDecodingParams",
     "Output",
     "RepetitionDetectionParams",
     "SamplingParams",
-    "Stream",
+    "SequenceAnswer",
     "StructuredOutputsParams",
 ]

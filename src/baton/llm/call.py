@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from baton.llm.outputs import Answer, Chunk, Output, SequenceText
+from baton.llm.outputs import Chunk, Output, SequenceAnswer, SequenceText
 from baton.llm.sampling import SamplingParams
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended, each_token
@@ -16,9 +16,9 @@ from baton.text.tokenizer import Tokenizer
 SequenceKey = tuple[RequestId, int]
 
 
-class Call:
+class ClientCall:
     def __init__(self, *, streamed: bool = False) -> None:
-        self.answers: dict[RequestId, Answer] = {}
+        self.answers: dict[RequestId, SequenceAnswer] = {}
         "In the order of the prompts."
         self.vectors: dict[RequestId, bytes] = {}
         "Of prompts that are pooled."
@@ -34,7 +34,7 @@ class Call:
         stops = StopAutomaton(asked.stops if isinstance(asked, SamplingParams) else ())
         outputs = [Output(index) for index in range(request.n)]
         self._places[request.id] = len(self._places)
-        self.answers[request.id] = Answer(list(request.prompt), outputs, prompt=prompt, request_id=request.id)
+        self.answers[request.id] = SequenceAnswer(list(request.prompt), outputs, prompt=prompt, request_id=request.id)
         for output in outputs:
             self._texts[request.id, output.index] = SequenceText(tokenizer, asked, stops, output)
 

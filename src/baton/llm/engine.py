@@ -31,12 +31,12 @@ from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.events import Abort, StepDone, Submit, WorkerReady
 from baton.core.instance import Instance
 from baton.errors import CallerError, InvalidConfig, RequestRefused, Unavailable
-from baton.llm.call import Call
+from baton.llm.call import ClientCall
 from baton.llm.keywords import serve_settings
-from baton.llm.outputs import Answer, Embedding
+from baton.llm.outputs import Embedding, SequenceAnswer
 from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
-from baton.llm.stream import Stream
+from baton.llm.stream import AnswerStream
 from baton.models.aliases import stops_repetitions
 from baton.models.download import Listener
 from baton.models.names import DEFAULT_MODEL, resolve
@@ -52,7 +52,7 @@ from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # numpy comes with the model
-    from baton.worker.ticket import Ticket
+    from baton.worker.in_flight_step import InFlightStep
 
 log = logging.getLogger(__name__)
 
@@ -112,18 +112,18 @@ class LLM:
         self._closed = False
         self._in_use = Lock()
         "Never waited for: it says that a call is under way."
-        self._open_stream: ReferenceType[Stream] | None = None
+        self._open_stream: ReferenceType[AnswerStream] | None = None
         self._begin()
 
     def _begin(self) -> None:
         """A machine without requests and a runner with empty slots. The model and the memory of the pool stay."""
         self._plans: deque[StepPlan] = deque()
-        self._tickets: deque[Ticket] = deque()
+        self._tickets: deque[InFlightStep] = deque()
         "Steps under way."
-        self._call = Call()
+        self._call = ClientCall()
         self._runner.clear()
         self.instance = Instance(self._instance_config)
-        self._tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
+        self._dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
 
     def close(self) -> None:
         """Gives the memory of the KV pool back; a stream that is not read to its end ends. No call is possible afterwards."""
@@ -154,7 +154,7 @@ class LLM:
         n: int | None = None,
         progress: Progress | None = None,
         use_tqdm: bool = False,
-    ) -> list[Answer]:
+    ) -> list[SequenceAnswer]:
         """All prompts at once; answers in the order of the prompts. What `sampling_params` leaves open is the model's default,
         and at most 128 tokens. For one call at a time: a second one, of another thread or of `progress`, is refused.
         `use_tqdm` is vLLM's, and draws nothing: give `progress`."""
@@ -175,13 +175,13 @@ class LLM:
         call = self._answered(prompts, WireParams(max_tokens=1, pooling=how), 1, progress)
         return [Embedding.of(answer, call.vectors.get(request, b"")) for request, answer in call.answers.items()]
 
-    def _answered(self, prompts: Prompts, sampling: Sampling, n: int | None, progress: Progress | None) -> Call:
+    def _answered(self, prompts: Prompts, sampling: Sampling, n: int | None, progress: Progress | None) -> ClientCall:
         self._enter_call()
         try:
             call = self._call
             self._submit_all(prompts, sampling, n)
             self._run(len(call.answers), progress)
-            self._call = Call()
+            self._call = ClientCall()
             return call
         except BaseException:
             self._begin()  # wherever it was interrupted, nothing of it is left behind
@@ -189,14 +189,14 @@ class LLM:
         finally:
             self._in_use.release()
 
-    def stream(self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None) -> Stream:
+    def stream(self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None) -> AnswerStream:
         """The same answers as they come: an iterator of `Chunk`, over all prompts and outputs. Bad arguments are refused here,
         before the first chunk is asked for."""
         self._enter_call()
         try:
-            self._call = Call(streamed=True)
+            self._call = ClientCall(streamed=True)
             self._submit_all(prompts, sampling_params, n)
-            stream = Stream(self._call.chunks, self._step, self._end_stream)
+            stream = AnswerStream(self._call.chunks, self._step, self._end_stream)
             self._open_stream = ref(stream)
             return stream
         except BaseException:
@@ -212,13 +212,15 @@ class LLM:
         progress: Progress | None = None,
         use_tqdm: bool = False,
         **options: Any,
-    ) -> list[Answer]:
+    ) -> list[SequenceAnswer]:
         """Like `generate`, for lists of messages, or a single one. `options` are those of a chat template:
         add_generation_prompt, continue_final_message, tools, chat_template_kwargs."""
         rendered = self._rendered(messages, **options)
         return self.generate(rendered, sampling_params, n=n, progress=progress, use_tqdm=use_tqdm)
 
-    def stream_chat(self, messages: Chats, sampling_params: Sampling = None, *, n: int | None = None, **options: Any) -> Stream:
+    def stream_chat(
+        self, messages: Chats, sampling_params: Sampling = None, *, n: int | None = None, **options: Any
+    ) -> AnswerStream:
         """Like `stream`, for lists of messages, or a single one."""
         return self.stream(self._rendered(messages, **options), sampling_params, n=n)
 
@@ -251,7 +253,7 @@ class LLM:
     def _end_stream(self, whole: bool) -> None:
         try:
             if whole:
-                self._call = Call()
+                self._call = ClientCall()
             else:
                 self._begin()
         finally:
@@ -267,7 +269,7 @@ class LLM:
         requests = [self._request(prompt, params, n) for prompt, params in zip(batch, each, strict=True)]
         for request, prompt, params in zip(requests, batch, each, strict=True):
             self._call.add(request, prompt if isinstance(prompt, str) else None, params, self.tokenizer)
-            self._tell(Submit(request))
+            self._dispatch(Submit(request))
             if request.id in self._call.refused:
                 raise RequestRefused(self._call.refused[request.id])
 
@@ -306,13 +308,13 @@ class LLM:
             return False
         while self._plans and not self._runner.must_wait(self._plans[0]):
             self._tickets.append(self._runner.submit(self._plans.popleft()))
-        self._tell(StepDone(self._runner.collect(self._tickets.popleft())))
+        self._dispatch(StepDone(self._runner.collect(self._tickets.popleft())))
         stopped, self._call.stopped = self._call.stopped, []
         for request, index in stopped:
-            self._tell(Abort(request, index, FinishReason.STOP))
+            self._dispatch(Abort(request, index, FinishReason.STOP))
         return True
 
-    def _tell(self, event: Any) -> None:
+    def _dispatch(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):
             self._do(effect)
 

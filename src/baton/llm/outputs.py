@@ -45,7 +45,7 @@ class Output:
 
 
 @dataclass(slots=True)
-class Answer:
+class SequenceAnswer:
     prompt_token_ids: list[int]
     outputs: list[Output]
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Embedding:
     request_id: str = ""
 
     @classmethod
-    def of(cls, answer: Answer, vector: bytes) -> Embedding:
+    def of(cls, answer: SequenceAnswer, vector: bytes) -> Embedding:
         """Raises EngineError where none came."""
         if not vector:
             raise EngineError(answer.outputs[0].error or "the prompt was given up before its vector was there")

@@ -9,7 +9,7 @@ from types import TracebackType
 from baton.llm.outputs import Chunk
 
 
-class Stream(Iterator[Chunk]):
+class AnswerStream(Iterator[Chunk]):
     """Made by `LLM.stream` and `LLM.stream_chat`. The LLM takes no other call until it is read to its end, or closed."""
 
     def __init__(self, chunks: deque[Chunk], advance: Callable[[], bool], finish: Callable[[bool], None]) -> None:
@@ -42,7 +42,7 @@ class Stream(Iterator[Chunk]):
         if finish is not None:
             finish(whole)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> AnswerStream:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from baton.models.config import Activation, Experts, RopeConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 RotaryPairs = Literal["halves", "neighbours"]
@@ -49,42 +49,42 @@ class Architecture(ABC):
 
     @classmethod
     @abstractmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         """From config.json."""
 
     @classmethod
-    def rope_from_hf(cls, fields: Fields) -> RopeConfig:
+    def rope_from_hf(cls, fields: ConfigFields) -> RopeConfig:
         return rope_from_hf(fields)
 
     @classmethod
-    def norm_eps_from_hf(cls, fields: Fields) -> float:
+    def norm_eps_from_hf(cls, fields: ConfigFields) -> float:
         return fields.number("rms_norm_eps")
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts | None:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts | None:
         """From config.json. None: the architecture has none."""
         return None
 
     @classmethod
     @abstractmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         """From metadata (keys without the architecture's prefix) and the names of the tensors."""
 
     @classmethod
-    def norm_eps_from_gguf(cls, fields: Fields) -> float:
+    def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_rms_epsilon")
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts | None:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts | None:
         return None
 
 
-def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...]:
+def windows_by_kind(fields: ConfigFields, window: int | None) -> tuple[int | None, ...]:
     """Windows by layer, from `layer_types`. Empty: full attention everywhere."""
     kinds = layer_kinds(fields)
     return tuple(window if kind == "sliding_attention" else None for kind in kinds) if window else ()
 
 
-def layer_kinds(fields: Fields) -> list[str]:
+def layer_kinds(fields: ConfigFields) -> list[str]:
     """`layer_types`: of each layer, whether its attention slides or is full."""
     return fields.texts("layer_types", ("sliding_attention", "full_attention"), fields.layer_count("num_hidden_layers"))

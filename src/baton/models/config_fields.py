@@ -11,7 +11,7 @@ from baton.errors import ModelFileBroken, ModelUnsupported
 LAYERS_MAX = 10_000
 
 
-class Fields:
+class ConfigFields:
     """A mapping from keys to values of any type. `origin` is what errors call it; `prefix` goes before every key."""
 
     def __init__(self, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:

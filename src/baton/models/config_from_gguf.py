@@ -19,7 +19,7 @@ from baton.models.config import (
     Traits,
     YarnScaling,
 )
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.portable_logarithm import logarithm
 from baton.models.registry import architecture_of_gguf
@@ -30,10 +30,10 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 def config_from_gguf(file: GGUFFile) -> ModelConfig:
     origin = str(file.path)
-    top = Fields(file.metadata, origin)
+    top = ConfigFields(file.metadata, origin)
     name = top.text("general.architecture")
     model = architecture_of_gguf(name, origin)
-    fields = Fields(file.metadata, origin, prefix=f"{name}.")
+    fields = ConfigFields(file.metadata, origin, prefix=f"{name}.")
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
     traits = model.traits_from_gguf(fields, file.tensors)
@@ -59,12 +59,12 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     )
 
 
-def _refuse_what_we_do_not_run(fields: Fields, head_dim: int, traits: Traits, mixture: Experts | None) -> None:
+def _refuse_what_we_do_not_run(fields: ConfigFields, head_dim: int, traits: Traits, mixture: Experts | None) -> None:
     def refuse_unless(ok: bool, what: str) -> None:
         if not ok:
             raise ModelUnsupported(f"{fields.origin}: {what}")
 
-    parts = Fields(fields.values, fields.origin).integer("split.count", 1)
+    parts = ConfigFields(fields.values, fields.origin).integer("split.count", 1)
     refuse_unless(parts <= 1, f"this is one of {parts} parts; merge them into one file with `llama-gguf-split --merge`")
     experts, name = fields.integer("expert_count", 0), fields.prefix[:-1]
     refuse_unless(experts == 0 or mixture is not None, f"a mixture of {experts} experts is not supported for {name}")
@@ -86,7 +86,7 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _rope(fields: Fields, file: GGUFFile, head_dim: int, *, truncates: bool) -> RopeConfig:
+def _rope(fields: ConfigFields, file: GGUFFile, head_dim: int, *, truncates: bool) -> RopeConfig:
     turned = fields.integer("rope.dimension_count", head_dim)
     return RopeConfig(
         theta=fields.number("rope.freq_base", 10000.0),
@@ -95,13 +95,13 @@ def _rope(fields: Fields, file: GGUFFile, head_dim: int, *, truncates: bool) -> 
     )
 
 
-def _context(fields: Fields, file: GGUFFile) -> int:
+def _context(fields: ConfigFields, file: GGUFFile) -> int:
     """Within the original context, where there are long factors (models/rope_from_hf.py says why)."""
     context = fields.integer("context_length")
     return fields.integer("rope.scaling.original_context_length", context) if SHORT_FACTORS in file.tensors else context
 
 
-def _scaling(fields: Fields, file: GGUFFile, *, truncates: bool) -> RopeScaling | None:
+def _scaling(fields: ConfigFields, file: GGUFFile, *, truncates: bool) -> RopeScaling | None:
     if ROPE_DIVISORS in file.tensors:
         return FrequencyDivisors(divisors=file.floats(ROPE_DIVISORS))
     if SHORT_FACTORS in file.tensors:
@@ -127,7 +127,7 @@ def _scaling(fields: Fields, file: GGUFFile, *, truncates: bool) -> RopeScaling 
     )
 
 
-def _eos_ids(top: Fields) -> tuple[int, ...]:
+def _eos_ids(top: ConfigFields) -> tuple[int, ...]:
     """The end of text, of a turn, and of a message: any of them ends an answer."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     return tuple(dict.fromkeys(i for key in keys for i in top.token_ids(f"tokenizer.ggml.{key}")))

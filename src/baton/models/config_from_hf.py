@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.models.config import ModelConfig
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import head_dim_of, longrope_context
 from baton.models.support import supported_architecture
 
@@ -19,7 +19,7 @@ def config_from_hf(
 ) -> ModelConfig:
     """`raw` is config.json, `generation` is generation_config.json if there is one, `origin` is what errors name."""
     model = supported_architecture(raw, origin)
-    fields = Fields({**model.hf_defaults, **raw}, origin)
+    fields = ConfigFields({**model.hf_defaults, **raw}, origin)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return ModelConfig(
         architecture=model.name,
@@ -38,6 +38,6 @@ def config_from_hf(
         context_tokens_max=longrope_context(fields) or fields.integer("max_position_embeddings"),
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),
         # generation_config.json goes first: for chat models it lists the end of a turn, which config.json may not.
-        eos_ids=Fields(generation or {}, "generation_config.json").token_ids("eos_token_id")
+        eos_ids=ConfigFields(generation or {}, "generation_config.json").token_ids("eos_token_id")
         or fields.token_ids("eos_token_id"),
     )

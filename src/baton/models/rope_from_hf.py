@@ -10,34 +10,34 @@ import math
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import FrequencyDivisors, LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.portable_logarithm import logarithm
 
 SUPPORTED = "default, linear, llama3, yarn and, within the original context, longrope"
 
 
-def rope_from_hf(fields: Fields, kind: str = "") -> RopeConfig:
+def rope_from_hf(fields: ConfigFields, kind: str = "") -> RopeConfig:
     """`kind`: of layers, where the file has a table for each."""
     raw = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if isinstance(raw, dict) and kind and kind in raw:
         raw = raw[kind]
     if not isinstance(raw, dict):
         raise ModelFileBroken(f"{fields.origin}: the rotary settings are {raw!r}; they must be a table of settings")
-    rope = Fields(raw, f"{fields.origin}, rotary settings")
+    rope = ConfigFields(raw, f"{fields.origin}, rotary settings")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     return RopeConfig(theta=theta, scaling=_scaling(rope, fields), dimensions=_dimensions(rope, fields))
 
 
-def _dimensions(rope: Fields, fields: Fields) -> int | None:
+def _dimensions(rope: ConfigFields, fields: ConfigFields) -> int | None:
     share = rope.positive("partial_rotary_factor", fields.positive("partial_rotary_factor", 1.0))
     return None if share == 1.0 else int(head_dim_of(fields) * share)
 
 
-def head_dim_of(fields: Fields) -> int:
+def head_dim_of(fields: ConfigFields) -> int:
     return fields.integer("head_dim", fields.integer("hidden_size") // max(fields.integer("num_attention_heads"), 1))
 
 
-def _scaling(rope: Fields, fields: Fields) -> RopeScaling | None:
+def _scaling(rope: ConfigFields, fields: ConfigFields) -> RopeScaling | None:
     context = fields.integer("max_position_embeddings")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
@@ -67,17 +67,17 @@ def _scaling(rope: Fields, fields: Fields) -> RopeScaling | None:
     raise ModelUnsupported(f"{rope.origin}: rotary scaling {kind} is not supported; supported are {SUPPORTED}")
 
 
-def longrope_context(fields: Fields) -> int | None:
+def longrope_context(fields: ConfigFields) -> int | None:
     """Positions up to which longrope's short factors hold. Beyond it a model turns *all* keys otherwise, those it has computed
     already too, which no cache of keys can follow: the context ends there. None: another scaling, or none."""
     raw = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(raw, dict) or (raw.get("rope_type") or raw.get("type")) not in ("longrope", "su"):
         return None
-    rope = Fields(raw, f"{fields.origin}, rotary settings")
+    rope = ConfigFields(raw, f"{fields.origin}, rotary settings")
     return rope.integer("original_max_position_embeddings", fields.get("original_max_position_embeddings"))
 
 
-def _short_of_long(rope: Fields, fields: Fields) -> RopeScaling:
+def _short_of_long(rope: ConfigFields, fields: ConfigFields) -> RopeScaling:
     divisors = rope.get("short_factor")
     if not isinstance(divisors, list) or not all(isinstance(d, int | float) and d > 0 for d in divisors):
         raise ModelFileBroken(f"{rope.origin}: short_factor must be a list of positive numbers")
@@ -90,7 +90,7 @@ def _short_of_long(rope: Fields, fields: Fields) -> RopeScaling:
     return FrequencyDivisors(divisors=tuple(map(float, divisors)), attention_factor=factor)
 
 
-def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+def _yarn_attention_factor(rope: ConfigFields, factor: float) -> float:
     def growth(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * logarithm(factor) + 1.0
 

@@ -11,7 +11,7 @@ from typing import Any
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.gguf import leading_metadata
 from baton.models.architecture import ACTIVATIONS, Architecture
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.files import read_json, refuse_git_lfs_pointer
 from baton.models.registry import architecture_of_gguf, architecture_of_hf
 from baton.models.tensor_types import SCALE_BLOCK
@@ -45,11 +45,11 @@ def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architec
     if not isinstance(names, list):
         raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
     model = architecture_of_hf(map(str, names), origin)
-    _refuse_what_we_do_not_run(Fields(raw, origin), model)
+    _refuse_what_we_do_not_run(ConfigFields(raw, origin), model)
     return model
 
 
-def _refuse_what_we_do_not_run(fields: Fields, model: type[Architecture]) -> None:
+def _refuse_what_we_do_not_run(fields: ConfigFields, model: type[Architecture]) -> None:
     quantised = fields.get("quantization_config")
     if quantised:
         _refuse_other_than_fp8_blocks(quantised, fields.origin, mxfp4=model.hf_stacked_experts)

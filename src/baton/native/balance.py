@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from baton.models.raw_tensor import Floats
 from baton.native.decoder import NativeDecoder
-from baton.native.library import KV_F32, Q8_0, Library, Step
+from baton.native.library import KV_F32, Q8_0, Library, NativeStep
 from baton.native.packing import PackedModel
 
 TOKENS, TOKENS_OF_LARGE = 64, 16
@@ -95,6 +95,6 @@ def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
     slots, starts, contexts = np.zeros(1, np.int64), np.array([0, tokens]), np.zeros(1, np.int64)
     arrays = (table, slots, starts, contexts, ids, positions)
     try:
-        decoder.likeliest(decoder.hidden(Step(1, tokens, blocks, *(array.ctypes.data for array in arrays))))
+        decoder.likeliest(decoder.hidden(NativeStep(1, tokens, blocks, *(array.ctypes.data for array in arrays))))
     finally:
         decoder.close()

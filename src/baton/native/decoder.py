@@ -12,7 +12,7 @@ from baton.errors import EngineError
 from baton.models.config import ModelConfig
 from baton.models.raw_tensor import Floats
 from baton.models.rotary import RotaryTable
-from baton.native.library import Experts, LayerWeights, Library, Model, Shape, Step
+from baton.native.library import Library, Model, NativeExperts, NativeLayerWeights, NativeShape, NativeStep
 from baton.native.packing import PackedModel
 
 Int64s = NDArray[np.int64]
@@ -38,7 +38,9 @@ class NativeDecoder:
         positions = min(config.context_tokens_max, blocks * block_size)
         ropes = [config.layer_rope(layer) for layer in range(config.layers)]
         angles = {rope: RotaryTable(rope, config.head_dim, positions) for rope in dict.fromkeys(ropes)}
-        blocks_of_layers = (LayerWeights * config.layers)(*packed.blocks)  # its own: another decoder may have other tables
+        blocks_of_layers = (NativeLayerWeights * config.layers)(
+            *packed.blocks
+        )  # its own: another decoder may have other tables
         for block, rope in zip(blocks_of_layers, ropes, strict=True):
             block.cosines, block.sines = (table.ctypes.data for table in (angles[rope].cosines, angles[rope].sines))
         self._library = library
@@ -48,7 +50,7 @@ class NativeDecoder:
             hidden=config.hidden_size,
             vocabulary=config.vocab_size,
             inner=config.intermediate_size if any(map(_is_dense, packed.blocks)) else 0,
-            attention=Shape(
+            attention=NativeShape(
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 head_dim=config.head_dim,
@@ -91,7 +93,7 @@ class NativeDecoder:
         """`word`: the address of 64 bits that are advanced from now on, several times per layer."""
         self._library.progress(self._handle, word)
 
-    def hidden(self, step: Step) -> Floats:
+    def hidden(self, step: NativeStep) -> Floats:
         """[tokens, width], before the last norm: the library's own memory, valid until the next call."""
         address = self._library.hidden(self._handle, step)
         if not address:
@@ -132,15 +134,15 @@ class NativeDecoder:
         self._handle = None
 
 
-def _is_dense(block: LayerWeights) -> bool:
+def _is_dense(block: NativeLayerWeights) -> bool:
     return not block.mixture.gate_up
 
 
-def experts_of(config: ModelConfig) -> Experts:
+def experts_of(config: ModelConfig) -> NativeExperts:
     experts = config.experts
     if experts is None:
-        return Experts()
-    return Experts(
+        return NativeExperts()
+    return NativeExperts(
         count=experts.count,
         per_token=experts.per_token,
         inner=experts.inner_size,

@@ -50,7 +50,7 @@ class Mixture(Structure):
     )
 
 
-class LayerWeights(Structure):
+class NativeLayerWeights(Structure):
     _fields_ = (
         *((name, Norm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
@@ -60,14 +60,14 @@ class LayerWeights(Structure):
     )
 
 
-class Shape(Structure):
+class NativeShape(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "block_size", "block_stride", "values_at")),
         ("scale", c_float),
     )
 
 
-class Experts(Structure):
+class NativeExperts(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("count", "per_token", "inner", "shared")),
         *((name, c_int32) for name in ("shared_gate", "sigmoid", "normalised")),
@@ -78,8 +78,8 @@ class Experts(Structure):
 class Model(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "vocabulary", "inner")),
-        ("attention", Shape),
-        ("experts", Experts),
+        ("attention", NativeShape),
+        ("experts", NativeExperts),
         *((name, c_float) for name in ("norm_eps", "embedding_scale")),
         *(
             (name, c_int32)
@@ -89,13 +89,13 @@ class Model(Structure):
         ("embedding", c_void_p),
         ("embedding_row_bytes", c_int64),
         ("final_norm", Norm),
-        ("blocks", POINTER(LayerWeights)),
+        ("blocks", POINTER(NativeLayerWeights)),
         ("head", Matrix),
         ("pool", c_void_p),
     )
 
 
-class Step(Structure):
+class NativeStep(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("sequences", "tokens", "table_stride")),
         *((name, c_void_p) for name in ("tables", "slots", "starts", "contexts", "token_ids", "positions")),
@@ -118,17 +118,17 @@ class Library:
         self.free = _function(c.baton_free, None, c_void_p)
         self.threads = _function(c.baton_threads, c_int64, c_void_p)
         self.progress = _function(c.baton_progress, None, c_void_p, c_void_p)
-        self.hidden = _function(c.baton_hidden, c_void_p, c_void_p, POINTER(Step))
+        self.hidden = _function(c.baton_hidden, c_void_p, c_void_p, POINTER(NativeStep))
         self.logits = _function(c.baton_logits, c_int, c_void_p, c_void_p, c_int64, c_void_p)
         self.likeliest = _function(c.baton_likeliest, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
         self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
-        self.route = _function(c.baton_route, None, POINTER(Experts), *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p))
+        self.route = _function(c.baton_route, None, POINTER(NativeExperts), *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p))
         layer = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
-        self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(Step), POINTER(Shape), *layer)
+        self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(NativeStep), POINTER(NativeShape), *layer)
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Matrix, Mixture, LayerWeights, Shape, Experts, Model, Step)
+STRUCTURES: tuple[type[Structure], ...] = (Matrix, Mixture, NativeLayerWeights, NativeShape, NativeExperts, Model, NativeStep)
 """In the order of baton_sizes (csrc/decoder.c)."""
 
 

@@ -30,7 +30,7 @@ from baton.models.quantise import converted, weights_as
 from baton.models.raw_tensor import Bytes, Floats, RawTensor
 from baton.models.tensor_types import BF16, F16, F32, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, TensorType
 from baton.native import library as c
-from baton.native.library import GATES, LayerWeights, Library, Matrix, Mixture, Norm
+from baton.native.library import GATES, Library, Matrix, Mixture, NativeLayerWeights, Norm
 from baton.native.plan import (
     HEAD,
     KINDS,
@@ -62,7 +62,7 @@ STORED: dict[TensorType, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRows:
     """Rows of a file, and the outputs of a matrix that they become."""
 
     matrix: Matrix
@@ -74,7 +74,7 @@ class Piece:
 class Packing:
     """A stack of matrices (plan.py), and what it is made of."""
 
-    pieces: list[Piece]
+    pieces: list[FileRows]
     balance: Floats
     "Of matrices of bytes: [inputs], in the library's own memory. Else empty."
     squares: Floats
@@ -85,7 +85,7 @@ class Packing:
         for piece in self.pieces:
             self.pack(library, piece, threads)
 
-    def pack(self, library: Library, piece: Piece, threads: int, *, sum_squares: bool = False) -> None:
+    def pack(self, library: Library, piece: FileRows, threads: int, *, sum_squares: bool = False) -> None:
         squares = self.squares.ctypes.data if sum_squares and len(self.squares) else None
         rows, order = np.ascontiguousarray(piece.rows.data), np.ascontiguousarray(piece.places, np.int64)
         where = (rows.ctypes.data, rows.shape[1], order.ctypes.data, len(order))
@@ -145,7 +145,7 @@ class PackedModel:
         # the process with SIGBUS.
         self.embedding: Bytes = np.array(looked_up.data)
         self.embedding_kind = STORED[looked_up.type]
-        self.blocks = (LayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
+        self.blocks = (NativeLayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._norm("final_norm")
         self.final_norm_weights = self._final_norm_weights()
         head = embedding if config.tied_embeddings else weights.take(LM_HEAD)
@@ -162,7 +162,7 @@ class PackedModel:
             found += [block.mixture.gate_up[0]] if block.mixture.gate_up else []
         return [*found, self.head]
 
-    def _block(self, layer: int) -> LayerWeights:
+    def _block(self, layer: int) -> NativeLayerWeights:
         prefix, traits = f"layers.{layer}.", self.config.traits
         packed = {name: self._matrices(stack) for name, stack in layer_stacks(self.config, layer).items()}
         mixture = Mixture()
@@ -170,7 +170,7 @@ class PackedModel:
             experts = [(Matrix * len(packed[name]))(*packed[name]) for name in ("experts_gate_up", "experts_down")]
             self._kept_experts += experts  # the library has their address alone
             mixture = Mixture(*experts, packed["router"][0], self._correction(layer))
-        return LayerWeights(
+        return NativeLayerWeights(
             **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
             q_norm=self._vector(f"{prefix}attention.q_norm.weight") if traits.qk_norm else None,
             k_norm=self._vector(f"{prefix}attention.k_norm.weight") if traits.qk_norm else None,
@@ -212,12 +212,12 @@ class PackedModel:
         matrix.corrections = corrections.ctypes.data
         return matrix
 
-    def _pieces(self, matrix: Matrix, stack: Stack, names: Sequence[str], given: Mapping[str, RawTensor]) -> Iterator[Piece]:
+    def _pieces(self, matrix: Matrix, stack: Stack, names: Sequence[str], given: Mapping[str, RawTensor]) -> Iterator[FileRows]:
         sizes = [self._stored[f"{name}.weight"].rows for name in names]
         places = places_of(sizes, paired=stack.paired)
         for name, of_part in zip(names, places, strict=True):
             raw = given.get(f"{name}.weight") or self._take(f"{name}.weight")
-            yield Piece(matrix, raw if raw.type in STORED else converted(raw, F32), of_part)
+            yield FileRows(matrix, raw if raw.type in STORED else converted(raw, F32), of_part)
         if stack.bias:
             bias = np.zeros(matrix.panels * PANEL, np.float32)
             for name, of_part in zip(names, places, strict=True):

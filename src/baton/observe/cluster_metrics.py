@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from baton.observe.metrics import EngineCollector
-from baton.protocol.node import ClusterView, InstanceView
+from baton.protocol.instance import ClusterView, InstanceView
 
 _HANDOFF_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 

@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 from baton.observe.token_histogram import TokenHistogram
 from baton.protocol.control import STEP_TOKEN_BUCKETS, STEP_TOKEN_SUM
 from baton.protocol.control import InstanceStats as EngineStats
-from baton.protocol.node import Build
+from baton.protocol.instance import Build
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 

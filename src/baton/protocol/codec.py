@@ -15,7 +15,8 @@ from typing import Annotated, Final, get_args
 import msgspec
 
 from baton.errors import CallerError, ProtocolError
-from baton.protocol import control, handoff, moves, node, output, pool, request, step
+from baton.protocol import control, handoff, moves, output, pool, request, step
+from baton.protocol import instance as node
 from baton.protocol.versions import VERSIONS
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -63,20 +64,20 @@ Message = (
     | Annotated[pool.ReadersSocket, 45]
     | Annotated[pool.ReadBlocks, 46, "reader"]
     | Annotated[pool.BlocksFollow, 47, "peer"]
-    | Annotated[handoff.Expect, 50, "router"]
-    | Annotated[handoff.Expecting, 51, "instance"]
+    | Annotated[handoff.Reserve, 50, "router"]
+    | Annotated[handoff.Reserved, 51, "instance"]
     | Annotated[handoff.Prefill, 52, "router"]
     | Annotated[handoff.Offer, 53, "instance"]
     | Annotated[handoff.PeerOffer, 54, "router"]
-    | Annotated[handoff.AskRelease, 55, "router", "instance"]
+    | Annotated[handoff.Release, 55, "router", "instance"]
     | Annotated[handoff.Released, 56, "router", "instance"]
     | Annotated[handoff.Adopted, 57, "instance"]
     | Annotated[handoff.Forget, 58, "router"]
-    | Annotated[node.NodeHello, 60, "instance"]
+    | Annotated[node.InstanceHello, 60, "instance"]
     | Annotated[node.RouterHello, 61, "router"]
-    | Annotated[node.NodeRefused, 62, "router"]
-    | Annotated[node.Beat, 63, "instance"]
-    | Annotated[node.RouterBeat, 64, "router"]
+    | Annotated[node.InstanceRefused, 62, "router"]
+    | Annotated[node.Heartbeat, 63, "instance"]
+    | Annotated[node.RouterHeartbeat, 64, "router"]
     | Annotated[node.ClusterView, 65]
 )
 """Each message with its number, which never changes, and with those who may send it from another machine."""

@@ -6,7 +6,7 @@ the two instances share nothing but memory, which decode reads (docs/internals/h
     router   Prefill ---> prefill    computes the prompt, samples one token, keeps the blocks
     prefill  Offer -----> router     so far it is computed: chunk by chunk
     router   PeerOffer -> decode     which pulls those blocks into its own
-    decode   AskRelease-> router ...> prefill     all is copied: was it there all the time?
+    decode   Release-> router ...> prefill     all is copied: was it there all the time?
     prefill  Released --> router ...> decode      only now decode trusts its copy
     decode   Adopted ---> router     it goes on from there, or computes the prompt itself
     router   Forget ----> both       that attempt is over, whatever it was
@@ -25,7 +25,7 @@ from baton.protocol.numbers import Natural, Seconds
 from baton.protocol.request import Count, GenerateRequest, TokenId
 
 
-class Expect(Struct, frozen=True, array_like=True):
+class Reserve(Struct, frozen=True, array_like=True):
     """Keep all blocks that this request needs to begin, for so long. Said again, it lasts so long from then on. The answer is
     Expecting or RefusedRequest, at once."""
 
@@ -34,7 +34,7 @@ class Expect(Struct, frozen=True, array_like=True):
     lease_seconds: Seconds
 
 
-class Expecting(Struct, frozen=True, array_like=True):
+class Reserved(Struct, frozen=True, array_like=True):
     request: RequestId
     attempt: Count
     cached_tokens: Natural
@@ -79,7 +79,7 @@ class PeerOffer(Struct, frozen=True, array_like=True):
     "With the last offer: what the leader's client has by now."
 
 
-class AskRelease(Struct, frozen=True, array_like=True):
+class Release(Struct, frozen=True, array_like=True):
     """Everything was copied. Have the blocks stayed as they were until now? They are not needed any longer."""
 
     request: RequestId
@@ -113,6 +113,6 @@ class Forget(Struct, frozen=True, array_like=True):
 
 def request_of(message: object) -> GenerateRequest | None:
     """What an instance is given to do by this message."""
-    if isinstance(message, Expect | Prefill):
+    if isinstance(message, Reserve | Prefill):
         return message.request
     return message if isinstance(message, GenerateRequest) else None

@@ -48,7 +48,7 @@ class NewSequence(Struct, frozen=True, array_like=True):
     "Which LoRA adapter it is computed with. 0, the only value today: none."
 
 
-class Run(Struct, frozen=True, array_like=True):
+class BatchRows(Struct, frozen=True, array_like=True):
     """The sequences that compute in this step, in columns: one object a step, not one a token.
 
     A sequence whose known tokens are all computed runs the token it sampled last; the worker has it, the scheduler
@@ -72,9 +72,9 @@ class StepPlan(Struct, frozen=True, array_like=True):
     new: tuple[NewSequence, ...] = ()
     grown: tuple[tuple[Slot, BlockId], ...] = ()
     "Append the block to the slot's table."
-    folded: tuple[tuple[Slot, int, BlockId], ...] = ()
+    deduplicated: tuple[tuple[Slot, int, BlockId], ...] = ()
     "Replace entry i of the slot's table by a block with the same content."
-    run: Run = Run()
+    run: BatchRows = BatchRows()
     sampling: tuple[SamplingParams, ...] = ()
     "The distinct settings of `new`. max_tokens is left out: the scheduler counts tokens, the worker does not."
 

@@ -33,7 +33,7 @@ class Driver(Generic[EventT, EffectT]):
         self._timer: asyncio.Handle | None = None
         self._armed: Instant | None = None
 
-    def tell(self, event: EventT) -> None:
+    def dispatch(self, event: EventT) -> None:
         """`decide` and `carry_out` in one. Without their calls: an engine comes here with every step."""
         for effect in self.machine.handle(event, Instant(self._loop.time())):
             self._ports[type(effect)](effect)

@@ -18,7 +18,7 @@ from baton.config import EngineConfig, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
-from baton.protocol.node import ClusterView
+from baton.protocol.instance import ClusterView
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.process_group import ProcessGroup
 from baton.runtime.processes.process_table import KILL_SECONDS, ChildRow, Restart

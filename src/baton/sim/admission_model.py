@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.cache_model import CacheModel, Held
 from baton.sim.line import Line, Place
 from baton.sim.scenario import Scenario
-from baton.sim.trip import COMPLETE, Trip
+from baton.sim.simulated_request import COMPLETE, SimulatedRequest
 
 CLIP_TOKENS = 4096
 """Of what one sequence is expected to grow by; the default, which no scenario changes."""
 
 
 class AdmissionModel:
-    def __init__(self, scenario: Scenario, view: InstanceView, line: Line, saw: Callable[[str], None]) -> None:
+    def __init__(self, scenario: Scenario, view: SchedulerView, line: Line, saw: Callable[[str], None]) -> None:
         self.cache = CacheModel(scenario, view)
         self._scenario = scenario
         self._view = view
@@ -74,8 +74,8 @@ class AdmissionModel:
             held = self.cache.held.get(slot)
             if held is None or held.incarnation != incarnation or (failed and (slot, incarnation) in failed):
                 continue
-            known = len(held.trip.client.prompt) + len(held.trip.delivered[held.index])
-            computed = min(end, known - 1 if held.trip.delivered[held.index] else known)
+            known = len(held.client_request.client.prompt) + len(held.client_request.delivered[held.index])
+            computed = min(end, known - 1 if held.client_request.delivered[held.index] else known)
             if not self.cache.compute(slot, computed):
                 unsettled.append((slot, computed))
         for slot, computed in unsettled:  # another one of this step was first
@@ -86,18 +86,20 @@ class AdmissionModel:
                 del self._dropping[slot]
                 self._taken.discard(slot)
 
-    def ended(self, trip: Trip, index: int) -> None:
-        if trip.hit[index] is not None and trip.ended[index] in COMPLETE:  # it was admitted once, and not cut short
-            used = min(1.0, len(trip.delivered[index]) / trip.client.max_tokens)
+    def ended(self, client_request: SimulatedRequest, index: int) -> None:
+        if (
+            client_request.hit[index] is not None and client_request.ended[index] in COMPLETE
+        ):  # it was admitted once, and not cut short
+            used = min(1.0, len(client_request.delivered[index]) / client_request.client.max_tokens)
             self._ratio += (used - self._ratio) * self._scenario.reserve_learning
-        slot = self._slot_of.pop((trip.orders[0][1], index), None)
+        slot = self._slot_of.pop((client_request.orders[0][1], index), None)
         if slot is not None:
             self.cache.release(slot)
 
-    def preempted_from_outside(self, trip: Trip, index: int) -> None:
+    def preempted_from_outside(self, client_request: SimulatedRequest, index: int) -> None:
         """It has lost its blocks now; a plan tells of it when there is room for one."""
         self.forced = True
-        if (slot := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+        if (slot := self._slot_of.pop((client_request.orders[0][1], index), None)) is not None:
             self.cache.release(slot)
 
     def worker_lost(self) -> None:
@@ -110,13 +112,13 @@ class AdmissionModel:
 
     def after_event(self) -> None:
         """54: half-way to all that is declared for each time that growth had to preempt; else only ends count."""
-        told, ratio = self._view.reserve_ratio, self._ratio
+        sent, ratio = self._view.reserve_ratio, self._ratio
         for _ in range(self._growths + 1):
-            if abs(told - ratio) < 1e-9:
-                self._ratio = told
+            if abs(sent - ratio) < 1e-9:
+                self._ratio = sent
                 return
             ratio += (1.0 - ratio) / 2
-        raise InvariantBroken(f"the reserve is {told:.4f}, not {self._ratio:.4f}", invariant=54)
+        raise InvariantBroken(f"the reserve is {sent:.4f}, not {self._ratio:.4f}", invariant=54)
 
     # A plan
 
@@ -135,8 +137,8 @@ class AdmissionModel:
         self.cache.fresh.clear()
         for slot, _ in plan.drops:
             self._dropping[slot] = plan.step
-        for trip, index in dropped:
-            if (gone := self._slot_of.pop((trip.orders[0][1], index), None)) is not None:
+        for client_request, index in dropped:
+            if (gone := self._slot_of.pop((client_request.orders[0][1], index), None)) is not None:
                 self.cache.release(gone)
         sure = not dropped and not self._unsure and bool(self._line.waiting)
         room = self._prompt_room(self._decoding())
@@ -187,16 +189,17 @@ class AdmissionModel:
                 raise InvariantBroken(f"step {plan.step}: {head[0].name}.{head[1]} fits, and waits", invariant=53)
 
     def _admit(self, plan: StepPlan, place: Place, slot: int, incarnation: int, blocks: list[BlockId], computed: int) -> None:
-        trip, index = place
+        client_request, index = place
         new = sum(not self.cache.is_held(block) for block in blocks)
         reserve = self._reserve(place)
         if new + reserve > self.cache.available:
             raise InvariantBroken(
-                f"step {plan.step}: {trip.name}.{index} takes {new} blocks of {self.cache.available}, {reserve} are reserved",
+                f"step {plan.step}: {client_request.name}.{index} takes {new} blocks of {self.cache.available}, "
+                f"{reserve} are reserved",
                 invariant=7,
             )
         self.cache.admit(slot, incarnation, place, blocks, computed // self._scenario.block_size)
-        self._slot_of[trip.orders[0][1], index] = slot
+        self._slot_of[client_request.orders[0][1], index] = slot
         self._taken.add(slot)
 
     # Preemption
@@ -238,7 +241,7 @@ class AdmissionModel:
         return victims
 
     def _would_fit(self, head: Place, victims: list[Place]) -> bool:
-        slots = [self._slot_of[trip.orders[0][1], index] for trip, index in victims]
+        slots = [self._slot_of[client_request.orders[0][1], index] for client_request, index in victims]
         decoding = self._decoding() - sum(self._position[slot] >= self._prefill[slot] for slot in slots)
         free = self._scenario.slots - len(self._line.on_worker) + len(victims)
         if self._prompt_room(decoding) <= 0 or free <= 0:
@@ -252,24 +255,24 @@ class AdmissionModel:
         return need + self._reserve(head) <= self.cache.available + freed
 
     def _freed(self, victims: list[Place]) -> list[bool]:
-        blocks = [block for trip, index in victims for block in self._held(trip, index).blocks]
+        blocks = [block for client_request, index in victims for block in self._held(client_request, index).blocks]
         return [self.cache.references(block) == blocks.count(block) for block in dict.fromkeys(blocks)]
 
     # Numbers
 
     def _need(self, place: Place, is_held: Callable[[BlockId], bool]) -> int:
         """Blocks that are not held yet."""
-        trip, index = place
-        hits = self.cache.hits(trip, index)
-        known = len(trip.client.prompt) + len(trip.delivered[index])
+        client_request, index = place
+        hits = self.cache.hits(client_request, index)
+        known = len(client_request.client.prompt) + len(client_request.delivered[index])
         return -(-known // self._scenario.block_size) - sum(is_held(block) for block in hits)
 
     def _reserve(self, head: Place) -> int:
         """For the growth of those that are as urgent as the head, or more."""
         urgency, size, total = head[0].orders[head[1]][0], self._scenario.block_size, 0
         for held in self.cache.held.values():
-            if held.trip.orders[held.index][0] <= urgency:
-                client, capacity = held.trip.client, len(held.blocks) * size
+            if held.client_request.orders[held.index][0] <= urgency:
+                client, capacity = held.client_request.client, len(held.blocks) * size
                 expected = len(client.prompt) + int(self._ratio * client.max_tokens)
                 expected = min(expected, held.last, capacity + CLIP_TOKENS)
                 total += max(0, -(-(expected - capacity) // size))
@@ -286,7 +289,7 @@ class AdmissionModel:
 
     def _prompts_of(self, urgency: int) -> int:
         """Prompt tokens that those on the worker that are so urgent, or more, have not run yet."""
-        urgent = (slot for slot, held in self.cache.held.items() if held.trip.orders[held.index][0] <= urgency)
+        urgent = (slot for slot, held in self.cache.held.items() if held.client_request.orders[held.index][0] <= urgency)
         return sum(max(0, self._prefill[slot] - self._position[slot]) for slot in urgent)
 
     def _growing(self) -> int:
@@ -297,9 +300,9 @@ class AdmissionModel:
             count += self._prefill[slot] <= position < held.last and position == len(held.blocks) * size
         return count
 
-    def _held(self, trip: Trip, index: int) -> Held:
-        return self.cache.held[self._slot_of[trip.orders[0][1], index]]
+    def _held(self, client_request: SimulatedRequest, index: int) -> Held:
+        return self.cache.held[self._slot_of[client_request.orders[0][1], index]]
 
 
 def _names(places: list[Place]) -> str:
-    return ", ".join(f"{trip.name}.{index}" for trip, index in places) or "nobody"
+    return ", ".join(f"{client_request.name}.{index}" for client_request, index in places) or "nobody"

@@ -18,7 +18,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.sim.noise import noise
-from baton.sim.pull import Pull
+from baton.sim.pull import SimulatedPull
 from baton.sim.scenario import CacheFault, Scenario
 from baton.sim.tags import TAG_BYTES
 from baton.sim.tiers_watch import TierWatch
@@ -51,7 +51,7 @@ class StoredObject(NamedTuple):
         return self.key == key and len(self.payload) == length and crc32(self.payload) == self.checksum
 
 
-class Peers(Protocol):
+class SimulatedPeers(Protocol):
     """The cache services of other nodes, by the address that their instances tell."""
 
     remote: bool
@@ -78,7 +78,7 @@ class CacheService:
         watch: TierWatch,
         saw: Callable[[str], None],
         storage: dict[bytes, StoredObject] | None = None,
-        peers: Peers = NO_PEERS,
+        peers: SimulatedPeers = NO_PEERS,
         label: str = "cache",
     ) -> None:
         """`storage`: what it shares with other nodes. `peers`: whose pools it may read. `label`: its name in a trace."""
@@ -99,7 +99,7 @@ class CacheService:
         self._gone = False
         "Its whole node is dead."
         self._newest = PoolIncarnation(0)
-        self._tell: Callable[[Event], None]
+        self._dispatch: Callable[[Event], None]
         self._life = 0
         "Odd: it lives. What an earlier life had under way is never done."
         self._taken = 0
@@ -116,7 +116,7 @@ class CacheService:
         self._healed = False
 
     def connect(self, instance: Callable[[Event], None]) -> None:
-        self._tell = instance
+        self._dispatch = instance
 
     def begin(self) -> None:
         self._timeline.at(0.0, self._ready, True)
@@ -182,7 +182,7 @@ class CacheService:
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
         self._timeline.note(self._label, f"ready, memory {'kept' if kept else 'lost'}")
-        self._tell(CacheReady(kept, self._scenario.storage_tokens))
+        self._dispatch(CacheReady(kept, self._scenario.storage_tokens))
 
     def crash(self, *, kept: bool = True) -> None:
         """It dies. Nothing that it had under way goes on."""
@@ -194,7 +194,7 @@ class CacheService:
         self._saw("the cache service died")
         self._timeline.note(self._label, "dies")
         self._timeline.at(self._timeline.now + RESTART_SECONDS, self._ready, kept)
-        self._tell(CacheLost())
+        self._dispatch(CacheLost())
 
     def hang(self) -> None:
         if self._life % 2 and not self._healed:
@@ -216,7 +216,7 @@ class CacheService:
 
     # What the instance knows
 
-    def heard(self, event: Event) -> None:
+    def received(self, event: Event) -> None:
         """It reads this now."""
         match event:
             case CacheReady():
@@ -266,12 +266,12 @@ class CacheService:
         answer = StorageAnswer(query.id, found, "EIO" if failed else None)
         if seconds > query.seconds_max:
             seconds, answer = query.seconds_max, StorageAnswer(query.id, 0, "timeout")
-        self.later(seconds, lambda: self._tell(StorageAnswered(answer)))
+        self.later(seconds, lambda: self._dispatch(StorageAnswered(answer)))
 
     def _move(self, move: BlockMove, fault: CacheFault | None) -> None:
         if move.kind == "pull":
             seconds = self._seconds(len(move.device), COPY_SECONDS, fault)
-            Pull(self, move, fault).begin(seconds)
+            SimulatedPull(self, move, fault).begin(seconds)
             return
         slow = move.kind in ("put", "fetch")
         seconds = self._seconds(len(move.host), STORAGE_SECONDS if slow else COPY_SECONDS, fault)
@@ -384,12 +384,12 @@ class CacheService:
     def done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None:
         self._timeline.record(result)
         self._timeline.note(self._label, f"{result.id}: {result.moved} moved")
-        self._tell(BlocksMoved(result))
+        self._dispatch(BlocksMoved(result))
         if not self._untold:
             self._watch.entries(move.host, self.host)
         self._watch.arrived(move)
         if fault is not None and fault.kind == "repeat":
-            self.later(fault.seconds, lambda: self._tell(BlocksMoved(result)))
+            self.later(fault.seconds, lambda: self._dispatch(BlocksMoved(result)))
 
     def later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None:
         self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action, copies))

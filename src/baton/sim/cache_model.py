@@ -10,11 +10,11 @@ Only for instances without lower tiers: those bring and take blocks that no plan
 
 from __future__ import annotations
 
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.sim.scenario import Scenario
-from baton.sim.trip import Trip
+from baton.sim.simulated_request import SimulatedRequest
 
 Key = tuple[int, int]
 """(name space, tag)."""
@@ -25,13 +25,15 @@ ORDER_CHECK_EVERY = 4
 class Held:
     """What one sequence on the worker has."""
 
-    __slots__ = ("blocks", "computed", "incarnation", "index", "last", "trip")
+    __slots__ = ("blocks", "client_request", "computed", "incarnation", "index", "last")
 
-    def __init__(self, trip: Trip, index: int, incarnation: int, blocks: list[BlockId], computed: int) -> None:
-        self.trip = trip
+    def __init__(
+        self, client_request: SimulatedRequest, index: int, incarnation: int, blocks: list[BlockId], computed: int
+    ) -> None:
+        self.client_request = client_request
         self.index = index
         self.incarnation = incarnation
-        self.last = len(trip.client.prompt) + trip.client.max_tokens - 1
+        self.last = len(client_request.client.prompt) + client_request.client.max_tokens - 1
         "Positions that it may compute."
         self.blocks = blocks
         self.computed = computed
@@ -39,7 +41,7 @@ class Held:
 
 
 class CacheModel:
-    def __init__(self, scenario: Scenario, view: InstanceView) -> None:
+    def __init__(self, scenario: Scenario, view: SchedulerView) -> None:
         self.held: dict[int, Held] = {}
         "By slot."
         self._scenario = scenario
@@ -71,19 +73,19 @@ class CacheModel:
     def references(self, block: BlockId) -> int:
         return self._references[block]
 
-    def key(self, trip: Trip, index: int, place: int) -> Key:
+    def key(self, client_request: SimulatedRequest, index: int, place: int) -> Key:
         """Of the content of its block number `place`."""
-        space = 0 if self._scenario.prefix_caching else trip.orders[0][1]
-        return space, trip.oracles[index].tag((place + 1) * self._size - 1)
+        space = 0 if self._scenario.prefix_caching else client_request.orders[0][1]
+        return space, client_request.oracles[index].tag((place + 1) * self._size - 1)
 
-    def hits(self, trip: Trip, index: int) -> list[BlockId]:
+    def hits(self, client_request: SimulatedRequest, index: int) -> list[BlockId]:
         """The cached blocks that it could begin with: all but what has its last token."""
-        known = len(trip.client.prompt) + len(trip.delivered[index])
-        if trip.client.prompt_logprobs is not None and index == 0 and known == len(trip.client.prompt):
+        known = len(client_request.client.prompt) + len(client_request.delivered[index])
+        if client_request.client.prompt_logprobs is not None and index == 0 and known == len(client_request.client.prompt):
             return []
         found: list[BlockId] = []
         for place in range((known - 1) // self._size):
-            block = self._block_of.get(self.key(trip, index, place))
+            block = self._block_of.get(self.key(client_request, index, place))
             if block is None:
                 break
             found.append(block)
@@ -91,16 +93,16 @@ class CacheModel:
 
     # What happens
 
-    def admit(self, slot: int, incarnation: int, place: tuple[Trip, int], blocks: list[BlockId], hit: int) -> None:
-        trip, index = place
-        expected = self.hits(trip, index)
+    def admit(self, slot: int, incarnation: int, place: tuple[SimulatedRequest, int], blocks: list[BlockId], hit: int) -> None:
+        client_request, index = place
+        expected = self.hits(client_request, index)
         if blocks[:hit] != expected:
-            raise InvariantBroken(f"{trip.name}.{index} hits {hit} blocks, {len(expected)} are cached", invariant=14)
+            raise InvariantBroken(f"{client_request.name}.{index} hits {hit} blocks, {len(expected)} are cached", invariant=14)
         for block in blocks[:hit]:
             self._hits[block] += 1
             self._hold(block)
         self.take(blocks[hit:])
-        self.held[slot] = Held(trip, index, incarnation, blocks, hit)
+        self.held[slot] = Held(client_request, index, incarnation, blocks, hit)
 
     def grow(self, slot: int, block: BlockId) -> None:
         self.take([block])
@@ -118,10 +120,10 @@ class CacheModel:
         """Its first `tokens` are computed: full blocks are cached, or folded onto those that are. False: not yet all."""
         held = self.held[slot]
         for place in range(held.computed, tokens // self._size):
-            own, key = held.blocks[place], self.key(held.trip, held.index, place)
+            own, key = held.blocks[place], self.key(held.client_request, held.index, place)
             first = self._block_of.get(key)
             if first is None and self._view.is_cached(own):
-                self._insert(own, key, self.key(held.trip, held.index, place - 1) if place else None)
+                self._insert(own, key, self.key(held.client_request, held.index, place - 1) if place else None)
             elif first is not None and first != own:
                 held.blocks[place] = first
                 self._hits[first] += 1

@@ -175,7 +175,8 @@ class Campaign(Struct, frozen=True):
 
 
 class Part(Struct):
-    """A few seeds, added up; what a process sends home. Seconds are nanoseconds here, because floats do not add up."""
+    """A few seeds, added up; what a process sends decode instance. Seconds are nanoseconds here, because floats do not add
+    up."""
 
     seeds: int = 0
     requests: int = 0

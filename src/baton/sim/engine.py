@@ -12,17 +12,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from baton.config import InstanceConfig
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, TellCache
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache
 from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.events import Event, Resume, StepDone, Submit, Tick, WorkerReady
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, Prefill, Released
+from baton.protocol.handoff import Adopted, Offer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
-from baton.sim.cache import NO_PEERS, CacheService, Peers, StoredObject
+from baton.sim.cache import NO_PEERS, CacheService, SimulatedPeers, StoredObject
 from baton.sim.clock import Clock
 from baton.sim.cluster.room_watch import RoomWatch
 from baton.sim.network import Network
@@ -33,7 +33,7 @@ from baton.sim.scenario import Client, NodeRole, Scenario
 from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline
 
-Outward = Emit | Refuse | Expecting | Offer | AskRelease | Released | Adopted | ModeChanged
+Outward = Emit | Refuse | Reserved | Offer | Release | Released | Adopted | ModeChanged
 TIME_MARGIN = 1e-6
 REPLACED_SECONDS = 1.0
 """After healing, a worker that is given up is replaced by hand so soon."""
@@ -49,7 +49,7 @@ class Plans(PlansSeen, Protocol):
     def client_of(self, slot: int, incarnation: int) -> Client: ...
 
 
-class Owner:
+class EngineOwner:
     """The node that an engine belongs to. It looks at each event where it wants to."""
 
     def before(self, event: Event, now: Instant) -> None:
@@ -81,7 +81,7 @@ class Owner:
         """A worker has come back with others than the one before had."""
 
 
-class Engine:
+class SimulatedEngine:
     def __init__(
         self,
         name: str,
@@ -90,13 +90,13 @@ class Engine:
         timeline: Timeline,
         clock: Clock,
         instance: Instance,
-        owner: Owner,
+        owner: EngineOwner,
         plans: Plans,
         onlooker: Onlooker,
         contents: KeyContents,
         on_disk: Callable[[], int],
         storage: dict[bytes, StoredObject] | None = None,
-        peers: Peers = NO_PEERS,
+        peers: SimulatedPeers = NO_PEERS,
         first_pool: int = 0,
     ) -> None:
         """`onlooker`: it sees the worker live and die. `on_disk`: the weights that the next worker loads."""
@@ -166,7 +166,7 @@ class Engine:
             self.process.epoch = self.instance.worker.epoch
             self.process.crash("at last", "killed")
         self._replace_worker()
-        self.tell(Resume())
+        self.dispatch(Resume())
 
     def _replace_worker(self, _: None = None) -> None:
         if self.instance.worker.state.value == "gone" and not self.dead:
@@ -179,17 +179,17 @@ class Engine:
         if self.dead:
             return
         if not self.frozen:
-            self.tell(event)
+            self.dispatch(event)
         elif not self._owner.defer(event):
             self._inbox.append(event)
 
-    def tell(self, event: Event, at_least: float = 0.0) -> None:
+    def dispatch(self, event: Event, at_least: float = 0.0) -> None:
         instance, owner = self.instance, self._owner
         now = Instant(max(self.clock.now(), at_least))
         self._told = max(self._told, now)
         owner.before(event, now)
         if self.cache is not None:
-            self.cache.heard(event)
+            self.cache.received(event)
         effects = instance.handle(event, now)
         changed = False
         if type(event) is WorkerReady:
@@ -217,7 +217,7 @@ class Engine:
             case RunStep(plan):
                 self.plans.check(plan)
                 self.network.send_plan(plan)
-            case Emit() | Refuse() | Expecting() | Offer() | AskRelease() | Released() | Adopted() | ModeChanged():
+            case Emit() | Refuse() | Reserved() | Offer() | Release() | Released() | Adopted() | ModeChanged():
                 outward.append(effect)
             case RestartWorker():
                 if effect.cause == "protocol":
@@ -225,9 +225,9 @@ class Engine:
                         raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
                     self.process.scribble()
                 self.process.restart(effect)
-            case TellCache(message) if self.cache is not None:
+            case SendToCache(message) if self.cache is not None:
                 ready = self.instance.worker.state.value == "ready"
-                self.tiers.told(message, self._told, worker_ready=ready)
+                self.tiers.sent(message, self._told, worker_ready=ready)
                 self.cache.take(message)
             case RestartCache() if self.cache is not None:
                 self.cache.restart(excused=self.clock.jumped_ahead)
@@ -240,7 +240,7 @@ class Engine:
         broken = self.network.is_broken(result)
         self._broken |= broken
         self._owner.receives(result, broken=broken)
-        self.tell(StepDone(self.network.unpack(result)))
+        self.dispatch(StepDone(self.network.unpack(result)))
         self._owner.received(result, broken=broken)
 
     # Time
@@ -255,7 +255,7 @@ class Engine:
         self.network.freeze(None)
         inbox, self._inbox = self._inbox, []
         for event in inbox:
-            self.tell(event)
+            self.dispatch(event)
         self._armed = None
         self._timeline.at(self._timeline.now, self._rearm)
 
@@ -284,7 +284,7 @@ class Engine:
         if deadline is None:
             return
         if self.clock.virtual(deadline) <= self._timeline.now + 1e-9:
-            self.tell(Tick(), at_least=deadline)
+            self.dispatch(Tick(), at_least=deadline)
             armed = self.instance.next_deadline()
             if armed is not None and armed <= deadline:
                 raise InvariantBroken(f"{self._name}: a deadline that is over is still armed", invariant=35)
@@ -328,13 +328,13 @@ class Engine:
         instance = self.instance
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
 
-    def ask(self, event: Submit | Expect | Prefill) -> None:
+    def ask(self, event: Submit | Reserve | Prefill) -> None:
         """34: whoever comes has the place in line of its first attempt. 49: one that comes again is not queued again."""
         request, view = event.request, self.instance.view
         before = {sequence.attempt for sequence in view.sequences(request.id)}
-        room = self._room_for(request) if type(event) is Expect else None
+        room = self._room_for(request) if type(event) is Reserve else None
         order = self._order_of(request)
-        self.tell(event)
+        self.dispatch(event)
         if room is not None:
             room.look()
         for sequence in view.sequences(request.id):

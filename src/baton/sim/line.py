@@ -13,34 +13,34 @@ from heapq import heappop, heappush
 
 from baton.core.engine.phase import Phase
 from baton.errors import InvariantBroken
-from baton.sim.trip import Order, Trip
+from baton.sim.simulated_request import QueueKey, SimulatedRequest
 
-Place = tuple[Trip, int]
+Place = tuple[SimulatedRequest, int]
 
 
 class Line:
     def __init__(self) -> None:
-        self.waiting: dict[Order, Place] = {}
-        self.on_worker: dict[Order, Place] = {}
-        self.dropped: dict[Order, int] = {}
+        self.waiting: dict[QueueKey, Place] = {}
+        self.on_worker: dict[QueueKey, Place] = {}
+        self.dropped: dict[QueueKey, int] = {}
         "Waiting again, and the step that drops them has no result yet."
-        self._heap: list[Order] = []
+        self._heap: list[QueueKey] = []
 
-    def joins(self, trip: Trip, index: int) -> None:
-        order = trip.orders[index]
-        self.waiting[order] = trip, index
+    def joins(self, client_request: SimulatedRequest, index: int) -> None:
+        order = client_request.orders[index]
+        self.waiting[order] = client_request, index
         heappush(self._heap, order)
 
-    def siblings_join(self, trip: Trip) -> None:
-        if not trip.siblings_wait:
-            trip.siblings_wait = True
-            for index in range(1, trip.client.n):
-                if trip.ended[index] is None:
-                    self.joins(trip, index)
+    def siblings_join(self, client_request: SimulatedRequest) -> None:
+        if not client_request.siblings_wait:
+            client_request.siblings_wait = True
+            for index in range(1, client_request.client.n):
+                if client_request.ended[index] is None:
+                    self.joins(client_request, index)
 
     def head(self) -> Place | None:
         """The first that waits for nothing but its turn."""
-        aside: list[Order] = []
+        aside: list[QueueKey] = []
         place = None
         while self._heap and place is None:
             order = self._heap[0]
@@ -55,46 +55,46 @@ class Line:
             heappush(self._heap, order)
         return place
 
-    def admitted(self, trip: Trip, index: int) -> None:
+    def admitted(self, client_request: SimulatedRequest, index: int) -> None:
         """34: only the head is, and not before one that was dropped and will be back in front of it."""
-        order, head = trip.orders[index], self.head()
+        order, head = client_request.orders[index], self.head()
         if order not in self.waiting or order in self.dropped:
-            raise InvariantBroken(f"{trip.name}.{index} is admitted, and is not in line", invariant=34)
+            raise InvariantBroken(f"{client_request.name}.{index} is admitted, and is not in line", invariant=34)
         if head is not None and head[0].orders[head[1]] < order:
-            raise InvariantBroken(f"{trip.name}.{index} overtook {head[0].name}.{head[1]}", invariant=34)
+            raise InvariantBroken(f"{client_request.name}.{index} overtook {head[0].name}.{head[1]}", invariant=34)
         if self.returns_before(order):
-            raise InvariantBroken(f"{trip.name}.{index} overtook one that was preempted", invariant=34)
+            raise InvariantBroken(f"{client_request.name}.{index} overtook one that was preempted", invariant=34)
         self.on_worker[order] = self.waiting.pop(order)
 
-    def returns_before(self, order: Order) -> bool:
+    def returns_before(self, order: QueueKey) -> bool:
         """Is one that was dropped, and is not back yet, more urgent?"""
         return any(dropped < order for dropped in self.dropped)
 
-    def is_dropped(self, trip: Trip, index: int, step: int) -> None:
+    def is_dropped(self, client_request: SimulatedRequest, index: int, step: int) -> None:
         """By this step, and it has not ended."""
-        order = trip.orders[index]
+        order = client_request.orders[index]
         del self.on_worker[order]
         self.dropped[order] = step
-        self.joins(trip, index)
+        self.joins(client_request, index)
 
     def absorbed(self, step: int) -> None:
         """Its drops are acknowledged."""
         if self.dropped:
             self.dropped = {order: dropped_by for order, dropped_by in self.dropped.items() if dropped_by > step}
 
-    def ended(self, trip: Trip, index: int) -> None:
-        order = trip.orders[index]
+    def ended(self, client_request: SimulatedRequest, index: int) -> None:
+        order = client_request.orders[index]
         for places in (self.waiting, self.on_worker, self.dropped):
             places.pop(order, None)
         if index == 0:
-            self.siblings_join(trip)
+            self.siblings_join(client_request)
 
     def worker_lost(self) -> None:
         self.dropped.clear()
-        for trip, index in list(self.on_worker.values()):
-            self.joins(trip, index)
+        for client_request, index in list(self.on_worker.values()):
+            self.joins(client_request, index)
         self.on_worker.clear()
 
 
-def _is_held(trip: Trip, index: int) -> bool:
-    return trip.sequences[index].phase in (Phase.HELD, Phase.LOADING)
+def _is_held(client_request: SimulatedRequest, index: int) -> bool:
+    return client_request.sequences[index].phase in (Phase.HELD, Phase.LOADING)

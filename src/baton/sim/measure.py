@@ -14,9 +14,9 @@ from baton.sim.cluster.clients import ClusterClients
 from baton.sim.cluster.node import ClusterNode
 from baton.sim.cluster.plans import NodePlans
 from baton.sim.cluster.watch import ClusterWatch, Kept, untagged
-from baton.sim.cluster.watch import Engine as SomeEngine
+from baton.sim.cluster.watch import WatchedEngine as SomeEngine
 from baton.sim.cluster.world import ClusterWorld
-from baton.sim.engine import Engine
+from baton.sim.engine import SimulatedEngine
 from baton.sim.timeline import Timeline
 from baton.sim.worker import Seat, SimWorker
 
@@ -49,7 +49,7 @@ class MeasuredPlans(NodePlans):
     def check(self, plan: StepPlan) -> None:
         self.rows += len(plan.run.counts) + len(plan.drops)
         for new in plan.new:
-            sequence = self._view.occupant(new.slot, new.incarnation)
+            sequence = self._view.slot_owner(new.slot, new.incarnation)
             assert sequence is not None
             self._clients[new.slot, new.incarnation] = self._trips[untagged(sequence.request.id)].client
 
@@ -61,9 +61,9 @@ class MeasuredClients(ClusterClients):
         self.deliveries += len(emit.tokens) + len(emit.ended)
         self.tokens += len(emit.tokens)
         for ended in emit.ended:
-            trip = self._watch.trips[ended.request]
-            trip.ended[ended.index] = ended.reason
-            self._answered(trip)
+            client_request = self._watch.client_requests[ended.request]
+            client_request.ended[ended.index] = ended.reason
+            self._answered(client_request)
 
 
 class MeasuredWatch(ClusterWatch):
@@ -82,7 +82,7 @@ class MeasuredWorld(ClusterWorld):
     plans_type = MeasuredPlans
     clients_type = MeasuredClients
 
-    def _engine(self, node: ClusterNode) -> Engine:
+    def _engine(self, node: ClusterNode) -> SimulatedEngine:
         engine = super()._engine(node)
         worker = engine.process.worker
         engine.process.worker = MeasuredWorker(len(worker.pool), self.scenario.block_size, engine.plans.client_of)

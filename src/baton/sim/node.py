@@ -1,6 +1,7 @@
 """The node of a plain instance: a cluster of one engine and no router, whose clients speak to it directly.
 
-The node compares every event of its engine with the watch, and gives its answers to a `Front` (clients.py), without delay and
+The node compares every event of its engine with the watch, and gives its answers to a `AnswerReceiver` (clients.py), without
+delay and
 without a place on the timeline. Nodes that routers speak to are in cluster/.
 """
 
@@ -17,7 +18,7 @@ from baton.protocol.ids import Instant, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.clock import Clock
-from baton.sim.engine import Engine, Owner
+from baton.sim.engine import EngineOwner, SimulatedEngine
 from baton.sim.scenario import Scenario
 from baton.sim.step_watch import StepWatch
 from baton.sim.tiers_watch import KeyContents
@@ -25,7 +26,7 @@ from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
 
-class Front(Protocol):
+class AnswerReceiver(Protocol):
     """The receiver of a node's answers."""
 
     def answered(self, effects: list[Effect]) -> None:
@@ -38,23 +39,23 @@ class Front(Protocol):
     def after_event(self) -> None: ...
 
 
-class Node(Owner):
+class Node(EngineOwner):
     def __init__(self, scenario: Scenario, timeline: Timeline, instance: Instance, watch: Watch) -> None:
         self.instance = instance
         self.watch = watch
         self.weights = 0
         "That the model's files are now."
-        self.engine = Engine(
+        self.engine = SimulatedEngine(
             "", "mixed", scenario, timeline, Clock(timeline, scenario.seed, 0, skewed=False), instance, self, watch.plans,
             watch, KeyContents(scenario.block_size, watch.all_trips), lambda: self.weights,
         )  # fmt: skip
-        self.tell, self.kill_worker = self.engine.tell, self.engine.kill_worker
+        self.dispatch, self.kill_worker = self.engine.dispatch, self.engine.kill_worker
         self.tiers, self.cache, self.process = self.engine.tiers, self.engine.cache, self.engine.process
         self._steps = StepWatch(scenario, timeline)
         self._results: dict[int, StepResult] = {}
         "Of this life of the worker, and not absorbed yet."
         self._timeline = timeline
-        self._front: Front
+        self._front: AnswerReceiver
         self._looked: Callable[[], None] | None = None
         self._event: Event
         self._plans: list[StepPlan] = []
@@ -70,7 +71,7 @@ class Node(Owner):
         self._broken = self._broken_early = False
         "A broken result overtook an older one, and is found out when its turn comes."
 
-    def connect(self, front: Front, looked: Callable[[], None] | None) -> None:
+    def connect(self, front: AnswerReceiver, looked: Callable[[], None] | None) -> None:
         """Who gets the answers, and who looks on after each event."""
         self._front, self._looked = front, looked
 
@@ -238,6 +239,6 @@ class Node(Owner):
 def _plan_text(plan: StepPlan) -> str:
     parts = [f"+{new.slot}.{new.incarnation}({new.computed_tokens}/{len(new.tokens)})" for new in plan.new]
     parts += [f"-{slot}.{incarnation}" for slot, incarnation in plan.drops]
-    parts += [f"fold {slot}[{place}]={block}" for slot, place, block in plan.folded]
+    parts += [f"fold {slot}[{place}]={block}" for slot, place, block in plan.deduplicated]
     parts += [f"{slot}:{tokens}" for slot, tokens in zip(plan.run.slots, plan.run.counts, strict=True)]
     return " ".join(parts)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.msgpack import encode
 
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import NewSequence, StepPlan
@@ -18,7 +18,7 @@ from baton.sim.line import Line, Place
 from baton.sim.pace_watch import PaceWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
-from baton.sim.trip import Trip
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.urgency_watch import UrgencyWatch
 
 
@@ -26,8 +26,8 @@ class PlanWatch:
     def __init__(
         self,
         scenario: Scenario,
-        view: InstanceView,
-        trips: Mapping[str, Trip],
+        view: SchedulerView,
+        client_requests: Mapping[str, SimulatedRequest],
         reference: Reference,
         line: Line,
         saw: Callable[[str], None],
@@ -35,7 +35,7 @@ class PlanWatch:
         self.rows = 0
         self._scenario = scenario
         self._view = view
-        self._trips = trips
+        self._trips = client_requests
         self._reference = reference
         # With lower tiers blocks come and go that no plan tells of; thousands of slots are too many for a slow model.
         modelled = not scenario.host_blocks and scenario.slots <= 64
@@ -72,17 +72,17 @@ class PlanWatch:
         dropped: list[Place] = []
         for slot, incarnation in plan.drops:
             self._tables.pop(slot, None)
-            trip, index = self._place(slot, incarnation)
-            if trip.ended[index] is None:
-                dropped.append((trip, index))
-                self._line.is_dropped(trip, index, plan.step)
+            client_request, index = self._place(slot, incarnation)
+            if client_request.ended[index] is None:
+                dropped.append((client_request, index))
+                self._line.is_dropped(client_request, index, plan.step)
         for new in plan.new:
             self._new(new)
         try:
             for slot, block in plan.grown:
                 self._tables[slot].append(block)
                 self._assign(block, slot)
-            for slot, place, block in plan.folded:
+            for slot, place, block in plan.deduplicated:
                 self._tables[slot][place] = block
             tables = [self._tables[slot] for slot in plan.run.slots]
         except KeyError as slot_error:
@@ -123,8 +123,8 @@ class PlanWatch:
             raise InvariantBroken(f"step {plan.step}: {len(plan.new)} new sequences have more than {bound} bytes", invariant=30)
 
     def _new(self, new: NewSequence) -> None:
-        trip = self._trip_of(new)
-        self._places[new.slot, new.incarnation] = trip, new.index
+        client_request = self._request_of(new)
+        self._places[new.slot, new.incarnation] = client_request, new.index
         table, size = list(new.blocks), self._scenario.block_size
         self._tables[new.slot] = table
         self._incarnation[new.slot] = new.incarnation
@@ -132,23 +132,31 @@ class PlanWatch:
         self._known[new.slot] = len(new.tokens)
         for block in table[new.computed_tokens // size :]:
             self._assign(block, new.slot)
-        if list(new.tokens) != [*trip.client.prompt, *trip.delivered[new.index]]:
-            raise InvariantBroken(f"{trip.client.id}.{new.index} prefills other tokens than its client has", invariant=32)
-        if new.computed_tokens >= len(new.tokens) or new.computed_tokens % size or new.prompt_tokens != len(trip.client.prompt):
-            raise InvariantBroken(f"{trip.client.id}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
+        if list(new.tokens) != [*client_request.client.prompt, *client_request.delivered[new.index]]:
+            raise InvariantBroken(
+                f"{client_request.client.id}.{new.index} prefills other tokens than its client has", invariant=32
+            )
+        if (
+            new.computed_tokens >= len(new.tokens)
+            or new.computed_tokens % size
+            or new.prompt_tokens != len(client_request.client.prompt)
+        ):
+            raise InvariantBroken(
+                f"{client_request.client.id}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19
+            )
         if len(table) * size < len(new.tokens) or len(dict.fromkeys(table)) != len(table):
-            raise InvariantBroken(f"{trip.client.id}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
-        self._admitted(new, trip)
+            raise InvariantBroken(f"{client_request.client.id}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
+        self._admitted(new, client_request)
 
-    def _admitted(self, new: NewSequence, trip: Trip) -> None:
-        self._line.admitted(trip, new.index)
-        self._reference.admitted(trip.client, new.index)
+    def _admitted(self, new: NewSequence, client_request: SimulatedRequest) -> None:
+        self._line.admitted(client_request, new.index)
+        self._reference.admitted(client_request.client, new.index)
         size = self._scenario.block_size
-        if trip.hit[new.index] is None:
-            trip.hit[new.index] = new.computed_tokens
+        if client_request.hit[new.index] is None:
+            client_request.hit[new.index] = new.computed_tokens
             shares = self._scenario.prefix_caching or new.index
             if new.computed_tokens and not shares:
-                raise InvariantBroken(f"{trip.client.id} has a hit, and caching is off", invariant=14)
+                raise InvariantBroken(f"{client_request.client.id} has a hit, and caching is off", invariant=14)
             if new.computed_tokens:
                 self._saw("a prefix hit")
                 if len(new.tokens) % size == 0 and new.computed_tokens == len(new.tokens) - size:
@@ -160,8 +168,8 @@ class PlanWatch:
         if new.incarnation > 1:
             self._saw("a slot was reused")
 
-    def _trip_of(self, new: NewSequence) -> Trip:
-        sequence = self._view.occupant(new.slot, new.incarnation)
+    def _request_of(self, new: NewSequence) -> SimulatedRequest:
+        sequence = self._view.slot_owner(new.slot, new.incarnation)
         if sequence is None:
             raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
         return self._trips[sequence.request.id]

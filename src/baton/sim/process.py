@@ -47,7 +47,7 @@ class WorkerProcess:
         self._watch = watch
         self._network = network
         self._cache = cache
-        self._tell: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]
+        self._dispatch: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]
         self._busy_until = 0.0
         self._steps_begun = 0
         self._faults: dict[int, list[StepFault]] = {}
@@ -69,7 +69,7 @@ class WorkerProcess:
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
         """Who is told that it is ready, goes on, or is dead."""
-        self._tell = instance
+        self._dispatch = instance
 
     def begin(self) -> None:
         self._timeline.at(0.0, self._worker_ready, self.epoch)
@@ -96,14 +96,14 @@ class WorkerProcess:
             self._restarts_to_fail -= 1
             self._timeline.note(self._label, f"epoch {epoch} does not start")
             self._watch.saw("a restart failed")
-            self._tell(WorkerLost(epoch, "did not start"))
+            self._dispatch(WorkerLost(epoch, "did not start"))
             return
         self.worker.weights = self.on_disk()
         self._timeline.note(self._label, f"ready, epoch {epoch}, weights {self.worker.weights}")
         pool = PoolIncarnation(self._first_pool + (1 if self._scenario.pool_kept else int(epoch)))
         if self._cache is not None:
             self._cache.attach(pool, self.worker.pool)
-        self._tell(WorkerReady(epoch, pool, identity_of(self.worker.weights)))
+        self._dispatch(WorkerReady(epoch, pool, identity_of(self.worker.weights)))
 
     def scribble(self) -> None:
         """One that broke the protocol may have written anywhere."""
@@ -140,7 +140,7 @@ class WorkerProcess:
         self.worker.die(self._scenario.pool_kept)
         dead, self.epoch = self.epoch, NO_EPOCH  # nothing it had queued is executed
         self._network.flush(dead)
-        self._tell(WorkerLost(dead, f"died {when}", cause))
+        self._dispatch(WorkerLost(dead, f"died {when}", cause))
 
     def vanish(self) -> None:
         """With its whole node: nobody hears of it, and nothing that was queued is executed."""
@@ -206,7 +206,7 @@ class WorkerProcess:
 
     def _plod(self, epoch: WorkerEpoch) -> None:
         if epoch == self.epoch and self._timeline.now < self._plods_until:
-            self._tell(WorkerProgressed(epoch))
+            self._dispatch(WorkerProgressed(epoch))
             self._timeline.at(self._timeline.now + PROGRESS_SHARE * self._scenario.step_seconds_max, self._plod, epoch)
 
     def _faults_of_step(self) -> dict[str, StepFault]:

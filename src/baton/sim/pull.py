@@ -26,7 +26,7 @@ class Copier(Protocol):
     def saw(self, what: str) -> None: ...
 
 
-class Pull:
+class SimulatedPull:
     __slots__ = ("_fault", "_move", "_moved", "_service", "_whole")
 
     def __init__(self, service: Copier, move: BlockMove, fault: CacheFault | None) -> None:

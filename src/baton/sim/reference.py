@@ -12,7 +12,7 @@ from baton.core.events import Event, LossCause, Pause, Resume
 from baton.errors import InvariantBroken
 from baton.protocol.request import Refused, SamplingParams
 from baton.sim.scenario import Client, Scenario
-from baton.sim.trip import Order
+from baton.sim.simulated_request import QueueKey
 
 HEALTHY_STEPS = 16
 """A worker that has absorbed so many is not in a row of losses any more. Our own number: that of the core may be wrong."""
@@ -89,7 +89,7 @@ class Reference:
 
     # Order
 
-    def order(self, client: Client, index: int) -> Order:
+    def order(self, client: Client, index: int) -> QueueKey:
         """34: by priority, then by arrival."""
         priority = client.priority if self._scenario.order == "priority" else 0
         return priority, self._arrivals[client.id] * 1000 + index

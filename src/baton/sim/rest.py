@@ -48,9 +48,9 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     **{("HostTier", name): _device for name in ("_free", "_block_of", "_unstored", "_key_of", "_pins", "_writing", "_stored")},
     ("TokenLinks", "_of_host"): lambda links: links._host.total,
     # One for each slot
-    **{("SlotTable", name): _device for name in ("_free", "occupants", "incarnations")},
+    **{("SlotTable", name): _device for name in ("_free", "slot_owners", "incarnations")},
     # Lazy deletion
-    **dict.fromkeys((("WaitingLine", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),
+    **dict.fromkeys((("WaitingQueue", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),
     # A fixed number of things
     ("Instance", "_handlers"): lambda _: len(get_args(Event)),
     ("Tiers", "rates"): lambda _: len(get_args(MoveKind)),
@@ -61,7 +61,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
     ("WorkerWatch", "_kills"): lambda watch: watch._config.worker_kills_max + 1,
 }
-NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingLine", "_heap"), ("Loader", "_unasked"))
+NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingQueue", "_heap"), ("Loader", "_unasked"))
 """The last two may name sequences that have ended, until they are rebuilt."""
 
 

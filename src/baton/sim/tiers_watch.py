@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from baton.core.engine.phase import Phase
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.core.kv.block_hash import BlockHasher
 from baton.errors import InvariantBroken
 from baton.protocol.ids import HostBlockId
 from baton.protocol.moves import BlockMove, StorageQuery, unpack_tokens
 from baton.sim.onlooker import PlansSeen
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import first_tag, identity_of, next_tag, tag_bytes
-from baton.sim.trip import Trip
 
 FAILURES_MAX = 3
 """Of storage, in a row: then it is left alone ..."""
@@ -30,8 +30,8 @@ STORES_MAX = 100
 class KeyContents:
     """What each key says: it follows from the prompts and the undisturbed outputs of all clients."""
 
-    def __init__(self, block_size: int, trips: list[Trip]) -> None:
-        self.trips = trips
+    def __init__(self, block_size: int, client_requests: list[SimulatedRequest]) -> None:
+        self.client_requests = client_requests
         self.block_size = block_size
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
@@ -40,8 +40,8 @@ class KeyContents:
 
     def of(self, key: bytes) -> bytes | None:
         """None: no client's tokens give this key."""
-        while key not in self._contents and self._known < len(self.trips):
-            self._learn(self.trips[self._known])
+        while key not in self._contents and self._known < len(self.client_requests):
+            self._learn(self.client_requests[self._known])
             self._known += 1
         return self._contents.get(key)
 
@@ -52,12 +52,12 @@ class KeyContents:
         salt, weights = self._roots[last]
         return list(self.chain(salt, tokens, weights))
 
-    def _learn(self, trip: Trip) -> None:
-        for weights in trip.weights_known:
-            for oracle in trip.oracles_of(weights):
-                chain = self.chain(trip.client.salt, [*trip.client.prompt, *oracle.complete()], weights)
+    def _learn(self, client_request: SimulatedRequest) -> None:
+        for weights in client_request.weights_known:
+            for oracle in client_request.oracles_of(weights):
+                chain = self.chain(client_request.client.salt, [*client_request.client.prompt, *oracle.complete()], weights)
                 self._contents.update(chain)
-                self._roots.update(dict.fromkeys(chain, (trip.client.salt, weights)))
+                self._roots.update(dict.fromkeys(chain, (client_request.client.salt, weights)))
 
     def chain(self, salt: str, tokens: Sequence[int], weights: int = 0) -> dict[bytes, bytes]:
         """Keys and contents of the full blocks of these tokens."""
@@ -74,7 +74,7 @@ class KeyContents:
 
 
 class TierWatch:
-    def __init__(self, view: InstanceView, plans: PlansSeen, contents: KeyContents, *, wants_tokens: bool = False) -> None:
+    def __init__(self, view: SchedulerView, plans: PlansSeen, contents: KeyContents, *, wants_tokens: bool = False) -> None:
         self._view = view
         self._wants_tokens = wants_tokens
         self._plans = plans
@@ -112,7 +112,7 @@ class TierWatch:
 
     # What is told to the service
 
-    def told(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
+    def sent(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
         """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is
         told the token ids of its keys if it wants them, and nobody is told any otherwise. Reads and writes fail apart."""
         if message.tokens or self._wants_tokens:
@@ -213,9 +213,9 @@ class TierWatch:
 
     def quiet(self) -> None:
         """35: nothing is to come any more, so nobody may wait for a lower tier."""
-        for trip in self.contents.trips:
-            if any(sequence.phase is Phase.LOADING for sequence in trip.sequences):
-                raise InvariantBroken(f"{trip.name} loads, and nothing will end that", invariant=35)
+        for client_request in self.contents.client_requests:
+            if any(sequence.phase is Phase.LOADING for sequence in client_request.sequences):
+                raise InvariantBroken(f"{client_request.name} loads, and nothing will end that", invariant=35)
 
     def full_check(self, memory: Sequence[bytearray], on_storage: Mapping[bytes, object]) -> None:
         """10: no two keys share a host block. 12: all of them. 17: what counts as stored was stored."""

@@ -19,7 +19,7 @@ from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence as Answer
 from baton.protocol.ids import RequestId
 from baton.protocol.step import StepPlan
-from baton.sim.trip import Trip
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.world import Outcome, PlainWorld, Tracer
 
 
@@ -38,37 +38,43 @@ class Tee:
             tracer.after(now, world)
 
 
-def sequences_of(world: PlainWorld, trip: Trip) -> list[Answer]:
+def sequences_of(world: PlainWorld, client_request: SimulatedRequest) -> list[Answer]:
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
-    if trip.sequences:
-        return trip.sequences
-    present = world.watch.trips[trip.client.id] is trip
-    return world.instance.view.sequences(RequestId(trip.client.id)) if present else []
+    if client_request.sequences:
+        return client_request.sequences
+    present = world.watch.client_requests[client_request.client.id] is client_request
+    return world.instance.view.sequences(RequestId(client_request.client.id)) if present else []
 
 
-def is_over(trip: Trip) -> bool:
+def is_over(client_request: SimulatedRequest) -> bool:
     """Nothing more can be seen of it: it is answered, and its sequences hold nothing."""
-    if trip.refused is not None:
+    if client_request.refused is not None:
         return True
-    return trip.submitted and None not in trip.ended and all(answer.phase is Phase.DONE for answer in trip.sequences)
+    return (
+        client_request.submitted
+        and None not in client_request.ended
+        and all(answer.phase is Phase.DONE for answer in client_request.sequences)
+    )
 
 
-class LiveTrips:
-    """The trips that can still change, so that a long run is not looked at from its beginning after every event."""
+class LiveRequests:
+    """The requests that can still change, so that a long run is not looked at from its beginning after every event."""
 
     def __init__(self) -> None:
-        self._live: list[Trip] = []
+        self._live: list[SimulatedRequest] = []
         self._seen = 0
 
-    def look(self, world: PlainWorld) -> Iterator[Trip]:
-        """Those that are submitted; a trip that is over is shown one last time."""
-        trips = world.watch.all_trips
-        live = self._live + trips[self._seen :] if len(trips) > self._seen else self._live  # new ones are last
-        self._seen = len(trips)
-        for trip in live:
-            if trip.submitted:
-                yield trip
-        self._live = [trip for trip in live if not is_over(trip)]
+    def look(self, world: PlainWorld) -> Iterator[SimulatedRequest]:
+        """Those that are submitted; a request that is over is shown one last time."""
+        client_requests = world.watch.all_trips
+        live = (
+            self._live + client_requests[self._seen :] if len(client_requests) > self._seen else self._live
+        )  # new ones are last
+        self._seen = len(client_requests)
+        for client_request in live:
+            if client_request.submitted:
+                yield client_request
+        self._live = [client_request for client_request in live if not is_over(client_request)]
 
 
 class LineTrace:
@@ -98,7 +104,7 @@ class ColumnTrace:
         self.lines: list[str] = []
         self._write = write or self.lines.append
         self._phases: dict[Answer, Phase] = {}
-        self._trips = LiveTrips()
+        self._live_requests = LiveRequests()
         self._row("time", {actor: actor for actor in WIDTHS})
         self._write("-|-".join(["-" * TIME_WIDTH, *("-" * width for width in WIDTHS.values())]))
 
@@ -111,13 +117,13 @@ class ColumnTrace:
 
     def after(self, now: float, world: PlainWorld) -> None:
         changes: list[str] = []
-        for trip in self._trips.look(world):
-            for answer in sequences_of(world, trip):
+        for client_request in self._live_requests.look(world):
+            for answer in sequences_of(world, client_request):
                 before = self._phases.get(answer)
                 if before is not answer.phase:
                     self._phases[answer] = answer.phase
                     came = "is" if before is None else f"{before.value} ->"
-                    changes.append(f"{trip.name}.{answer.index} {came} {answer.phase.value}")
+                    changes.append(f"{client_request.name}.{answer.index} {came} {answer.phase.value}")
         if changes:
             self.note(now, "instance", ", ".join(changes))
 
@@ -161,7 +167,7 @@ class PerfettoTrace:
         self._events: list[dict[str, object]] = []
         self._open: dict[Track, tuple[str, int]] = {}
         self._rows: dict[str, list[_Row]] = {}
-        self._trips = LiveTrips()
+        self._live_requests = LiveRequests()
         self._plans: dict[int, tuple[StepPlan, int]] = {}
         "Plans in flight, and when each was handed over."
         self._steps_end = 0
@@ -188,8 +194,8 @@ class PerfettoTrace:
         self._switch(_MODE, instance.mode.value)
         self._switch(_WORKER, f"epoch {instance.worker.epoch}: {instance.worker.state.value}")
         self._look_at_steps(world)
-        for trip in self._trips.look(world):
-            self._look_at_trip(world, trip)
+        for client_request in self._live_requests.look(world):
+            self._look_at_request(world, client_request)
         load = instance.view.load()
         self._count("blocks", {"free": load.blocks_free, "cached": load.blocks_idle, "held": load.blocks_held})
         self._count("sequences", {"running": load.running, "waiting": load.waiting})
@@ -240,25 +246,25 @@ class PerfettoTrace:
 
     # Requests
 
-    def _look_at_trip(self, world: PlainWorld, trip: Trip) -> None:
-        rows = self._rows_of(trip)
-        for answer in sequences_of(world, trip):
+    def _look_at_request(self, world: PlainWorld, client_request: SimulatedRequest) -> None:
+        rows = self._rows_of(client_request)
+        for answer in sequences_of(world, client_request):
             self._switch(rows[answer.index].track, None if answer.phase is Phase.DONE else answer.phase.value)
-        for row, delivered, ended in zip(rows, trip.delivered, trip.ended, strict=True):
+        for row, delivered, ended in zip(rows, client_request.delivered, client_request.ended, strict=True):
             for token in delivered[row.tokens :]:
                 self._instant(row.track, f"token {token}")
             row.tokens = len(delivered)
-            end = ended or trip.refused
+            end = ended or client_request.refused
             if end is not None and not row.ended:
                 row.ended = True
-                self._instant(row.track, f"refused: {end}" if trip.refused else f"ends: {end}")
+                self._instant(row.track, f"refused: {end}" if client_request.refused else f"ends: {end}")
 
-    def _rows_of(self, trip: Trip) -> list[_Row]:
+    def _rows_of(self, client_request: SimulatedRequest) -> list[_Row]:
         """Tracks are numbered in the order of submission."""
-        name = trip.name
+        name = client_request.name
         if name not in self._rows:
             first = _FIRST_SEQUENCE + sum(len(rows) for rows in self._rows.values())
-            self._rows[name] = [_Row((_REQUESTS, first + index)) for index in range(trip.client.n)]
+            self._rows[name] = [_Row((_REQUESTS, first + index)) for index in range(client_request.client.n)]
             for index, row in enumerate(self._rows[name]):
                 self._name_track(row.track, f"{name}.{index}")
         return self._rows[name]

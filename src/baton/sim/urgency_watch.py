@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.step import StepPlan
 
@@ -23,7 +23,7 @@ SPARE_PLANS = 2
 
 
 class UrgencyWatch:
-    def __init__(self, view: InstanceView, steps_in_flight: int, saw: Callable[[str], None]) -> None:
+    def __init__(self, view: SchedulerView, steps_in_flight: int, saw: Callable[[str], None]) -> None:
         self._view = view
         self._plans_max = steps_in_flight + SPARE_PLANS
         self._saw = saw
@@ -52,6 +52,6 @@ class UrgencyWatch:
 
     def _something_else_is_short(self, plan: StepPlan) -> bool:
         load = self._view.load()
-        occupants = (self._view.occupant(slot, incarnation) for slot, incarnation in plan.drops)
-        preempts = any(sequence is not None and sequence.phase is Phase.PREEMPTING for sequence in occupants)
+        slot_owners = (self._view.slot_owner(slot, incarnation) for slot, incarnation in plan.drops)
+        preempts = any(sequence is not None and sequence.phase is Phase.PREEMPTING for sequence in slot_owners)
         return bool(preempts or load.loading or load.kept)

@@ -24,8 +24,8 @@ from baton.sim.plans import PlanWatch
 from baton.sim.reference import Reference
 from baton.sim.rest import check_rest
 from baton.sim.scenario import Client, Scenario
+from baton.sim.simulated_request import COMPLETE, QueueKey, SimulatedRequest
 from baton.sim.tags import identity_of
-from baton.sim.trip import COMPLETE, Order, Trip
 
 PREEMPTIONS_MAX = 24
 """Invariant 33: preemptions of one sequence, none of them forced, without a token in between."""
@@ -39,17 +39,19 @@ class Watch:
         self.weights_known = scenario.weights_known
         self.weights = 0
         "Of the worker, as the instance was told."
-        self._outdated: list[Trip] = []
+        self._outdated: list[SimulatedRequest] = []
         "Those that have begun when a worker with other weights is ready."
-        self.trips = {client.id: Trip(client, weights_known=self.weights_known) for client in scenario.clients}
+        self.client_requests = {
+            client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients
+        }
         "By id: the present user of it."
-        self.all_trips = list(self.trips.values())
+        self.all_trips = list(self.client_requests.values())
         self.reference = Reference(scenario)
-        self._logprobs = LogprobWatch(self.trips, self.saw)
+        self._logprobs = LogprobWatch(self.client_requests, self.saw)
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
         self.line = Line()
-        self.plans = PlanWatch(scenario, instance.view, self.trips, self.reference, self.line, self.saw)
+        self.plans = PlanWatch(scenario, instance.view, self.client_requests, self.reference, self.line, self.saw)
         self.model = self.plans.model
         self._absorbed: list[tuple[int, StepResult]] = []
         self._pool_spoiled = False
@@ -59,7 +61,7 @@ class Watch:
         self._preempting: dict[Sequence, int] = {}
         self._deaths: dict[str, int] = {}
         self._losses: dict[tuple[str, int], int] = {}
-        self._stopped: list[Trip] = []
+        self._stopped: list[SimulatedRequest] = []
         self._idle_steps = 0
         poison = sum(client.n for client in scenario.clients if client.poison_at is not None)
         faults = sum(fault.kind not in ("late", "repeat", "ghost") for fault in scenario.steps)
@@ -72,55 +74,55 @@ class Watch:
 
     # Clients
 
-    def submitted(self, trip: Trip) -> None:
-        trip.weights = self.weights
-        trip.sequences = self._view.sequences(RequestId(trip.client.id))
-        trip.orders = [self.reference.order(trip.client, index) for index in range(trip.client.n)]
-        self.line.joins(trip, 0)
+    def submitted(self, client_request: SimulatedRequest) -> None:
+        client_request.weights = self.weights
+        client_request.sequences = self._view.sequences(RequestId(client_request.client.id))
+        client_request.orders = [self.reference.order(client_request.client, index) for index in range(client_request.client.n)]
+        self.line.joins(client_request, 0)
 
-    def add(self, trip: Trip) -> None:
+    def add(self, client_request: SimulatedRequest) -> None:
         """A request that is not in the scenario. One that has its id has been answered."""
-        self.trips[trip.client.id] = trip
-        self.all_trips.append(trip)
-        for index in range(trip.client.n):
-            self._losses.pop((trip.client.id, index), None)
+        self.client_requests[client_request.client.id] = client_request
+        self.all_trips.append(client_request)
+        for index in range(client_request.client.n):
+            self._losses.pop((client_request.client.id, index), None)
 
     def refused(self, effect: Refuse) -> None:
         """A refusal is the only answer."""
-        trip = self.trips[effect.request]
-        if any(trip.delivered) or any(trip.ended) or trip.refused:
+        client_request = self.client_requests[effect.request]
+        if any(client_request.delivered) or any(client_request.ended) or client_request.refused:
             raise InvariantBroken(f"{effect.request} is refused after it was answered", invariant=22)
         if not str(effect.refused):
             raise InvariantBroken("a refusal says nothing", invariant=22)
-        trip.refused = effect.refused.reason
+        client_request.refused = effect.refused.reason
 
     def emitted(self, emit: Emit, now: float) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
         self.deliveries += len(emit.tokens) + len(emit.ended)
-        check_begun(emit, lambda request, index: self.trips[request].hit[index] or 0)
-        told = self._logprobs.told(emit) if emit.logprobs else {}
+        check_begun(emit, lambda request, index: self.client_requests[request].hit[index] or 0)
+        sent = self._logprobs.sent(emit) if emit.logprobs else {}
         for request, _, index, position, token in each_token(emit.tokens):
-            trip = self.trips[request]
-            delivered = trip.delivered[index]
+            client_request = self.client_requests[request]
+            delivered = client_request.delivered[index]
             if position != len(delivered):
                 raise InvariantBroken(f"{request}.{index}: token {position} after {len(delivered)}", invariant=21)
-            if trip.ended[index] is not None or trip.refused or not trip.submitted:
+            if client_request.ended[index] is not None or client_request.refused or not client_request.submitted:
                 raise InvariantBroken(f"{request}.{index} gets a token after its end, or before it came", invariant=22)
-            if trip.oracles[index].token(len(delivered)) != token:
+            if client_request.oracles[index].token(len(delivered)) != token:
                 raise InvariantBroken(
                     f"{request}.{index}: token {len(delivered)} is {token}, not the undisturbed one", invariant=21
                 )
-            if trip.client.logprobs is not None or trip.client.prompt_logprobs is not None:
-                entries = told.get((request, index))
-                self._logprobs.expect(trip, index, position, entries.pop(0) if entries else None)
+            if client_request.client.logprobs is not None or client_request.client.prompt_logprobs is not None:
+                entries = sent.get((request, index))
+                self._logprobs.expect(client_request, index, position, entries.pop(0) if entries else None)
             delivered.append(token)
-            trip.thrash[index] = 0
+            client_request.thrash[index] = 0
             if not index and position == 0:
-                self.line.siblings_join(trip)
+                self.line.siblings_join(client_request)
             if token == 0:
                 self.saw("token 0 was delivered")
-            if len(delivered) == trip.client.stop_string_at and index == trip.client.n - 1:
-                self._stopped.append(trip)
+            if len(delivered) == client_request.client.stop_string_at and index == client_request.client.n - 1:
+                self._stopped.append(client_request)
         if emit.tokens:
             self.tokens += len(emit.tokens)
             self._idle_steps = 0
@@ -129,67 +131,74 @@ class Watch:
             self._ended(ended, now)
 
     def _ended(self, ended: Ended, now: float) -> None:
-        trip = self.trips[ended.request]
-        index, client, delivered = ended.index, trip.client, trip.delivered[ended.index]
-        if trip.ended[index] is not None or trip.refused or not trip.submitted:
+        client_request = self.client_requests[ended.request]
+        index, client, delivered = ended.index, client_request.client, client_request.delivered[ended.index]
+        if client_request.ended[index] is not None or client_request.refused or not client_request.submitted:
             raise InvariantBroken(f"{ended.request}.{index} ends twice, or before it came", invariant=22)
-        trip.ended[index] = ended.reason
-        trip.ended_at = now
+        client_request.ended[index] = ended.reason
+        client_request.ended_at = now
         self.reference.ended(client, index)
-        self.line.ended(trip, index)
+        self.line.ended(client_request, index)
         if self.model is not None:
-            self.model.ended(trip, index)
-        hit = trip.hit[index] or 0
+            self.model.ended(client_request, index)
+        hit = client_request.hit[index] or 0
         if (ended.prompt_tokens, ended.output_tokens, ended.cached_tokens) != (len(client.prompt), len(delivered), hit):
             raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
         below = (ended.host_tokens, ended.storage_tokens)
         if min(below) < 0 or sum(below) > (hit if self._scenario.host_blocks else 0):
             raise InvariantBroken(f"{ended.request}.{index}: {below} of {hit} tokens came from lower tiers", invariant=23)
-        preempted = next((sequence.preemptions for sequence in trip.sequences if sequence.index == index), 0)
+        preempted = next((sequence.preemptions for sequence in client_request.sequences if sequence.index == index), 0)
         if ended.preemptions != preempted:
             raise InvariantBroken(f"{ended.request}.{index} was preempted {preempted} times: {ended}", invariant=23)
         match ended.reason:
-            case FinishReason.STOP if self._by_stop_string(trip, index):
+            case FinishReason.STOP if self._by_stop_string(client_request, index):
                 pass
             case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
-                if delivered != trip.oracles[index].complete() or ended.reason != trip.oracles[index].reason:
+                if (
+                    delivered != client_request.oracles[index].complete()
+                    or ended.reason != client_request.oracles[index].reason
+                ):
                     raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
                 if ended.reason is FinishReason.REPETITION:
                     self.saw("an answer that repeats itself ended")
                 if (len(client.prompt) + len(delivered) - 1) % self._scenario.block_size == 0:
                     self.saw("an end on a block's edge")
-                if any(s.index == index and s in self._preempting for s in trip.sequences):
+                if any(s.index == index and s in self._preempting for s in client_request.sequences):
                     self.saw("the last token was in flight at a preemption")
             case FinishReason.ABORT:
-                if not trip.aborted and not self.reference.may_be_drained():
+                if not client_request.aborted and not self.reference.may_be_drained():
                     raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
             case FinishReason.TIMEOUT:
                 if not self.reference.may_time_out(client):
                     raise InvariantBroken(f"{ended.request}.{index} times out before its deadline", invariant=22)
-                self.saw("a deadline passed in the line" if trip.hit[index] is None else "a deadline passed on the worker")
+                self.saw(
+                    "a deadline passed in the line" if client_request.hit[index] is None else "a deadline passed on the worker"
+                )
             case FinishReason.ERROR:
-                self._failed(trip, index, ended)
+                self._failed(client_request, index, ended)
 
-    def _by_stop_string(self, trip: Trip, index: int) -> bool:
+    def _by_stop_string(self, client_request: SimulatedRequest, index: int) -> bool:
         """Ended by its front, at or (with tokens under way) after the place, and not by a stop id of its own."""
-        wanted, oracle = trip.client.stop_string_at, trip.oracles[index]
-        ours = wanted is not None and index == trip.client.n - 1 and len(trip.delivered[index]) >= wanted
-        return ours and trip.delivered[index] != oracle.tokens[: len(oracle.complete())]
+        wanted, oracle = client_request.client.stop_string_at, client_request.oracles[index]
+        ours = wanted is not None and index == client_request.client.n - 1 and len(client_request.delivered[index]) >= wanted
+        return ours and client_request.delivered[index] != oracle.tokens[: len(oracle.complete())]
 
-    def take_stopped(self) -> list[Trip]:
+    def take_stopped(self) -> list[SimulatedRequest]:
         """Sequences whose front has just seen a stop string."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
-    def _failed(self, trip: Trip, index: int, ended: Ended) -> None:
+    def _failed(self, client_request: SimulatedRequest, index: int, ended: Ended) -> None:
         """An error is allowed to those that cause one, and to all when the worker is given up."""
-        outputs, client = len(trip.delivered[index]), trip.client
+        outputs, client = len(client_request.delivered[index]), client_request.client
         if client.nan_at == outputs and ended.error == "row_failed":
             self.saw("one row failed, alone")
         elif client.poison_at == outputs and ended.error == "poison":
             self.saw("a poisonous request was given up")
         elif ended.detail == OTHER_WEIGHTS:
-            self._expect(trip in self._outdated, 59, f"{ended.request}.{index} ends, and could go on with its weights")
+            self._expect(
+                client_request in self._outdated, 59, f"{ended.request}.{index} ends, and could go on with its weights"
+            )
             self.saw("an answer ended, as other weights are served")
         elif ended.error == "worker_gone" and self.reference.may_give_worker_up():
             self.saw("the worker was given up")
@@ -201,7 +210,11 @@ class Watch:
     def mode_changed(self, mode: Mode) -> None:
         """9: paused means that nobody is owed anything."""
         self.reference.mode_changed(mode.value)
-        owed = [trip for trip in self.trips.values() if trip.submitted and trip.refused is None and None in trip.ended]
+        owed = [
+            client_request
+            for client_request in self.client_requests.values()
+            if client_request.submitted and client_request.refused is None and None in client_request.ended
+        ]
         if mode is Mode.PAUSED and owed:
             raise InvariantBroken(f"paused while {owed[0].client.id} is not answered", invariant=9)
         self.saw(f"mode: {mode}")
@@ -221,7 +234,9 @@ class Watch:
         self._pool_spoiled |= cause == "protocol"
         if not evidence:
             return
-        suspects = {(trip.client.id, index): None for plan in oldest for trip, index in self.plans.places_of(plan)}
+        suspects = {
+            (client_request.client.id, index): None for plan in oldest for client_request, index in self.plans.places_of(plan)
+        }
         for suspect in suspects:
             self._losses[suspect] = self._losses.get(suspect, 0) + 1
 
@@ -250,8 +265,8 @@ class Watch:
     def after(self) -> None:
         """22, 33, 35, 59, for what this event touched."""
         instance, view = self._instance, self._view
-        for trip in self._outdated:
-            self._expect(trip.is_answered, 59, f"{trip.name} has begun, and is to go on with other weights")
+        for client_request in self._outdated:
+            self._expect(client_request.is_answered, 59, f"{client_request.name} has begun, and is to go on with other weights")
         self._outdated.clear()
         self.reference.after_event(worker_gone=instance.worker.state.value == "gone")
         if view.oldest_step is None and view.has_work:
@@ -273,7 +288,7 @@ class Watch:
         model.event()
         if type(event) is PreemptSome:
             for sequence in self._view.preempting():
-                model.preempted_from_outside(self.trips[sequence.request.id], sequence.index)
+                model.preempted_from_outside(self.client_requests[sequence.request.id], sequence.index)
         elif type(event) is EvictSome:
             model.cache.sync(in_order=not planned)
         elif type(event) is WorkerReady and self._instance.worker.state.value == "ready":
@@ -289,12 +304,12 @@ class Watch:
             return False
         self.saw("a worker came back with other weights")
         self.weights = next(weights for weights in self.weights_known if identity_of(weights) == identity)
-        for trip in self.all_trips:
-            if trip.submitted and not trip.is_answered:
-                if any(trip.delivered) or any(trip.ended):
-                    self._outdated.append(trip)
+        for client_request in self.all_trips:
+            if client_request.submitted and not client_request.is_answered:
+                if any(client_request.delivered) or any(client_request.ended):
+                    self._outdated.append(client_request)
                 else:
-                    trip.weights = self.weights
+                    client_request.weights = self.weights
         return True
 
     def take_in(self) -> None:
@@ -313,9 +328,9 @@ class Watch:
     def forced(self) -> None:
         """A preemption from outside, or a lost worker, does not count as thrashing."""
         self._idle_steps = 0
-        for trip in self.all_trips:
-            if not trip.is_answered:
-                trip.thrash = [0] * trip.client.n
+        for client_request in self.all_trips:
+            if not client_request.is_answered:
+                client_request.thrash = [0] * client_request.client.n
 
     def _preemptions(self, preempting: list[Sequence]) -> None:
         running = self._view.running()
@@ -329,7 +344,7 @@ class Watch:
                 raise InvariantBroken(f"{sequence!r} is preempted and holds blocks, or lost its slot", invariant=31)
             if any(self._order(other) > self._order(sequence) for other in running):
                 raise InvariantBroken(f"{sequence!r} is preempted and not the last in line", invariant=33)
-            thrash = self.trips[sequence.request.id].thrash
+            thrash = self.client_requests[sequence.request.id].thrash
             thrash[sequence.index] += 1
             if thrash[sequence.index] > PREEMPTIONS_MAX:
                 raise InvariantBroken(f"{sequence!r}: preempted again and again, no token in between", invariant=33)
@@ -340,8 +355,8 @@ class Watch:
         for sequence in [s for s in self._preempting if s.phase is not Phase.PREEMPTING]:
             del self._preempting[sequence]
 
-    def _order(self, sequence: Sequence) -> Order:
-        return self.trips[sequence.request.id].orders[sequence.index]
+    def _order(self, sequence: Sequence) -> QueueKey:
+        return self.client_requests[sequence.request.id].orders[sequence.index]
 
     # At rest
 
@@ -360,11 +375,13 @@ class Watch:
             raise InvariantBroken("at rest and a deadline is armed", invariant=9)
         check_rest(instance)
         quiet = not self._scenario.faults
-        for trip in self.all_trips:
-            if trip.submitted and trip.refused is None and None in trip.ended:
-                raise InvariantBroken(f"{trip.client.id} was never answered", invariant=22)
-            if quiet and trip.client.timeout is None and trip.refused is None:
-                self._expect(all(r in COMPLETE for r in trip.ended), 22, f"{trip.client.id} did not succeed")
+        for client_request in self.all_trips:
+            if client_request.submitted and client_request.refused is None and None in client_request.ended:
+                raise InvariantBroken(f"{client_request.client.id} was never answered", invariant=22)
+            if quiet and client_request.client.timeout is None and client_request.refused is None:
+                self._expect(
+                    all(r in COMPLETE for r in client_request.ended), 22, f"{client_request.client.id} did not succeed"
+                )
 
     def _expect(self, ok: bool, invariant: int, message: str) -> None:
         if not ok:

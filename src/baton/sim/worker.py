@@ -121,7 +121,7 @@ class SimWorker:
             self.seats[new.slot] = Seat(new, client, plan.sampling[new.sampling], self.weights)
         for slot, block in plan.grown:
             self.seats[slot].table.append(block)
-        for slot, place, block in plan.folded:
+        for slot, place, block in plan.deduplicated:
             self.seats[slot].table[place] = block
 
     def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:

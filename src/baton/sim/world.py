@@ -117,7 +117,7 @@ class PlainWorld(World):
         self.node.tiers.quiet()
         self._heal()
         self.timeline.note("world", "drain")
-        self.node.tell(Pause())
+        self.node.dispatch(Pause())
         self._until_quiet()
         for actor in self.actors:
             actor.at_rest()
@@ -158,11 +158,11 @@ class PlainWorld(World):
         match nudge.kind:
             case "preempt":
                 self.watch.forced()
-                node.tell(PreemptSome(amount))
+                node.dispatch(PreemptSome(amount))
             case "evict":
-                node.tell(EvictSome(amount))
+                node.dispatch(EvictSome(amount))
             case "clear" if node.cache is not None:
-                node.tell(ForgetCache(0))
+                node.dispatch(ForgetCache(0))
                 if node.tiers.cleared():
                     node.cache.saw("the cache was cleared with copies under way")
             case "crash":
@@ -177,9 +177,9 @@ class PlainWorld(World):
             case "clock":
                 node.jump(nudge.amount)
             case "pause":
-                node.tell(Pause(nudge.amount))
+                node.dispatch(Pause(nudge.amount))
             case "resume":
-                node.tell(Resume())
+                node.dispatch(Resume())
             case "restart_fails":
                 node.process.fail_restarts(amount)
             case "restart_hangs":

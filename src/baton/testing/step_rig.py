@@ -29,11 +29,11 @@ from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.grammar_masks import GrammarMasks
+from baton.worker.in_flight_step import InFlightStep
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import CpuPlatform
-from baton.worker.ticket import Ticket
 
 STEPS_MAX = 5000
 
@@ -86,7 +86,7 @@ class StepRig:
         )
         self.runner = self._new_runner()
         self.plans: deque[StepPlan] = deque()
-        self.tickets: deque[Ticket] = deque()
+        self.in_flight_steps: deque[InFlightStep] = deque()
         self.prompts: dict[str, list[int]] = {}
         self.history: list[tuple[StepPlan, StepResult]] = []
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -116,7 +116,7 @@ class StepRig:
     def kill_worker(self) -> None:
         """The worker dies with its plans; its successor starts with another pool."""
         self.plans.clear()
-        self.tickets.clear()
+        self.in_flight_steps.clear()
         self.runner.close()
         self.runner = self._new_runner()
         self._dying = True
@@ -133,12 +133,12 @@ class StepRig:
     def step(self) -> bool:
         """Launch as many steps as may be ahead, and absorb the result of the oldest. False: there is none."""
         while self.plans and not self.runner.must_wait(self.plans[0]):
-            self.tickets.append(self.runner.submit(self.plans.popleft()))
-        if not self.tickets:
+            self.in_flight_steps.append(self.runner.submit(self.plans.popleft()))
+        if not self.in_flight_steps:
             return False
-        ticket = self.tickets.popleft()
-        result = _over_the_wire(self.runner.collect(ticket))
-        self.history.append((ticket.plan, result))
+        in_flight = self.in_flight_steps.popleft()
+        result = _over_the_wire(self.runner.collect(in_flight))
+        self.history.append((in_flight.plan, result))
         self.dispatch(StepDone(result))
         return True
 

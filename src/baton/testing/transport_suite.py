@@ -14,7 +14,7 @@ import pytest
 from baton.errors import PeerUnreadable
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.transport import Transport
-from baton.kvpool.copies import Run
+from baton.kvpool.copies import CopySpan
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import PoolIncarnation
@@ -66,7 +66,7 @@ class TransportConformance:
             async with self.both(tmp_path) as (server, theirs, reader, ours):
                 peer = await reader.open(server.address, theirs.incarnation, LAYOUT.fingerprint(), lambda: None)
                 assert (peer.blocks, peer.fingerprint) == (BLOCKS, LAYOUT.fingerprint())
-                runs = [Run(5, 10, 3), Run(0, 2, 1)]
+                runs = [CopySpan(5, 10, 3), CopySpan(0, 2, 1)]
                 read = await peer.read(runs, ours, Deadline.after(SECONDS_MAX), lambda: True)
                 assert read.blocks == 4
                 assert np.array_equal(ours.data[[10, 11, 12, 2]], theirs.data[[5, 6, 7, 0]])
@@ -90,7 +90,7 @@ class TransportConformance:
             async with self.both(tmp_path) as (server, theirs, reader, ours):
                 peer = await reader.open(server.address, theirs.incarnation, LAYOUT.fingerprint(), lambda: None)
                 try:
-                    read = await peer.read([Run(0, 0, BLOCKS)], ours, Deadline.after(SECONDS_MAX), lambda: False)
+                    read = await peer.read([CopySpan(0, 0, BLOCKS)], ours, Deadline.after(SECONDS_MAX), lambda: False)
                     whole = read.blocks
                 except PeerUnreadable:
                     whole = 0

@@ -116,7 +116,7 @@ class GrammarMasks:
     def report_progress(self, word: ProgressWord) -> None:
         self._advance = word.advance
 
-    def seat(self, params: SamplingParams, outputs: Sequence[int]) -> GrammarState | None:
+    def assign_slot(self, params: SamplingParams, outputs: Sequence[int]) -> GrammarState | None:
         """A sequence that has these tokens already. None: it has no grammar."""
         if params.grammar is None:
             return None

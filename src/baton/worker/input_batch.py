@@ -22,7 +22,7 @@ import numpy as np
 
 from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
-from baton.protocol.step import NewSequence, Run
+from baton.protocol.step import BatchRows, NewSequence
 from baton.worker.arrays import Bools, Int32s, Int64s
 from baton.worker.flat_batch import FEEDBACK, FlatBatch, Spans
 
@@ -31,7 +31,7 @@ EMPTY = -1
 NONE: Int64s = np.zeros(0, np.int64)
 
 
-class Lineup:
+class BatchLayout:
     """Who runs how many tokens. While the same ones run the same again, as decoding sequences do, it is looked up once."""
 
     __slots__ = ("counts", "flat", "singles", "slots", "starts")
@@ -69,7 +69,7 @@ class InputBatch:
             raise ProtocolError(f"the plan drops {slot}.{incarnation}, which is not there")
         self.incarnations[slot] = EMPTY
 
-    def seat(self, new: NewSequence) -> None:
+    def assign_slot(self, new: NewSequence) -> None:
         slot, known, held = new.slot, len(new.tokens), len(new.blocks)
         if not self._is_slot(slot) or self.incarnations[slot] != EMPTY:
             raise ProtocolError(f"the plan seats a sequence in slot {slot}, which is taken or does not exist")
@@ -126,7 +126,7 @@ class InputBatch:
 
     # A step
 
-    def check_run(self, run: Run) -> None:
+    def check_run(self, run: BatchRows) -> None:
         """Each slot is taken and appears once, with a token to run or more."""
         if len(run.counts) != len(run.slots) or not all(map(self._is_slot, run.slots)):
             raise ProtocolError("the plan's run names slots that do not exist, or has columns of different length")
@@ -135,9 +135,9 @@ class InputBatch:
         if min(run.counts, default=1) < 1:
             raise ProtocolError(f"the plan runs {min(run.counts)} tokens of a slot")
 
-    def flatten(self, lineup: Lineup) -> FlatBatch:
+    def flatten(self, layout: BatchLayout) -> FlatBatch:
         """The next tokens of these sequences."""
-        slots, counts, starts = lineup.slots, lineup.counts, lineup.starts
+        slots, counts, starts = layout.slots, layout.counts, layout.starts
         contexts, lengths = self.computed[slots], self.lengths[slots]
         ends = contexts + counts
         wrong = ends > np.minimum(lengths, self.rooms[slots])
@@ -148,27 +148,27 @@ class InputBatch:
                 f"tokens and blocks for {self.rooms[slots[at]]}"
             )
         due = ends == lengths
-        if lineup.singles:
-            return self._flatten_singles(lineup, contexts, due)
+        if layout.singles:
+            return self._flatten_singles(layout, contexts, due)
         # Row r of a sequence that starts at s with context c is its token c + (r - s).
         positions = np.arange(starts[-1]) + np.repeat(contexts - starts[:-1], counts)
         token_ids = self.tokens[np.repeat(slots, counts), positions]
         return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
 
-    def _flatten_singles(self, lineup: Lineup, contexts: Int64s, due: Bools) -> FlatBatch:
+    def _flatten_singles(self, layout: BatchLayout, contexts: Int64s, due: Bools) -> FlatBatch:
         """In the arrays of their last step, so that who has looked up the addresses of these need not do it again."""
-        slots, flat = lineup.slots, lineup.flat
+        slots, flat = layout.slots, layout.flat
         token_ids = self.tokens[slots, contexts]
         if flat is None or flat.spans.tables is not self.tables:
-            spans = Spans(self.tables, slots, lineup.starts, contexts)
-            lineup.flat = flat = FlatBatch(spans, token_ids, contexts, due)
+            spans = Spans(self.tables, slots, layout.starts, contexts)
+            layout.flat = flat = FlatBatch(spans, token_ids, contexts, due)
         else:
             flat.positions[:], flat.token_ids[:], flat.due[:] = contexts, token_ids, due
         return flat
 
-    def advance(self, lineup: Lineup, due: Int64s) -> Int64s:
+    def advance(self, layout: BatchLayout, due: Int64s) -> Int64s:
         """The step is launched: these are computed, and the slots in `due` have a token more. Where it belongs."""
-        self.computed[lineup.slots] += lineup.counts
+        self.computed[layout.slots] += layout.counts
         places = self.lengths[due]
         self.tokens[due, places] = FEEDBACK
         self.lengths[due] = places + 1

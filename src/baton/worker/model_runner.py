@@ -23,15 +23,15 @@ from baton.errors import InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
-from baton.protocol.step import NewSequence, Run, StepPlan, StepResult
+from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
 from baton.worker.executors.base import Executor
 from baton.worker.failure import Failure, off_grammar
 from baton.worker.grammar_masks import GrammarMasks
+from baton.worker.in_flight_step import BatchMembers, InFlightStep
 from baton.worker.input_batch import InputBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BANS_MAX, BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
-from baton.worker.ticket import Crew, Ticket
 
 HARMLESS = SamplingParams()
 """Of a sequence that has failed before it ran: nothing of what it asked for gets to where others have their rows."""
@@ -50,22 +50,22 @@ class ModelRunner:
         self.grammars = grammars or GrammarMasks(None)
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
-        self._tickets: deque[Ticket] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         "Submitted and not collected, oldest first."
         self.clear()
 
     def clear(self) -> None:
         """Every slot is empty, as at the start. What is in the pool stays there, and means nothing to anybody."""
-        while self._tickets:
-            ticket = self._tickets.popleft()
-            if ticket.launched is not None:
-                self.executor.collect(ticket.launched)
+        while self._in_flight:
+            in_flight = self._in_flight.popleft()
+            if in_flight.launched is not None:
+                self.executor.collect(in_flight.launched)
         self.batch = InputBatch(slots=self._slots, blocks=self.pool.blocks, block_size=self.pool.layout.block_size)
         self.sampling = SamplingColumns(self._slots)
         self._failed: dict[int, Failure] = {}
         "Slots that answer with this until they are dropped."
         self._last_step: int | None = None
-        self._last_crew: Crew | None = None
+        self._last_crew: BatchMembers | None = None
         "Of the last step, while it is still right."
 
     def report_progress(self, word: ProgressWord) -> None:
@@ -77,9 +77,9 @@ class ModelRunner:
     def must_wait(self, plan: StepPlan) -> bool:
         """Whether all steps before it must be collected before this one is submitted: there are as many as may be, or
         somebody is sampled on the host, who needs to know the tokens so far."""
-        if not self._tickets:
+        if not self._in_flight:
             return False
-        if len(self._tickets) >= self.steps_ahead:
+        if len(self._in_flight) >= self.steps_ahead:
             return True
         on_host = self.executor.samples_on_host
         if any((sampled_on_host if on_host else waits_for_tokens)(params) for params in plan.sampling):
@@ -87,29 +87,29 @@ class ModelRunner:
         column = self.sampling.on_host if on_host else self.sampling.waits
         return bool(column[list(plan.run.slots)].any())
 
-    def submit(self, plan: StepPlan) -> Ticket:
-        if len(self._tickets) >= self.steps_ahead:
-            raise InvariantBroken(f"step {plan.step} is submitted while {len(self._tickets)} are under way")
+    def submit(self, plan: StepPlan) -> InFlightStep:
+        if len(self._in_flight) >= self.steps_ahead:
+            raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
         self._take_in(plan)
-        ticket = Ticket(plan, self._crew(plan.run))
-        lineup, sampling = ticket.crew.lineup, ticket.crew.sampling
+        in_flight = InFlightStep(plan, self._crew(plan.run))
+        lineup, sampling = in_flight.members.lineup, in_flight.members.sampling
         if sampling.states:
             flat = self.batch.flatten(lineup)
-            ticket.due = None if flat.due.all() else np.flatnonzero(flat.due)
-            ticket.launched = self.executor.launch(flat, sampling)
-            ticket.places = self.batch.advance(lineup, ticket.of_due(lineup.slots))
-        self._tickets.append(ticket)
-        return ticket
+            in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
+            in_flight.launched = self.executor.launch(flat, sampling)
+            in_flight.places = self.batch.advance(lineup, in_flight.of_due(lineup.slots))
+        self._in_flight.append(in_flight)
+        return in_flight
 
-    def collect(self, ticket: Ticket) -> StepResult:
-        if not self._tickets or self._tickets[0] is not ticket:
-            raise InvariantBroken(f"step {ticket.plan.step} is collected out of order")
-        if ticket.launched is not None:
-            ticket.sampled = self.executor.collect(ticket.launched)
-        self._tickets.popleft()
-        self._learn(ticket)
-        return ticket.result()
+    def collect(self, in_flight: InFlightStep) -> StepResult:
+        if not self._in_flight or self._in_flight[0] is not in_flight:
+            raise InvariantBroken(f"step {in_flight.plan.step} is collected out of order")
+        if in_flight.launched is not None:
+            in_flight.sampled = self.executor.collect(in_flight.launched)
+        self._in_flight.popleft()
+        self._learn(in_flight)
+        return in_flight.result()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """For who has no other step to submit meanwhile."""
@@ -143,7 +143,7 @@ class ModelRunner:
             bad_words[new.sampling] = made.bad_words
         for slot, block in plan.grown:
             self.batch.grow(slot, block)
-        for slot, place, block in plan.folded:
+        for slot, place, block in plan.deduplicated:
             self.batch.fold(slot, place, block)
 
     def _seat(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
@@ -151,55 +151,57 @@ class ModelRunner:
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
             new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
-        self.batch.seat(new)
+        self.batch.assign_slot(new)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
-        grammar = self.grammars.seat(sampling, outputs)
+        grammar = self.grammars.assign_slot(sampling, outputs)
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
         if made.bans_max > BANS_MAX:
             words = f"bad_words and min_tokens exclude {made.bans_max} tokens at a time, and at most {BANS_MAX} are allowed"
             self._fail(new.slot, Failure(words))
             made = SequenceSampling(HARMLESS, new.index, vocabulary, prompt, outputs)
-        self.sampling.seat(new.slot, made)
+        self.sampling.assign_slot(new.slot, made)
         return made
 
     def _fail(self, slot: int, failure: Failure) -> None:
         self._failed[slot] = failure
         self._last_crew = None
 
-    def _crew(self, run: Run) -> Crew:
+    def _crew(self, run: BatchRows) -> BatchMembers:
         """Most steps run what the last one ran."""
-        crew = self._last_crew
-        if crew is None or crew.run != run:
+        members = self._last_crew
+        if members is None or members.run != run:
             self.batch.check_run(run)
-            crew = self._last_crew = Crew(run, self.batch, self.sampling, self._failed)
-        return crew
+            members = self._last_crew = BatchMembers(run, self.batch, self.sampling, self._failed)
+        return members
 
     # What came of a step
 
-    def _learn(self, ticket: Ticket) -> None:
-        crew, sampled = ticket.crew, ticket.sampled
+    def _learn(self, in_flight: InFlightStep) -> None:
+        members, sampled = in_flight.members, in_flight.sampled
         for place, failure in sampled.failed.items():
-            grammar = crew.sampling.states[place].grammar
+            grammar = members.sampling.states[place].grammar
             if grammar is not None and grammar.error:
                 failure = off_grammar(grammar.error) if grammar.ran_out else Failure(grammar.error)
-            self._fail_late(ticket, place, failure)
-        slots, places, tokens = ticket.of_due(crew.lineup.slots), ticket.places, ticket.of_due(sampled.tokens)
-        if self._tickets:  # younger steps, whose plans may have put somebody else into a slot
-            same = self.batch.incarnations[slots] == ticket.of_due(crew.occupants)
+            self._fail_late(in_flight, place, failure)
+        slots, places, tokens = in_flight.of_due(members.lineup.slots), in_flight.places, in_flight.of_due(sampled.tokens)
+        if self._in_flight:  # younger steps, whose plans may have put somebody else into a slot
+            same = self.batch.incarnations[slots] == in_flight.of_due(members.occupants)
             slots, places, tokens = slots[same], places[same], tokens[same]
         self.batch.learn(slots, places, tokens)
-        for place, state in crew.sampling.tallied:
-            if ticket.got_token(place):
+        for place, state in members.sampling.tallied:
+            if in_flight.got_token(place):
                 state.sampled(int(sampled.tokens[place]))
-        if crew.sampling.constrained:
-            ahead = [(grammar, int(sampled.tokens[at])) for at, grammar in crew.sampling.constrained if ticket.got_token(at)]
+        if members.sampling.constrained:
+            ahead = [
+                (grammar, int(sampled.tokens[at])) for at, grammar in members.sampling.constrained if in_flight.got_token(at)
+            ]
             if ahead:
                 self.grammars.advance(ahead)
 
-    def _fail_late(self, ticket: Ticket, place: int, failure: Failure) -> None:
+    def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
         """Steps that were launched meanwhile have run it as well."""
-        slot, incarnation = int(ticket.crew.lineup.slots[place]), int(ticket.crew.occupants[place])
-        for one in (ticket, *self._tickets):
+        slot, incarnation = int(in_flight.members.lineup.slots[place]), int(in_flight.members.occupants[place])
+        for one in (in_flight, *self._in_flight):
             if one.runs(slot, incarnation):
                 one.failed.setdefault(slot, failure)
         if self.batch.incarnations[slot] == incarnation:

@@ -20,7 +20,7 @@ from baton.kvpool.memory import GIB
 from baton.kvpool.pool import pool_bytes
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
-from baton.protocol.step import NewSequence, Run, StepPlan
+from baton.protocol.step import BatchRows, NewSequence, StepPlan
 from baton.worker.executors.base import PoolBinder
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
@@ -69,7 +69,7 @@ def largest_step(config: WorkerConfig, context: int) -> StepPlan:
         block += len(blocks)
         news.append(_sequence(slot, tokens, tokens - chunk, blocks))
         counts.append(chunk)
-    run = Run(tuple(new.slot for new in news), tuple(counts))
+    run = BatchRows(tuple(new.slot for new in news), tuple(counts))
     return StepPlan(StepNo(1), WorkerEpoch(0), new=tuple(news), run=run, sampling=(LARGEST,))
 
 

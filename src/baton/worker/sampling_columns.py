@@ -28,7 +28,7 @@ class SamplingColumns:
         self.states: list[SequenceSampling | None] = [None] * slots
         self._changed: dict[int, None] = {}
 
-    def seat(self, slot: int, state: SequenceSampling) -> None:
+    def assign_slot(self, slot: int, state: SequenceSampling) -> None:
         self.states[slot] = state
         self.draws[slot] = state.draw
         self.seeds[slot] = state.seed

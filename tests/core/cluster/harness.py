@@ -15,26 +15,26 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import (
-    Arrive,
-    BreakOff,
+    CloseSession,
     Deliver,
-    HangUp,
-    Join,
-    Part,
+    FailRequest,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceMessage,
+    RejectRequest,
+    RouterTick,
     RunPass,
-    Say,
     SchedulePass,
+    SendToInstance,
     Session,
-    Tell,
-    Tick,
-    TurnAway,
-    Withdraw,
+    SubmitRequest,
+    WithdrawRequest,
 )
 from baton.core.cluster.router import Router
 from baton.protocol.control import AbortRequest, InstanceReady, RefusedRequest
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import BlockId, Instant, PoolIncarnation, RequestId
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.sim.cluster.rest import check_router_rest
@@ -62,7 +62,7 @@ def hello(name, role="mixed", *, blocks=64, slots=8, identity=b"m", layout=b"l",
         "identity": identity,
     }
     instance = InstanceReady(**{**known, **ready})
-    return NodeHello(name, incarnation, role, instance, layout, peers=(f"peer-{name}",), refused=refused)
+    return InstanceHello(name, incarnation, role, instance, layout, peers=(f"peer-{name}",), refused=refused)
 
 
 class Leg:
@@ -80,7 +80,7 @@ class Scripted:
     def __init__(self, hello):
         self.hello = hello
         self.session = None
-        self.legs = {}
+        self.assigned = {}
         self.out = deque()
         self.closed = {}
         "Highest attempt that is over, by request."
@@ -110,10 +110,10 @@ class Scripted:
         match message:
             case GenerateRequest():
                 self._begin(message, "whole")
-            case Expect(request):
-                leg = self.legs.get(request.id)
+            case Reserve(request):
+                leg = self.assigned.get(request.id)
                 if (leg is not None and leg.request.attempt == request.attempt) or self._begin(request, "expected"):
-                    self._say(Expecting(request.id, request.attempt, 0))
+                    self._say(Reserved(request.id, request.attempt, 0))
             case Prefill(request):
                 self._begin(request, "prefill")
             case PeerOffer(offer, (peer,), outputs):
@@ -121,11 +121,11 @@ class Scripted:
                 leg = self._leg(offer)
                 if leg is not None and leg.kind == "expected" and offer.last:
                     leg.outputs[next(iter(leg.outputs))] = list(outputs)
-                    self._say(AskRelease(offer.request, offer.attempt))
-            case AskRelease(request, attempt):
+                    self._say(Release(offer.request, offer.attempt))
+            case Release(request, attempt):
                 leg = self._leg(message)
                 kept = leg is not None and leg.kind == "kept" and not self.lapsed
-                self.legs.pop(request, None)
+                self.assigned.pop(request, None)
                 self._say(Released(request, attempt, kept))
             case Released(request, attempt, kept):
                 leg = self._leg(message)
@@ -134,31 +134,31 @@ class Scripted:
                     came = kept and self.peer not in self.unreadable
                     self._say(Adopted(request, attempt, len(leg.request.prompt) if came else 0, "" if came else "no route"))
             case AbortRequest(request, index, reason):
-                leg = self.legs.get(request)
+                leg = self.assigned.get(request)
                 if leg is not None:
                     self._say(Emit([], [self._end(leg, each, reason) for each in list(leg.outputs) if index in (None, each)]))
             case Forget(request, attempt):
                 self.closed[request] = max(attempt, self.closed.get(request, 0))
-                leg = self.legs.get(request)
+                leg = self.assigned.get(request)
                 if leg is not None and leg.request.attempt <= attempt:
-                    del self.legs[request]
+                    del self.assigned[request]
 
     def _begin(self, request, kind):
         assert request.attempt > self.closed.get(request.id, 0), "a late message of a closed attempt"
         if self.refuse is not None:
             self._say(RefusedRequest(request.id, self.refuse, request.attempt))
             return False
-        self.legs[request.id] = Leg(request, kind)
+        self.assigned[request.id] = Leg(request, kind)
         return True
 
     def _leg(self, message):
-        leg = self.legs.get(message.request)
+        leg = self.assigned.get(message.request)
         return leg if leg is not None and leg.request.attempt == message.attempt else None
 
     def _end(self, leg, index, reason, **more):
         told = leg.outputs.pop(index)
         if not leg.outputs:
-            self.legs.pop(leg.request.id, None)
+            self.assigned.pop(leg.request.id, None)
         return Ended(
             leg.request.id, index, reason, len(leg.request.prompt), 0, len(told), 0, attempt=leg.request.attempt, **more
         )
@@ -168,7 +168,7 @@ class Scripted:
         if self.frozen:
             return
         rows, ended, offers = [], [], []
-        for leg in list(self.legs.values()):
+        for leg in list(self.assigned.values()):
             if leg.kind in ("expected", "kept"):
                 continue
             request = leg.request
@@ -201,13 +201,13 @@ class Scripted:
         )
 
     def fail(self, id, error="worker_gone"):
-        leg = self.legs[id]
+        leg = self.assigned[id]
         self._say(Emit([], [self._end(leg, index, FinishReason.ERROR, error=error) for index in list(leg.outputs)]))
 
     def beat(self):
         """As an instance with blocks for everything."""
-        taken = sum(len(leg.outputs) for leg in self.legs.values() if leg.kind in ("whole", "adopted"))
-        return Beat(
+        taken = sum(len(leg.outputs) for leg in self.assigned.values() if leg.kind in ("whole", "adopted"))
+        return Heartbeat(
             token_seconds=0.0, blocks_available=self.hello.ready.blocks, slots_free=max(0, self.hello.ready.slots - taken)
         )
 
@@ -240,14 +240,14 @@ class Room:
         self.live[instance.session] = instance
         if instance not in self.instances:
             self.instances.append(instance)
-        self.tell(Join(instance.session, instance.hello))
+        self.dispatch(InstanceJoined(instance.session, instance.hello))
         return instance
 
-    def tell(self, event):
+    def dispatch(self, event):
         """The event, and the end of a turn of the event loop."""
         effects = self.handle(event)
         if any(isinstance(effect, SchedulePass) for effect in effects) and not self.holds_passes:
-            effects += self.tell(RunPass())
+            effects += self.dispatch(RunPass())
         return [effect for effect in effects if not isinstance(effect, SchedulePass)]
 
     def handle(self, event):
@@ -260,19 +260,19 @@ class Room:
 
     def _do(self, effect):
         match effect:
-            case Tell(session, message):
+            case SendToInstance(session, message):
                 if session in self.live:
                     self.live[session].hear(message)
             case Deliver(emit):
                 self._deliver(emit)
-            case TurnAway(id, refused):
+            case RejectRequest(id, refused):
                 assert id not in self.turned_away
                 assert not any(key[0] == id for key in self.told)
                 self.turned_away[id] = refused
-            case BreakOff(id, error):
+            case FailRequest(id, error):
                 assert id not in self.broken_off
                 self.broken_off[id] = error
-            case HangUp(session, reason):
+            case CloseSession(session, reason):
                 self.hung_up[session] = reason
                 self.live.pop(session, None)
 
@@ -294,13 +294,13 @@ class Room:
 
     def arrive(self, request):
         self.asked[request.id] = request
-        return self.tell(Arrive(request))
+        return self.dispatch(SubmitRequest(request))
 
     def withdraw(self, id="r", index=None, reason=FinishReason.ABORT):
-        return self.tell(Withdraw(RequestId(id), index, reason))
+        return self.dispatch(WithdrawRequest(RequestId(id), index, reason))
 
     def say(self, instance, message):
-        return self.tell(Say(instance.session, message))
+        return self.dispatch(InstanceMessage(instance.session, message))
 
     def settle(self):
         """Until nobody has anything to say."""
@@ -331,16 +331,16 @@ class Room:
                     self.say(instance, instance.beat())
             deadline = self.router.next_deadline()
             if deadline is not None and deadline <= self.now:
-                self.tell(Tick())
+                self.dispatch(RouterTick())
             self.settle()
         for instance in silent:
             instance.frozen = False
 
     def kill(self, instance):
         self.live.pop(instance.session)
-        instance.legs.clear()
+        instance.assigned.clear()
         instance.out.clear()
-        self.tell(Part(instance.session, "it was killed"))
+        self.dispatch(InstanceLeft(instance.session, "it was killed"))
 
     def restart(self, instance):
         fresh = Scripted(replace(instance.hello, incarnation=instance.hello.incarnation + 1))
@@ -362,9 +362,9 @@ class Room:
         assert self.router.idle
         self.settle()
         for instance in self.live.values():
-            assert not instance.legs, (instance.hello.name, list(instance.legs))
-        for member in self.router.membership.members.values():
-            assert (member.legs, member.prompts, member.sequences) == ({}, 0, 0)
+            assert not instance.assigned, (instance.hello.name, list(instance.assigned))
+        for member in self.router.membership.instances.values():
+            assert (member.assigned, member.prompts, member.sequences) == ({}, 0, 0)
         check_router_rest(self.router, self.config)
 
     def assert_right(self, id="r", reason=FinishReason.LENGTH):
@@ -376,9 +376,9 @@ class Room:
             assert self.ends[id, index].reason is reason
 
     @property
-    def trip(self):
-        (trip,) = self.router.coordinator.trips.values()
-        return trip
+    def routed(self):
+        (routed,) = self.router.coordinator.routed_requests.values()
+        return routed
 
 
 NO_ROOM = Refused("no_room", 10, 2)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import CloseDoor, Say, Tick
+from baton.core.cluster.events import InstanceMessage, RouterTick, StopAdmission
 from baton.protocol.control import InstanceStats
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, Refused, SamplingParams
@@ -21,7 +21,7 @@ from .harness import NO_ROOM, Room, Scripted, hello, request, token
 
 ROLES = ("mixed", "prefill", "decode")
 REFUSALS = (None, None, NO_ROOM, Refused("draining"), Refused("queue_full", 9, 8), Refused("never_planned", 9, 8))
-HELD = ((), (), (), (Expecting,), (Offer,), (AskRelease,), (Released,), (Adopted,))
+HELD = ((), (), (), (Reserved,), (Offer,), (Release,), (Released,), (Adopted,))
 
 
 class AnyCluster(RuleBasedStateMachine):
@@ -96,7 +96,7 @@ class AnyCluster(RuleBasedStateMachine):
 
     @rule()
     def tick(self):
-        self.room.tell(Tick())
+        self.room.dispatch(RouterTick())
 
     @rule(number=st.integers(0, 3), back=st.booleans())
     def kill(self, number, back):
@@ -131,7 +131,7 @@ class AnyCluster(RuleBasedStateMachine):
     def fail(self, number, error):
         instance = self.one(number)
         if instance is not None:
-            for id, leg in list(instance.legs.items()):
+            for id, leg in list(instance.assigned.items()):
                 if leg.kind in ("whole", "adopted"):
                     instance.fail(id, error)
                     return
@@ -141,23 +141,23 @@ class AnyCluster(RuleBasedStateMachine):
         """Something that was said before, by a session that is perhaps over."""
         if self.late:
             session, message = self.late[number % len(self.late)]
-            if not isinstance(message, (Offer, Released, AskRelease, Expecting, Adopted)) or session not in self.room.live:
-                self.room.tell(Say(session, message))
+            if not isinstance(message, (Offer, Released, Release, Reserved, Adopted)) or session not in self.room.live:
+                self.room.dispatch(InstanceMessage(session, message))
 
     @rule(number=st.integers(0, 3), id=st.integers(0, 20), attempt=st.integers(1, 4), kind=st.integers(0, 6))
     def nonsense(self, number, id, attempt, kind):
         """Of an attempt that this instance does not have."""
         instance = self.one(number)
         name = RequestId(f"r{id}")
-        trip = self.room.router.coordinator.trips.get(name)
-        if instance is None or (trip is not None and trip.attempt == attempt):
+        routed = self.room.router.coordinator.routed_requests.get(name)
+        if instance is None or (routed is not None and routed.attempt == attempt):
             return
         self.room.say(
             instance,
             (
-                Expecting(name, attempt, 0),
+                Reserved(name, attempt, 0),
                 Offer(name, attempt, PoolIncarnation(1), 0, (), 8, last=True),
-                AskRelease(name, attempt),
+                Release(name, attempt),
                 Released(name, attempt, True),
                 Adopted(name, attempt, 8),
                 Emit([(name, attempt, 0, 0, [1])], []),
@@ -180,7 +180,7 @@ class AnyCluster(RuleBasedStateMachine):
         if self.room is None:
             return
         room = self.room
-        room.tell(CloseDoor())
+        room.dispatch(StopAdmission())
         room.join(Scripted(hello("healer", "mixed", slots=8, blocks=60)))
         for instance in room.live.values():
             instance.hold, instance.refuse = (), None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton.config import RouterConfig
-from baton.protocol.handoff import Expect
-from baton.protocol.node import Beat
+from baton.protocol.handoff import Reserve
+from baton.protocol.instance import Heartbeat
 
 from .harness import Room, request
 
@@ -17,12 +17,12 @@ def placed(policy, uncached, token_seconds, requests=1, **more):
     room = Room("prefill", "decode", config=config, blocks=4000, slots=600)
     decode = room.instances[1]
     for number in range(requests):
-        room.say(decode, Beat(token_seconds=token_seconds, blocks_available=4000, slots_free=600))
+        room.say(decode, Heartbeat(token_seconds=token_seconds, blocks_available=4000, slots_free=600))
         room.arrive(request(f"r{number}", prompt=(number,) * uncached, max_tokens=2))
         room.step(8)
         room.router._placement.handoff_seconds = 0.02  # as measured before
         assert room.router.idle
-    return sum(isinstance(message, Expect) for message in decode.heard)
+    return sum(isinstance(message, Reserve) for message in decode.heard)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_prompts_are_counted_and_not_looks_at_them():
     config = RouterConfig(handoff_tokens_min=128, handoff_seconds_start=0.02, handoff_retry_interval=4, waiting_prompts_max=0)
     room = Room("prefill", "decode", config=config, blocks=4000, slots=1)
     decode = room.instances[1]
-    decode.beat = lambda: Beat(token_seconds=0.0001, blocks_available=4000, slots_free=1 - len(decode.legs))
+    decode.beat = lambda: Heartbeat(token_seconds=0.0001, blocks_available=4000, slots_free=1 - len(decode.assigned))
     room.say(decode, decode.beat())
     for number in range(3):
         room.arrive(request(f"r{number}", prompt=(number,) * 150, max_tokens=3))
@@ -51,4 +51,4 @@ def test_prompts_are_counted_and_not_looks_at_them():
         room.withdraw(f"short{number}")
         room.settle()
     room.run()
-    assert not any(isinstance(message, Expect) for message in decode.heard)
+    assert not any(isinstance(message, Reserve) for message in decode.heard)

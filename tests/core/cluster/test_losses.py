@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import Part, Say
-from baton.core.cluster.handoff_table import TripState
+from baton.core.cluster.events import InstanceLeft, InstanceMessage
+from baton.core.cluster.handoff_table import RequestState
 from baton.protocol.control import InstanceStats, RefusedRequest
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Forget, Offer, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, Release, Released, Reserved
 from baton.protocol.output import Emit
 from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import FinishReason, Refused, SamplingParams
@@ -19,25 +19,25 @@ from .harness import NO_ROOM, Room, Scripted, hello, request, token
 ROLES = ("prefill", "prefill", "decode", "decode")
 
 
-def legs(room):
+def assigned(room):
     """(the prefill instance, the decode instance) that have something of it."""
     by_session = {instance.session: instance for instance in room.instances}
-    trip = room.trip
-    prefill = None if trip.prefill is None else by_session[trip.prefill.session]
-    return prefill, by_session[trip.home.session]
+    routed = room.routed
+    prefill = None if routed.prefill is None else by_session[routed.prefill.session]
+    return prefill, by_session[routed.decoder.session]
 
 
 def at_phase(phase, roles=ROLES, config=None, **more):
     """A room in which the one request is in a phase of the hand-off."""
     room = Room(*roles, config=config)
     for instance in room.instances:
-        instance.hold = {"H1": (Expecting,), "H5": (AskRelease,), "H6": (Released,), "H7": (Adopted,)}.get(phase, ())
+        instance.hold = {"H1": (Reserved,), "H5": (Release,), "H6": (Released,), "H7": (Adopted,)}.get(phase, ())
     room.arrive(request(**more))
     room.settle()
     steps = {"H1": 0, "H2": 0, "H2b": 1, "H3": 2, "H5": 2, "H6": 2, "H7": 2, "H8": 4}[phase]
     if phase == "H3":
         room.step()
-        prefill, _ = legs(room)
+        prefill, _ = assigned(room)
         prefill.step()
         room.say(prefill, prefill.out.popleft())  # the token, and not yet the last offer
     else:
@@ -46,14 +46,14 @@ def at_phase(phase, roles=ROLES, config=None, **more):
 
 
 STATES = {
-    "H1": TripState.RESERVING,
-    "H2": TripState.PREFILLING,
-    "H2b": TripState.PREFILLING,
-    "H3": TripState.PREFILLING,
-    "H5": TripState.HANDING,
-    "H6": TripState.HANDING,
-    "H7": TripState.HANDING,
-    "H8": TripState.SERVING,
+    "H1": RequestState.RESERVING,
+    "H2": RequestState.PREFILLING,
+    "H2b": RequestState.PREFILLING,
+    "H3": RequestState.PREFILLING,
+    "H5": RequestState.HANDING,
+    "H6": RequestState.HANDING,
+    "H7": RequestState.HANDING,
+    "H8": RequestState.SERVING,
 }
 
 
@@ -70,9 +70,9 @@ def go_on(room):
 @pytest.mark.parametrize("death", ["kill", "silence"])
 def test_rows_1_to_9_12_16_either_side_dies_in_each_phase(phase, who, death, n):
     room = at_phase(phase, n=n, max_tokens=6)
-    assert room.trip.state is STATES[phase]
-    attempt = room.trip.attempt
-    prefill, decode = legs(room)
+    assert room.routed.state is STATES[phase]
+    attempt = room.routed.attempt
+    prefill, decode = assigned(room)
     victims = [each for each in {"prefill": [prefill], "decode": [decode], "both": [prefill, decode]}[who] if each]
     if death == "kill":
         for victim in victims:
@@ -94,7 +94,7 @@ def test_rows_1_to_9_12_16_either_side_dies_in_each_phase(phase, who, death, n):
 @pytest.mark.parametrize("phase", ["H5", "H6"])
 def test_row_4_prefill_lost_after_the_last_offer_costs_no_new_attempt(phase):
     room = at_phase(phase)
-    prefill, decode = legs(room)
+    prefill, decode = assigned(room)
     room.kill(prefill)
     assert isinstance(decode.heard[-1], Released)
     assert not decode.heard[-1].kept
@@ -109,9 +109,9 @@ def test_row_5_prefill_lost_after_its_release_changes_nothing():
     heard = [list(instance.heard) for instance in room.instances]
     room.kill(prefill)
     assert [list(instance.heard) for instance in room.instances] == heard
-    assert room.trip.state is TripState.HANDING
-    _, decode = legs(room)
-    room.say(decode, Adopted(room.trip.id, room.trip.attempt, 40))
+    assert room.routed.state is RequestState.HANDING
+    _, decode = assigned(room)
+    room.say(decode, Adopted(room.routed.id, room.routed.attempt, 40))
     room.run()
     room.assert_right()
     assert room.router.stats.retries == 0
@@ -119,7 +119,7 @@ def test_row_5_prefill_lost_after_its_release_changes_nothing():
 
 def test_row_9_decode_lost_after_some_tokens_is_replayed_with_all_of_them():
     room = at_phase("H8", n=2, max_tokens=8)
-    _, decode = legs(room)
+    _, decode = assigned(room)
     told = {index: list(room.told["r", index]) for index in (0, 1)}
     assert len(told[0]) >= 2
     room.kill(decode)
@@ -138,11 +138,11 @@ def test_row_9_a_replay_keeps_its_age_and_loses_its_time():
     room = Room("mixed", "mixed")
     room.arrive(request(max_tokens=30, timeout_seconds=50.0))
     room.wait(5)
-    (home,) = [instance for instance in room.instances if instance.legs]
-    room.kill(home)
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    room.kill(decoder)
     room.wait(1)
-    (other,) = [instance for instance in room.instances if instance.legs]
-    (leg,) = other.legs.values()
+    (other,) = [instance for instance in room.instances if instance.assigned]
+    (leg,) = other.assigned.values()
     assert leg.request.age_seconds == pytest.approx(5, abs=1)
     assert leg.request.timeout_seconds == pytest.approx(45, abs=1)
 
@@ -230,11 +230,11 @@ def test_row_13_an_instance_that_dies_again_and_again_fails_what_it_had_at_last_
 def test_row_14_poison_is_passed_on_and_never_tried_elsewhere():
     room = Room("mixed", "mixed")
     room.arrive(request())
-    (home,) = [instance for instance in room.instances if instance.legs]
-    home.fail("r", "poison")
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    decoder.fail("r", "poison")
     room.settle()
     assert room.ends["r", 0].error == "poison"
-    assert not any(instance.legs for instance in room.instances)
+    assert not any(instance.assigned for instance in room.instances)
     room.at_rest()
 
 
@@ -242,10 +242,10 @@ def test_ends_that_say_so_are_retried_elsewhere():
     room = Room("mixed", "mixed")
     room.arrive(request(n=3))
     room.step()
-    (home,) = [instance for instance in room.instances if instance.legs]
-    home.fail("r", "worker_gone")
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    decoder.fail("r", "worker_gone")
     room.settle()
-    assert not home.legs, "not at once at the same one"
+    assert not decoder.assigned, "not at once at the same one"
     room.run()
     room.assert_right()
 
@@ -255,9 +255,9 @@ def test_an_abort_that_nobody_asked_for_is_retried_elsewhere():
     room = Room("mixed", "mixed")
     room.arrive(request())
     room.step()
-    (home,) = [instance for instance in room.instances if instance.legs]
-    leg = home.legs["r"]
-    home.out.append(Emit([], [home._end(leg, 0, FinishReason.ABORT)]))
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    leg = decoder.assigned["r"]
+    decoder.out.append(Emit([], [decoder._end(leg, 0, FinishReason.ABORT)]))
     room.settle()
     room.run()
     room.assert_right()
@@ -265,28 +265,28 @@ def test_an_abort_that_nobody_asked_for_is_retried_elsewhere():
 
 def test_row_16_a_frozen_instance_wakes_and_nothing_it_says_counts():
     room = at_phase("H8", max_tokens=12)
-    _, frozen = legs(room)
+    _, frozen = assigned(room)
     session = frozen.session
     room.wait(2.5, silent=[frozen])
     assert session in room.hung_up
     for _ in range(3):
         frozen.step()
     for message in frozen.out:
-        assert room.tell(Say(session, message)) == []
+        assert room.dispatch(InstanceMessage(session, message)) == []
     room.run()
     room.assert_right()
 
 
 def test_row_17_a_restarted_instance_is_another_one():
     room = at_phase("H8", roles=("prefill", "decode"), max_tokens=12)
-    _, decode = legs(room)
+    _, decode = assigned(room)
     session = decode.session
     decode.step()
     late = list(decode.out)
     room.kill(decode)
     room.restart(decode)
     for message in late:
-        room.tell(Say(session, message))
+        room.dispatch(InstanceMessage(session, message))
     room.run()
     room.assert_right()
 
@@ -308,9 +308,9 @@ def test_migrations_are_counted_and_refusals_are_not():
 def test_first_offer_decides_usage():
     """A second prefill finds what the first has computed: that was not cached when the request came."""
     room = at_phase("H8", max_tokens=6)
-    _, decode = legs(room)
-    assert room.trip.usage == (8, 0, 0)
-    room.trip.usage = (4, 1, 1)
+    _, decode = assigned(room)
+    assert room.routed.usage == (8, 0, 0)
+    room.routed.usage = (4, 1, 1)
     room.kill(decode)
     go_on(room)
     room.assert_right()
@@ -321,7 +321,7 @@ def test_first_offer_decides_usage():
 
 def test_an_offer_before_its_token_breaks_the_leg():
     room = at_phase("H2b")
-    prefill, _ = legs(room)
+    prefill, _ = assigned(room)
     prefill.step()
     _, offer = prefill.out
     assert isinstance(offer, Offer)
@@ -341,7 +341,7 @@ def test_an_offer_before_its_token_breaks_the_leg():
 )
 def test_hand_offs_are_counted_by_what_became_of_them(phase, who, outcome):
     room = at_phase(phase, max_tokens=6)
-    prefill, decode = legs(room)
+    prefill, decode = assigned(room)
     room.kill(prefill if who == "prefill" else decode)
     assert room.router.stats.handoff_ends[outcome] == 1
     assert sum(room.router.stats.handoff_ends.values()) == 1
@@ -350,10 +350,10 @@ def test_hand_offs_are_counted_by_what_became_of_them(phase, who, outcome):
 
 def test_refusals_and_ends_of_hand_offs_are_counted_too():
     room = at_phase("H1", max_tokens=6)
-    _, decode = legs(room)
+    _, decode = assigned(room)
     decode.hold = ()
-    decode.legs.clear()
-    room.say(decode, RefusedRequest("r", NO_ROOM, room.trip.attempt))
+    decode.assigned.clear()
+    room.say(decode, RefusedRequest("r", NO_ROOM, room.routed.attempt))
     assert room.router.stats.handoff_ends["refused"] == 1
     room.withdraw()
     assert sum(room.router.stats.handoff_ends.values()) <= 2
@@ -371,7 +371,7 @@ def test_losses_are_counted_by_how():
     room.kill(third)
     room.join(Scripted(fourth.hello))
     again = room.join(Scripted(hello("again")))
-    room.tell(Part(again.session, "other weights", reloaded=True))
+    room.dispatch(InstanceLeft(again.session, "other weights", reloaded=True))
     counted = {how: count for how, count in room.router.stats.losses.items() if count}
     assert counted == {"session_over": 1, "silent": 1, "left": 1, "joined_again": 1}
     assert room.router.stats.instances_lost == 4
@@ -386,7 +386,7 @@ def large_and_small():
     room.join(Scripted(hello("small", blocks=10)))
     room.arrive(request("running", tokens=80, max_tokens=60))
     room.step(3)
-    assert large.legs
+    assert large.assigned
     return room, large
 
 

@@ -6,17 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import HangUp, Join, Part, Say, Session, Tick
+from baton.core.cluster.events import CloseSession, InstanceJoined, InstanceLeft, InstanceMessage, RouterTick, Session
 from baton.protocol.control import InstanceStats
 from baton.protocol.ids import Instant
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 
 from .harness import Room, Scripted, hello, request
 
 
 def names(room):
     room.router.membership.roster.refresh(Instant(room.now))
-    return [member.name for member in room.router.membership.members.values() if member.place is not None]
+    return [member.name for member in room.router.membership.instances.values() if member.place is not None]
 
 
 def test_beats_keep_it_alive():
@@ -33,8 +33,8 @@ def test_silent_for_a_second_is_suspect_and_gets_nothing_new_and_is_welcome_when
     assert names(room) == ["mixed-1"]
     for number in range(4):
         room.arrive(request(f"r{number}"))
-    assert not first.legs
-    assert len(second.legs) == 4
+    assert not first.assigned
+    assert len(second.assigned) == 4
     room.say(first, first.beat())
     assert len(names(room)) == 2
 
@@ -43,9 +43,9 @@ def test_silent_for_two_seconds_is_given_up_and_its_requests_go_on():
     room = Room("mixed", "mixed")
     room.arrive(request())
     room.step()
-    (home,) = [instance for instance in room.instances if instance.legs]
-    room.wait(2.25, silent=[home])
-    assert "2 s" in room.hung_up[home.session]
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    room.wait(2.25, silent=[decoder])
+    assert "2 s" in room.hung_up[decoder.session]
     room.run()
     room.assert_right()
 
@@ -56,7 +56,7 @@ def test_any_word_is_a_sign_of_life():
     for _ in range(20):
         room.now += 0.5
         room.say(only, InstanceStats())
-        room.tell(Tick())
+        room.dispatch(RouterTick())
     assert names(room) == ["mixed-0"]
 
 
@@ -67,7 +67,7 @@ def test_silence_is_looked_at_when_time_is_told_and_not_before():
     room.arrive(request())
     for instance in room.instances:
         room.say(instance, instance.beat())
-    room.tell(Tick())
+    room.dispatch(RouterTick())
     assert not room.hung_up
     room.run()
     room.assert_right()
@@ -76,11 +76,11 @@ def test_silence_is_looked_at_when_time_is_told_and_not_before():
 def test_a_fault_means_no_new_work_until_it_is_mended():
     room = Room("mixed")
     (only,) = room.instances
-    room.say(only, Beat(fault="no progress", blocks_available=64, slots_free=8))
+    room.say(only, Heartbeat(fault="no progress", blocks_available=64, slots_free=8))
     room.arrive(request())
-    assert not only.legs
+    assert not only.assigned
     room.say(only, only.beat())
-    assert only.legs
+    assert only.assigned
     room.run()
     room.assert_right()
 
@@ -92,7 +92,7 @@ def test_one_that_does_not_serve_gets_nothing_new(mode):
     room.say(first, InstanceStats(mode=mode))
     for number in range(3):
         room.arrive(request(f"r{number}"))
-    assert (len(first.legs), len(second.legs)) == (0, 3)
+    assert (len(first.assigned), len(second.assigned)) == (0, 3)
     room.say(first, InstanceStats(mode="serving"))
     assert len(names(room)) == 2
 
@@ -114,21 +114,21 @@ def test_part_is_at_once_and_once():
     (only,) = room.instances
     room.kill(only)
     assert not names(room)
-    assert room.tell(Part(only.session, "again")) == []
+    assert room.dispatch(InstanceLeft(only.session, "again")) == []
     assert room.router.stats.instances_lost == 1
 
 
 def test_what_an_earlier_session_says_is_not_heard():
     room = Room("mixed", "mixed")
     room.arrive(request())
-    (home,) = [instance for instance in room.instances if instance.legs]
-    home.step()
-    late = list(home.out)
-    session = home.session
-    room.kill(home)
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    decoder.step()
+    late = list(decoder.out)
+    session = decoder.session
+    room.kill(decoder)
     room.settle()
     for message in late:
-        assert room.tell(Say(session, message)) == []
+        assert room.dispatch(InstanceMessage(session, message)) == []
     room.run()
     room.assert_right()
 
@@ -162,8 +162,8 @@ def test_same_name_again_ends_the_earlier_session():
 )
 def test_one_that_does_not_fit_is_refused_with_the_reason(change, word):
     room = Room("mixed")
-    (effect,) = room.tell(Join(Session(77), hello("other", **change)))
-    assert isinstance(effect, HangUp)
+    (effect,) = room.dispatch(InstanceJoined(Session(77), hello("other", **change)))
+    assert isinstance(effect, CloseSession)
     assert word in effect.reason
     assert "mixed-0" in effect.reason
     assert names(room) == ["mixed-0"]
@@ -182,7 +182,7 @@ def test_a_refusal_names_the_first_part_of_the_identity_that_differs(mine, their
     """O9 of the review. An older instance sends no parts, or other ones: then the digests are shown."""
     room = Room()
     room.join(Scripted(hello("first", identity_parts=theirs)))
-    (effect,) = room.tell(Join(Session(77), hello("other", identity=b"o", identity_parts=mine)))
+    (effect,) = room.dispatch(InstanceJoined(Session(77), hello("other", identity=b"o", identity_parts=mine)))
     assert effect.reason.startswith(words)
 
 
@@ -228,7 +228,7 @@ def test_one_that_does_not_fit_drives_nobody_out_by_having_the_same_name():
     stranger = room.join(Scripted(hello("mixed-0", identity=b"other")))
     assert list(room.hung_up) == [stranger.session]
     assert names(room) == ["mixed-0"]
-    assert only.legs
+    assert only.assigned
     room.run()
     room.assert_right()
 
@@ -294,7 +294,7 @@ def test_those_that_got_other_weights_by_order_do_not_wait_for_one_that_was_lost
     room = Room("mixed", "mixed")
     lost, stays = room.instances
     room.kill(lost)
-    room.tell(Part(stays.session, "other weights", reloaded=True))
+    room.dispatch(InstanceLeft(stays.session, "other weights", reloaded=True))
     room.join(Scripted(hello("mixed-1", identity=b"new")))
     assert names(room) == ["mixed-1"]
     old = room.join(Scripted(hello("mixed-0")))
@@ -335,7 +335,7 @@ def test_the_name_of_one_that_is_silent_can_be_taken():
     again = room.join(Scripted(hello("mixed-0", incarnation=2)))
     assert list(room.hung_up) == [first.session]
     room.arrive(request())
-    assert again.legs
+    assert again.assigned
 
 
 def test_one_that_was_refused_for_its_name_does_not_wait_for_itself():
@@ -370,10 +370,10 @@ def test_one_that_is_lost_again_and_again_is_the_last_choice():
         crashing = room.restart(crashing)
     for number in range(3):
         room.arrive(request(f"r{number}"))
-    assert (len(crashing.legs), len(steady.legs)) == (0, 3)
+    assert (len(crashing.assigned), len(steady.assigned)) == (0, 3)
     room.kill(steady)
     room.wait(0.75)
-    assert len(crashing.legs) == 3, "the last choice is a choice"
+    assert len(crashing.assigned) == 3, "the last choice is a choice"
     room.run()
 
 
@@ -386,15 +386,15 @@ def test_one_that_lived_long_is_not_in_a_row_of_losses():
         crashing = room.restart(crashing)
     for number in range(4):
         room.arrive(request(f"r{number}", prompt=(number,) * 30))
-    assert crashing.legs
-    assert steady.legs
+    assert crashing.assigned
+    assert steady.assigned
 
 
 def test_room_is_what_the_beat_said_less_what_was_sent_since():
     room = Room("mixed")
     (only,) = room.instances
-    (member,) = room.router.membership.members.values()
-    room.say(only, Beat(blocks_available=40, slots_free=5, waiting_tokens=7))
+    (member,) = room.router.membership.instances.values()
+    room.say(only, Heartbeat(blocks_available=40, slots_free=5, waiting_tokens=7))
     room.arrive(request(tokens=40, n=2))
     assert member.slots_free == 3
     assert member.blocks_available == 40 - 11 - 1
@@ -409,7 +409,7 @@ def test_one_that_joins_does_not_put_off_the_end_of_one_that_is_silent():
     room.now += 2.5
     late = room.join(Scripted(hello("late")))
     assert room.router.next_deadline() <= room.now
-    room.tell(Tick())
+    room.dispatch(RouterTick())
     assert list(room.hung_up) == [silent.session]
     assert names(room) == [late.hello.name]
 

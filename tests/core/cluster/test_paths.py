@@ -52,13 +52,13 @@ def test_why_a_pair_does_not_work_is_known_until_it_works(room: Room):
     prefill, decode = room.instances
     ask(room, 1)
     ask(room, 2)
-    members = {member.name: member for member in room.router.membership.members.values()}
-    failed = members[decode.hello.name].paths.failed()
+    instances = {member.name: member for member in room.router.membership.instances.values()}
+    failed = instances[decode.hello.name].paths.failed()
     assert [(each.failures, each.fault) for each in failed.values()] == [(2, "no route")]
-    assert list(failed) == [members[prefill.hello.name].session]
+    assert list(failed) == [instances[prefill.hello.name].session]
     decode.unreadable = ()
     ask(room, 3)
-    assert not members[decode.hello.name].paths.failed()
+    assert not instances[decode.hello.name].paths.failed()
 
 
 def test_it_is_tried_again_less_and_less_often(room: Room):

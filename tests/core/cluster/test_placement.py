@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import Tick
+from baton.core.cluster.events import RouterTick
 from baton.core.cluster.prefix_index import PrefixIndex
 from baton.errors import InvalidConfig
-from baton.protocol.handoff import Expect, Prefill
+from baton.protocol.handoff import Prefill, Reserve
 from baton.protocol.ids import BlockKey
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 from baton.protocol.request import GenerateRequest, SamplingParams
 
 from .harness import Room, Scripted, hello, request
@@ -24,7 +24,7 @@ def whole(instance):
 
 
 def expected(instance):
-    return [message.request.id for message in instance.heard if isinstance(message, Expect)]
+    return [message.request.id for message in instance.heard if isinstance(message, Reserve)]
 
 
 def prefilled(instance):
@@ -42,8 +42,8 @@ def test_prefix_goes_where_it_is_cached_and_new_ones_where_nothing_waits():
     for number in range(3):
         room.arrive(request(f"b{number}", prompt=(*(number,) * 80, 5), max_tokens=1))
         room.run()
-    homes = [whole(instance) for instance in room.instances]
-    assert sorted(homes) == [["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]
+    decoders = [whole(instance) for instance in room.instances]
+    assert sorted(decoders) == [["a0", "b0"], ["a1", "b1"], ["a2", "b2"]]
 
 
 def test_prefix_does_not_pile_up_on_one():
@@ -51,7 +51,7 @@ def test_prefix_does_not_pile_up_on_one():
     room = Room("mixed", "mixed", blocks=4000, slots=64)
     for number in range(20):
         room.arrive(request(f"r{number}", prompt=(*range(100), number)))
-    counts = [len(instance.legs) for instance in room.instances]
+    counts = [len(instance.assigned) for instance in room.instances]
     assert min(counts) > 0
 
 
@@ -60,12 +60,12 @@ def test_what_was_answered_is_part_of_the_next_prompt():
     first = request("first", tokens=40, max_tokens=40)
     room.arrive(first)
     room.run()
-    (home,) = [instance for instance in room.instances if instance.heard]
+    (decoder,) = [instance for instance in room.instances if instance.heard]
     follow = (*first.prompt, *room.told["first", 0], 1, 2, 3)
-    (member,) = [member for member in room.router.membership.members.values() if member.session == home.session]
+    (member,) = [member for member in room.router.membership.instances.values() if member.session == decoder.session]
     room.arrive(request("second", prompt=follow))
-    assert "second" in home.legs
-    assert room.router.membership.index.leading(member.number, room.trip.keys) >= 79 // 4
+    assert "second" in decoder.assigned
+    assert room.router.membership.index.leading(member.number, room.routed.keys) >= 79 // 4
     room.run()
 
 
@@ -73,7 +73,7 @@ def test_tenants_share_nothing():
     room = Room("mixed", blocks=400)
     room.arrive(request("a", salt=b"one"))
     room.arrive(request("b", salt=b"two"))
-    first, second = room.router.coordinator.trips.values()
+    first, second = room.router.coordinator.routed_requests.values()
     assert set(first.keys).isdisjoint(second.keys)
     assert len(first.keys) == 10
     room.run()
@@ -85,14 +85,14 @@ def test_load_is_in_tokens():
     room.arrive(request("long", prompt=(1,) * 400))
     for number in range(4):
         room.arrive(request(f"short{number}", prompt=(number,) * 40))
-    assert {len(first.legs), len(second.legs)} == {1, 4}
+    assert {len(first.assigned), len(second.assigned)} == {1, 4}
 
 
 def test_round_robin_takes_turns():
     room = Room("mixed", "mixed", "mixed", config=RouterConfig(policy="round_robin"))
     for number in range(6):
         room.arrive(request(f"r{number}", prompt=(1,) * (8 + 8 * (number % 2))))
-    assert [len(instance.legs) for instance in room.instances] == [2, 2, 2]
+    assert [len(instance.assigned) for instance in room.instances] == [2, 2, 2]
 
 
 def test_two_choices_are_drawn_by_the_chance_it_was_given():
@@ -100,11 +100,11 @@ def test_two_choices_are_drawn_by_the_chance_it_was_given():
         room = Room(*["mixed"] * 6, config=RouterConfig(policy="two_choices"), seed=seed)
         for number in range(12):
             room.arrive(request(f"r{number}", prompt=(number,) * 16))
-        return [tuple(instance.legs) for instance in room.instances]
+        return [tuple(instance.assigned) for instance in room.instances]
 
     assert chosen(1) == chosen(1)
     assert len({tuple(chosen(seed)) for seed in range(5)}) > 1
-    assert max(len(legs) for legs in chosen(3)) <= 5
+    assert max(len(assigned) for assigned in chosen(3)) <= 5
 
 
 # Hand over or stay
@@ -132,9 +132,9 @@ def test_what_is_cached_on_decode_stays_there():
 def test_stays_where_computing_is_cheaper_than_the_measured_hand_off():
     room = Room("prefill", "decode", blocks=400)
     _, decode = room.instances
-    room.say(decode, Beat(token_seconds=0.0001, blocks_available=400, slots_free=8))
+    room.say(decode, Heartbeat(token_seconds=0.0001, blocks_available=400, slots_free=8))
     room.arrive(request("cheap", prompt=(1,) * 100))
-    room.say(decode, Beat(token_seconds=0.01, blocks_available=400, slots_free=8))
+    room.say(decode, Heartbeat(token_seconds=0.01, blocks_available=400, slots_free=8))
     room.arrive(request("dear", prompt=(2,) * 100))
     assert (whole(decode), expected(decode)) == (["cheap"], ["dear"])
     room.run()
@@ -165,8 +165,8 @@ def test_one_token_left_after_a_loss():
     room.arrive(request(max_tokens=4))
     while len(room.told.get(("r", 0), [])) < 3:
         room.step()
-    (home,) = [instance for instance in room.instances if any(leg.kind == "adopted" for leg in instance.legs.values())]
-    room.kill(home)
+    (decoder,) = [instance for instance in room.instances if any(leg.kind == "adopted" for leg in instance.assigned.values())]
+    room.kill(decoder)
     room.run()
     room.assert_right()
     assert whole(room.instances[0]) == ["r"]
@@ -221,7 +221,7 @@ def test_mixed_takes_over_when_prefill_instances_are_busy():
     room = Room("prefill", "decode", "mixed", blocks=400)
     for number in range(6):
         room.arrive(request(f"r{number}", prompt=(number,) * 40))
-    assert room.instances[2].legs
+    assert room.instances[2].assigned
     room.run()
     for number in range(6):
         room.assert_right(f"r{number}")
@@ -267,10 +267,10 @@ def test_a_new_life_of_an_instance_has_nothing_cached():
     room = Room("mixed", "mixed")
     room.arrive(request("a"))
     room.run()
-    (home,) = [instance for instance in room.instances if instance.heard]
-    room.kill(home)
-    room.restart(home)
-    assert room.router.membership.index.count(room.router.membership.names[home.hello.name].number) == 0
+    (decoder,) = [instance for instance in room.instances if instance.heard]
+    room.kill(decoder)
+    room.restart(decoder)
+    assert room.router.membership.index.count(room.router.membership.names[decoder.hello.name].number) == 0
 
 
 # Settings
@@ -314,25 +314,25 @@ def lost_after(preempted, *, seconds=0.0, policy="prefix"):
     room = Room("mixed", "mixed", config=RouterConfig(policy=policy, again_seconds=0.01, preempted_seconds=3.0), blocks=400)
     room.arrive(request(tokens=80, max_tokens=30))
     room.step(2)
-    (home,) = [instance for instance in room.instances if instance.legs]
-    (other,) = [instance for instance in room.instances if instance is not home]
-    room.say(home, replace(home.beat(), preempted=("r", "unknown") if preempted else ()))
+    (decoder,) = [instance for instance in room.instances if instance.assigned]
+    (other,) = [instance for instance in room.instances if instance is not decoder]
+    room.say(decoder, replace(decoder.beat(), preempted=("r", "unknown") if preempted else ()))
     room.wait(seconds)
-    other.beat = lambda: Beat(fault="not now")
+    other.beat = lambda: Heartbeat(fault="not now")
     room.say(other, other.beat())
-    home.fail("r")
+    decoder.fail("r")
     room.settle()
-    assert room.trip.home is None or room.trip.home.session == home.session
+    assert room.routed.decoder is None or room.routed.decoder.session == decoder.session
     del other.beat
     room.now += 0.02
     room.say(other, other.beat())
-    return room, home, other
+    return room, decoder, other
 
 
 @pytest.mark.parametrize("policy", ["prefix", "load", "two_choices", "round_robin"])
 def test_whoever_preempted_a_request_is_its_last_choice(policy):
     room, _, other = lost_after(preempted=True, policy=policy)
-    assert room.trip.home.session == other.session
+    assert room.routed.decoder.session == other.session
     room.run()
     room.assert_right()
 
@@ -346,25 +346,25 @@ def test_two_choices_are_not_drawn_from_those_that_preempted_it(seed):
     room.step(2)
     untried = {instance.session for instance in room.instances}
     for preempted in (("r",), ("r",), ()):
-        (home,) = [instance for instance in room.instances if instance.legs]
-        untried.remove(home.session)
-        room.say(home, replace(home.beat(), preempted=preempted))
+        (decoder,) = [instance for instance in room.instances if instance.assigned]
+        untried.remove(decoder.session)
+        room.say(decoder, replace(decoder.beat(), preempted=preempted))
         room.now += 0.02
-        home.fail("r")
+        decoder.fail("r")
         room.settle()
-        assert room.trip.home.session in untried
+        assert room.routed.decoder.session in untried
     room.run()
     room.assert_right()
 
 
 def test_otherwise_it_goes_where_it_is_cached():
-    room, home, _ = lost_after(preempted=False)
-    assert room.trip.home.session == home.session
+    room, decoder, _ = lost_after(preempted=False)
+    assert room.routed.decoder.session == decoder.session
 
 
 def test_a_preemption_is_forgotten_after_a_while():
-    room, home, _ = lost_after(preempted=True, seconds=4.0)
-    assert room.trip.home.session == home.session
+    room, decoder, _ = lost_after(preempted=True, seconds=4.0)
+    assert room.routed.decoder.session == decoder.session
 
 
 def test_whoever_preempted_it_gets_it_again_where_nobody_else_can_have_it():
@@ -376,7 +376,7 @@ def test_whoever_preempted_it_gets_it_again_where_nobody_else_can_have_it():
     only.fail("r")
     room.settle()
     room.now += 0.02
-    room.tell(Tick())
-    assert room.trip.home.session == only.session
+    room.dispatch(RouterTick())
+    assert room.routed.decoder.session == only.session
     room.run()
     room.assert_right()

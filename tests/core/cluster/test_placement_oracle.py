@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster import search
-from baton.core.cluster.events import Tick
+from baton.core.cluster.events import RouterTick
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 from baton.sim.cluster.naive_placement import check_placement
 
 from .harness import NO_ROOM, Room, Scripted, hello, request
@@ -39,16 +39,16 @@ def random_life(room, rng, names, steps):
             blocks = rng.choice((0, 3, 20, instance.hello.ready.blocks))
             slots, waiting = rng.choice((0, 1, 8)), rng.choice((0, 0, 50, 300))
             cost = rng.choice((0.0, 0.0001, 0.01))
-            beat = Beat(blocks_available=blocks, slots_free=slots, waiting_tokens=waiting, token_seconds=cost)
+            beat = Heartbeat(blocks_available=blocks, slots_free=slots, waiting_tokens=waiting, token_seconds=cost)
             fault = "broken" if rng.random() < 0.05 else ""
-            preempted = tuple(leg for leg in instance.legs if rng.random() < 0.2)
+            preempted = tuple(leg for leg in instance.assigned if rng.random() < 0.2)
             room.say(instance, replace(beat, fault=fault, preempted=preempted))
         elif roll < 0.8:
             room.step()
         elif roll < 0.84:
             instance.refuse = NO_ROOM if instance.refuse is None else None
-        elif roll < 0.88 and instance.legs:
-            instance.fail(rng.choice(list(instance.legs)))
+        elif roll < 0.88 and instance.assigned:
+            instance.fail(rng.choice(list(instance.assigned)))
         elif roll < 0.9:
             room.kill(instance)
         elif roll < 0.94:
@@ -62,7 +62,7 @@ def random_life(room, rng, names, steps):
             for each in list(room.live.values()):
                 if rng.random() < 0.8:
                     room.say(each, each.beat())
-            room.tell(Tick())
+            room.dispatch(RouterTick())
         room.settle()
 
 

@@ -6,18 +6,18 @@ import pytest
 
 from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
-from baton.core.cluster.events import CloseDoor, Tick
-from baton.core.cluster.handoff_table import TripState
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.events import RouterTick, StopAdmission
+from baton.core.cluster.handoff_table import RequestState
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.control import InstanceStats
-from baton.protocol.handoff import Adopted, Expect, Expecting, Offer, Prefill
+from baton.protocol.handoff import Adopted, Offer, Prefill, Reserve, Reserved
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, Refused, SamplingParams
 
 from .harness import NO_ROOM, Room, Scripted, hello, request
-from .test_losses import at_phase, legs
+from .test_losses import assigned, at_phase
 
 
 def reason(room, id="r"):
@@ -77,7 +77,7 @@ def test_duplicate():
 def test_closed_door_lets_those_inside_finish():
     room = Room("mixed")
     room.arrive(request("inside"))
-    room.tell(CloseDoor())
+    room.dispatch(StopAdmission())
     room.arrive(request("outside"))
     assert reason(room, "outside") == "draining"
     room.run()
@@ -126,7 +126,7 @@ def test_goes_where_it_fits():
     large = room.join(Scripted(hello("large", blocks=50)))
     for number in range(3):
         room.arrive(request(f"r{number}", tokens=60))
-    assert len(large.legs) == 3
+    assert len(large.assigned) == 3
     room.run()
 
 
@@ -163,7 +163,7 @@ def test_no_instance_at_all():
 def test_nobody_works_although_some_are_there():
     room = Room("mixed")
     (only,) = room.instances
-    only.beat = lambda: Beat(fault="broken")
+    only.beat = lambda: Heartbeat(fault="broken")
     room.wait(0.25)
     room.arrive(request())
     room.wait(10.5)
@@ -205,7 +205,7 @@ def test_an_instance_may_say_first_that_time_is_over():
     room = Room("mixed")
     (only,) = room.instances
     room.arrive(request(timeout_seconds=4.0))
-    leg = only.legs["r"]
+    leg = only.assigned["r"]
     only.out.append(Emit([], [only._end(leg, 0, FinishReason.TIMEOUT)]))
     room.settle()
     assert room.ends["r", 0].reason is FinishReason.TIMEOUT
@@ -214,22 +214,22 @@ def test_an_instance_may_say_first_that_time_is_over():
 
 def test_a_timeout_that_an_instance_calls_an_abort_is_told_as_a_timeout():
     """Instances know no other word for a withdrawal (runtime/engine/callers.py). Found by the rehearsal."""
-    trip = Trip(request(timeout_seconds=4.0), (0, 0.0, 1), Instant(0.0))
-    trip.withdrawn[0] = FinishReason.TIMEOUT
-    told = trip.end_as_told(Ended(RequestId("r"), 0, FinishReason.ABORT, len(trip.request.prompt), 0, 0, 0))
+    routed = RoutedRequest(request(timeout_seconds=4.0), (0, 0.0, 1), Instant(0.0))
+    routed.withdrawn[0] = FinishReason.TIMEOUT
+    told = routed.end_as_told(Ended(RequestId("r"), 0, FinishReason.ABORT, len(routed.request.prompt), 0, 0, 0))
     assert told.reason is FinishReason.TIMEOUT
 
 
 @pytest.mark.parametrize(
     ("phase", "hold", "seconds"),
-    [("H1", (Expecting,), 2.5), ("H2", (Offer, Emit), 6.5), ("H5", (Adopted,), 4.5), ("H8", (Emit,), 10.5)],
+    [("H1", (Reserved,), 2.5), ("H2", (Offer, Emit), 6.5), ("H5", (Adopted,), 4.5), ("H8", (Emit,), 10.5)],
 )
 def test_every_state_lapses_and_another_attempt_is_made(phase, hold, seconds):
     config = RouterConfig(
         handoff_tokens_min=8, prefill_seconds_max=6.0, handing_seconds_max=4.0, silence_seconds_max=5.0, lease_seconds=20.0
     )
     room = at_phase(phase, config=config, max_tokens=6)
-    silent = [each for each in legs(room) if each is not None]
+    silent = [each for each in assigned(room) if each is not None]
     for instance in silent:
         instance.hold = (*hold, *instance.hold)
     room.wait(seconds)
@@ -252,9 +252,9 @@ def test_a_long_answer_is_no_silence():
 
 def test_a_long_prefill_renews_the_lease_at_decode():
     room = at_phase("H2")
-    _, decode = legs(room)
+    _, decode = assigned(room)
     room.wait(21)
-    expects = [message for message in decode.heard if isinstance(message, Expect)]
+    expects = [message for message in decode.heard if isinstance(message, Reserve)]
     assert len(expects) == 1 + 4
     assert {(expect.request.attempt, expect.lease_seconds) for expect in expects} == {(1, 10.0)}
     room.run()
@@ -263,7 +263,7 @@ def test_a_long_prefill_renews_the_lease_at_decode():
 
 def test_a_tick_too_early_changes_nothing():
     room = at_phase("H2")
-    assert room.tell(Tick()) == []
+    assert room.dispatch(RouterTick()) == []
 
 
 # Refusals of instances
@@ -276,7 +276,7 @@ def test_refused_reservation_tries_the_next_decode_instance():
     room.arrive(request())
     room.settle()
     assert len(first.heard) == len(second.heard) == 1, "each once, until it says more of its room"
-    assert room.trip.state is TripState.QUEUED
+    assert room.routed.state is RequestState.QUEUED
     second.refuse = None
     room.wait(0.25)
     room.run()
@@ -348,7 +348,7 @@ def test_order_is_priority_then_arrival_and_a_replay_keeps_its_place():
     order = []
     for _ in range(100):
         room.wait(0.3)
-        order += [id for id in fresh.legs if id not in order]
+        order += [id for id in fresh.assigned if id not in order]
         room.step()
         if room.router.idle:
             break
@@ -359,21 +359,21 @@ def test_order_by_arrival_alone():
     room = Room(config=RouterConfig(order="arrival"))
     for name, priority in (("a", 5), ("b", -5)):
         room.arrive(request(name, priority=priority))
-    assert min(room.router.coordinator.line.trips(), key=lambda trip: trip.order).id == "a"
+    assert min(room.router.coordinator.line.routed_requests(), key=lambda routed: routed.order).id == "a"
 
 
 def test_nobody_overtakes_one_that_waits_for_room():
     room = Room("mixed", blocks=20, config=RouterConfig(waiting_prompts_max=0))
     (only,) = room.instances
-    only.beat = lambda: Beat(blocks_available=8 if only.legs else 20, slots_free=7)
+    only.beat = lambda: Heartbeat(blocks_available=8 if only.assigned else 20, slots_free=7)
     room.arrive(request("running", tokens=40))
     room.wait(0.25)
     room.arrive(request("large", prompt=(7,) * 60))
     for number in range(3):
         room.arrive(request(f"small{number}", tokens=4))
-    assert list(only.legs) == ["running"]
+    assert list(only.assigned) == ["running"]
     room.step(5)
-    assert next(iter(only.legs)) == "large"
+    assert next(iter(only.assigned)) == "large"
     room.run()
 
 
@@ -383,7 +383,7 @@ def test_who_waits_for_a_prefill_instance_does_not_hold_up_who_needs_none():
     for number in range(5):
         room.arrive(request(f"long{number}", prompt=(number,) * 40))
     room.arrive(request("short", tokens=4))
-    assert "short" in decode.legs
+    assert "short" in decode.assigned
     room.run()
 
 
@@ -394,9 +394,9 @@ def test_a_prefill_instance_has_at_most_one_waiting_prompt():
         room.arrive(request(f"r{number}", prompt=(number,) * 40))
     for _ in range(40):
         room.settle()
-        (member, _) = room.router.membership.members.values()
+        (member, _) = room.router.membership.instances.values()
         assert member.prompts <= 2
-        assert sum(leg.kind == "prefill" for leg in prefill.legs.values()) <= 2
+        assert sum(leg.kind == "prefill" for leg in prefill.assigned.values()) <= 2
         if room.router.idle:
             break
         room.step()
@@ -410,9 +410,9 @@ def test_an_instance_is_sent_what_it_can_begin_and_one_more():
     (only,) = room.instances
     for number in range(8):
         room.arrive(request(f"r{number}", tokens=8))
-    assert len(only.legs) == 4
+    assert len(only.assigned) == 4
     room.wait(2)
-    assert len(only.legs) == 4
+    assert len(only.assigned) == 4
     room.run()
     for number in range(8):
         room.assert_right(f"r{number}")
@@ -425,19 +425,19 @@ def test_who_is_more_urgent_need_not_wait_behind_who_waits_there():
     room.arrive(request("waits"))
     room.arrive(request("queued"))
     room.arrive(request("urgent", priority=-1))
-    assert list(only.legs) == ["runs", "waits", "urgent"]
+    assert list(only.assigned) == ["runs", "waits", "urgent"]
     room.run()
 
 
 def test_an_answer_that_was_unread_while_the_router_stood_still_is_in_time():
     room = at_phase("H1")
-    _, decode = legs(room)
+    _, decode = assigned(room)
     room.now += 60
     for instance in room.instances:
         room.say(instance, instance.beat())
-    room.say(decode, Expecting("r", 1, 0))
-    room.tell(Tick())
-    assert room.trip.state is TripState.PREFILLING
+    room.say(decode, Reserved("r", 1, 0))
+    room.dispatch(RouterTick())
+    assert room.routed.state is RequestState.PREFILLING
     assert room.router.stats.broken == 0
 
 
@@ -457,10 +457,10 @@ def test_an_alarm_that_was_put_off_does_not_end_the_later_one():
 def test_answers_to_renewals_are_no_progress_of_the_prefill():
     config = RouterConfig(handoff_tokens_min=8, lease_seconds=2.0, prefill_seconds_max=6.0)
     room = at_phase("H2", config=config)
-    prefill, _ = legs(room)
+    prefill, _ = assigned(room)
     room.wait(6.5)
     assert room.router.stats.broken == 1
-    assert prefill.hello.name in room.trip.avoided
+    assert prefill.hello.name in room.routed.avoided
     room.run()
     room.assert_right()
 
@@ -492,12 +492,12 @@ def test_who_was_told_an_end_is_not_turned_away():
 
 
 def test_an_alarm_that_was_put_off_is_due_when_it_was_put_off_to():
-    alarms, trip = Alarms(), Trip(request(), (0, 0.0, 0), 0.0)
-    alarms.set(trip, 5.0)
-    alarms.set(trip, 10.0)
+    alarms, routed = Alarms(), RoutedRequest(request(), (0, 0.0, 0), 0.0)
+    alarms.set(routed, 5.0)
+    alarms.set(routed, 10.0)
     assert alarms.due(6.0) == []
     assert alarms.next_deadline() == 10.0
-    assert alarms.due(10.0) == [trip]
+    assert alarms.due(10.0) == [routed]
     assert alarms.armed == 0
 
 
@@ -509,9 +509,9 @@ def test_a_sequence_that_ends_is_no_silence_of_the_others():
     room.arrive(request(n=2, sampling=sampling))
     room.step(10)
     room.wait(21)  # looked at: 10 + 10 tokens
-    leg = only.legs["r"]
+    leg = only.assigned["r"]
     only._say(Emit([], [only._end(leg, 1, FinishReason.ABORT)]))
-    room.router.coordinator.trips["r"].withdrawn[1] = FinishReason.ABORT
+    room.router.coordinator.routed_requests["r"].withdrawn[1] = FinishReason.ABORT
     room.settle()
     room.step(10)
     room.wait(21)  # looked at: 20 tokens

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from baton.core.cluster.handoff_table import TripState
+from baton.core.cluster.handoff_table import RequestState
 from baton.protocol.control import AbortRequest
 from baton.protocol.handoff import Forget
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason
 
 from .harness import Room, request
-from .test_losses import STATES, at_phase, go_on, legs
+from .test_losses import STATES, assigned, at_phase, go_on
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -19,8 +19,8 @@ from .test_losses import STATES, at_phase, go_on, legs
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.STOP])
 def test_all_of_it_in_each_phase(phase, reason, n):
     room = at_phase(phase, n=n, max_tokens=6)
-    attempt = room.trip.attempt
-    prefill, decode = legs(room)
+    attempt = room.routed.attempt
+    prefill, decode = assigned(room)
     room.withdraw(reason=reason)
     room.settle()
     assert [room.ends["r", index].reason for index in range(n)] == [reason] * n
@@ -96,8 +96,8 @@ def test_home_tells_usage_of_a_stop_string():
 
 def test_stop_string_in_the_first_token_waits_for_the_usage_that_follows():
     room = at_phase("H3")
-    prefill, _ = legs(room)
-    assert room.trip.state is TripState.PREFILLING
+    prefill, _ = assigned(room)
+    assert room.routed.state is RequestState.PREFILLING
     room.withdraw(reason=FinishReason.STOP)
     assert not room.ends
     room.say(prefill, prefill.out.popleft())
@@ -122,7 +122,7 @@ def test_an_end_that_nobody_tells_is_told_by_the_router(phase):
 @pytest.mark.parametrize("phase", ["H3", "H8"])
 def test_loss_ends_what_was_withdrawn(phase):
     room = at_phase(phase, n=2, max_tokens=50)
-    _, decode = legs(room)
+    _, decode = assigned(room)
     for instance in room.instances:
         instance.out.clear()
         instance.hold = (Emit,)

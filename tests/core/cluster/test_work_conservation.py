@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
-from baton.core.cluster.line import STALE_MAX, Line
 from baton.core.cluster.placement import Placement
-from baton.core.cluster.trip import Trip
-from baton.protocol.handoff import Expect, Offer
+from baton.core.cluster.request_queue import STALE_MAX, RequestQueue
+from baton.core.cluster.routed_request import RoutedRequest
+from baton.protocol.handoff import Offer, Reserve
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
@@ -20,7 +20,7 @@ from .harness import Room, Scripted, hello, request
 def sent_to(instance):
     """Ids of all requests that it was given, whole or to go on with."""
     whole = [message.id for message in instance.heard if isinstance(message, GenerateRequest)]
-    return whole + list(dict.fromkeys(message.request.id for message in instance.heard if isinstance(message, Expect)))
+    return whole + list(dict.fromkeys(message.request.id for message in instance.heard if isinstance(message, Reserve)))
 
 
 def pair(prefill_slots=2, decode_slots=64, step_tokens=0, **config):
@@ -99,12 +99,12 @@ def test_a_prompt_waits_no_longer_than_it_avoids_the_only_prefill_instance_with_
         room.arrive(request(f"at-{name}", prompt=(ord(name),) * 40))
         room.settle()
     lost = room.instances[1]
-    (moved,) = lost.legs
+    (moved,) = lost.assigned
     room.kill(lost)
     fresh = room.restart(lost)
     assert room.router.queued == 1
     room.wait(2.0)
-    assert (room.router.queued, list(fresh.legs)) == (0, [moved])
+    assert (room.router.queued, list(fresh.assigned)) == (0, [moved])
 
 
 def test_a_prefill_instance_that_the_first_in_line_avoids_is_free_for_the_others():
@@ -120,7 +120,7 @@ def test_a_prefill_instance_that_the_first_in_line_avoids_is_free_for_the_others
     fresh = room.restart(lost)
     room.arrive(request("behind", prompt=(7,) * 40))
     room.settle()
-    assert (room.router.queued, list(fresh.legs)) == (1, ["behind"])
+    assert (room.router.queued, list(fresh.assigned)) == (1, ["behind"])
     room.run(400)
 
 
@@ -175,8 +175,8 @@ def test_prompts_that_wait_for_prefill_go_to_the_decode_instance_with_their_pref
     room, decode = waiting_for_their_prefix("chat", "next")
     room.withdraw("busy")
     room.settle()
-    assert list(decode.legs) == ["chat"]
-    while decode.legs:
+    assert list(decode.assigned) == ["chat"]
+    while decode.assigned:
         decode.step()
         room.settle()
     assert room.router.queued == 0
@@ -188,14 +188,14 @@ def test_of_many_that_wait_for_the_same_prefix_a_pass_looks_at_one(monkeypatch):
     room, decode = waiting_for_their_prefix(*map(str, range(100)))
     place, looks = Placement.place, []
 
-    def counted(placement, trip, now, closed):
-        looks.append(trip.id)
-        return place(placement, trip, now, closed)
+    def counted(placement, routed, now, closed):
+        looks.append(routed.id)
+        return place(placement, routed, now, closed)
 
     monkeypatch.setattr(Placement, "place", counted)
     room.withdraw("busy")
     room.settle()
-    assert list(decode.legs) == ["0"]
+    assert list(decode.assigned) == ["0"]
     assert len(looks) < 10, "the first one, and who follows it"
 
 
@@ -205,18 +205,18 @@ def test_a_prefill_instance_gets_prompts_worth_two_of_its_steps(tokens, step_tok
     for number in range(100):
         room.arrive(request(f"r{number}", prompt=(number,) * tokens, max_tokens=8))
     assert len(sent_to(decode)) == sent
-    assert sum(member.prompts for member in room.router.membership.members.values()) == sent
+    assert sum(member.prompts for member in room.router.membership.instances.values()) == sent
 
 
 def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
     """All wait for the same block: the bound is on entries, not on keys."""
-    line = Line(RouterConfig())
+    line = RequestQueue(RouterConfig())
     for number in range(500):
-        trip = Trip(request(f"r{number}"), order=(0, number), now=Instant(0.0))
-        trip.keys = [BlockKey(b"popular")]
-        line.join(trip)
-        line.wait_for_prefill(trip, 1, lambda key: True)
-        line.wait_for_prefill(trip, 1, lambda key: True)
-        line.leave(trip)
+        routed = RoutedRequest(request(f"r{number}"), order=(0, number), now=Instant(0.0))
+        routed.keys = [BlockKey(b"popular")]
+        line.join(routed)
+        line.wait_for_prefill(routed, 1, lambda key: True)
+        line.wait_for_prefill(routed, 1, lambda key: True)
+        line.leave(routed)
     assert sum(map(len, line._waiters.values())) <= STALE_MAX + 1
     assert line.check() == []

@@ -10,22 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.delivery.front import (
-    Abort,
-    Arrive,
+    ClientRequest,
+    ClientWithdrawal,
     Close,
     End,
     EngineLost,
     EngineReady,
-    Fail,
-    Front,
+    FailClient,
+    FrontMachine,
     Leave,
-    Refuse,
+    RefuseClient,
     Reject,
     Replay,
-    Submit,
+    SendAbort,
+    SendRequest,
     Unsendable,
     WeightsChanged,
-    Withdraw,
 )
 from baton.errors import InvariantBroken, Unavailable
 from baton.protocol.control import AbortRequest
@@ -58,12 +58,12 @@ def request(name: RequestId = A, n: int = 1, max_tokens: int = 9, **more) -> Gen
     return GenerateRequest(id=name, prompt=(1, 2), n=n, sampling=SamplingParams(max_tokens=max_tokens), **more)
 
 
-def served(*requests: GenerateRequest) -> tuple[Front, list[Sink]]:
-    front, sinks = Front(), []
+def served(*requests: GenerateRequest) -> tuple[FrontMachine, list[Sink]]:
+    front, sinks = FrontMachine(), []
     front.handle(EngineReady(b"one"), NOW)
     for each in requests:
         sinks.append(Sink())
-        assert front.handle(Arrive(each, sinks[-1]), NOW) == [Submit(each)]
+        assert front.handle(ClientRequest(each, sinks[-1]), NOW) == [SendRequest(each)]
     return front, sinks
 
 
@@ -71,7 +71,7 @@ def row(position: int, token: int, *, name: RequestId = A, index: int = 0, attem
     return (name, attempt, index, position, token)
 
 
-def lost_and_ready(front: Front, identity: bytes = b"one", at: float = 2.0):
+def lost_and_ready(front: FrontMachine, identity: bytes = b"one", at: float = 2.0):
     return [*front.handle(EngineLost("killed"), NOW), *front.handle(EngineReady(identity), Instant(at))]
 
 
@@ -100,7 +100,7 @@ def test_other_weights_end_what_has_begun_and_begin_the_rest_anew():
     front, (begun, _) = served(request(), request(B))
     front.take(Emit([row(0, 5)], []))
     fail, again = lost_and_ready(front, b"two")
-    assert (type(fail), fail.sink, str(fail.error)) == (Fail, begun, OTHER_WEIGHTS)
+    assert (type(fail), fail.sink, str(fail.error)) == (FailClient, begun, OTHER_WEIGHTS)
     assert (type(again), again.request.id, again.request.outputs) == (Replay, B, ())
     assert list(front.ledgers) == [B]
 
@@ -117,9 +117,9 @@ def test_weights_that_changed_in_a_living_engine_are_those_of_the_next():
 def test_what_is_withdrawn_ends_without_an_engine(before: bool):
     front, _ = served(request(n=2))
     front.take(Emit([row(0, 5)], []))
-    withdraw = Withdraw(A, 0, FinishReason.STOP)
+    withdraw = ClientWithdrawal(A, 0, FinishReason.STOP)
     if before:
-        assert front.handle(withdraw, NOW) == [Abort(AbortRequest(A, 0, FinishReason.STOP))]
+        assert front.handle(withdraw, NOW) == [SendAbort(AbortRequest(A, 0, FinishReason.STOP))]
         (end,) = front.handle(EngineLost("killed"), NOW)
     else:
         assert front.handle(EngineLost("killed"), NOW) == []
@@ -133,10 +133,10 @@ def test_what_is_withdrawn_ends_without_an_engine(before: bool):
 def test_a_client_that_leaves_is_aborted_and_only_with_its_own_sink():
     front, (sink,) = served(request())
     twice = Sink()
-    assert front.handle(Arrive(request(), twice), NOW) == [Refuse(twice, Refused("duplicate_id"))]
+    assert front.handle(ClientRequest(request(), twice), NOW) == [RefuseClient(twice, Refused("duplicate_id"))]
     assert front.handle(Leave(A, twice), NOW) == []
-    assert front.handle(Leave(A, sink), NOW) == [Abort(AbortRequest(A))]
-    assert front.handle(Withdraw(A), NOW) == front.handle(Leave(A, sink), NOW) == []
+    assert front.handle(Leave(A, sink), NOW) == [SendAbort(AbortRequest(A))]
+    assert front.handle(ClientWithdrawal(A), NOW) == front.handle(Leave(A, sink), NOW) == []
     assert not front.ledgers
 
 
@@ -151,20 +151,20 @@ def test_without_an_engine_and_after_the_end_requests_fail_at_once():
     front, (_,) = served(request())
     front.handle(EngineLost("try later"), NOW)
     late = Sink()
-    (fail,) = front.handle(Arrive(request(B), late), NOW)
-    assert (type(fail), fail.sink, str(fail.error)) == (Fail, late, "try later")
+    (fail,) = front.handle(ClientRequest(request(B), late), NOW)
+    assert (type(fail), fail.sink, str(fail.error)) == (FailClient, late, "try later")
     error = Unavailable("the server ends")
     assert [effect.error for effect in front.handle(Close(error), NOW)] == [error]
-    assert front.handle(Arrive(request(B), late), NOW) == [Fail(late, error)]
+    assert front.handle(ClientRequest(request(B), late), NOW) == [FailClient(late, error)]
     front.check()
 
 
 def test_a_refused_replay_breaks_off_and_a_refused_request_does_not_begin():
     front, (first, second) = served(request(), request(B))
-    assert front.handle(Reject(B, Refused("paused")), NOW) == [Refuse(second, Refused("paused"))]
+    assert front.handle(Reject(B, Refused("paused")), NOW) == [RefuseClient(second, Refused("paused"))]
     lost_and_ready(front)
     (fail,) = front.handle(Reject(A, Refused("paused")), NOW)
-    assert (type(fail), fail.sink) == (Fail, first)
+    assert (type(fail), fail.sink) == (FailClient, first)
     assert "does not go on" in str(fail.error)
     assert front.handle(Reject(A, Refused("paused")), NOW) == []
 
@@ -172,7 +172,7 @@ def test_a_refused_replay_breaks_off_and_a_refused_request_does_not_begin():
 def test_a_request_that_cannot_be_sent_fails_alone():
     front, (first, _) = served(request(), request(B))
     error = Unavailable("too large")
-    assert front.handle(Unsendable(A, error), NOW) == [Fail(first, error)]
+    assert front.handle(Unsendable(A, error), NOW) == [FailClient(first, error)]
     assert list(front.ledgers) == [B]
 
 
@@ -181,8 +181,8 @@ def test_a_missing_token_ends_the_request_and_no_other(gathered: bool):
     front, (broken, whole) = served(request(), request(B))
     ends = [Ended(B, 0, FinishReason.STOP, 2, 0, 1, 0)] if gathered else []
     abort, fail = front.take(Emit([row(1, 6), row(2, 7), row(0, 5, name=B)], ends))
-    assert abort == Abort(AbortRequest(A))
-    assert (type(fail), fail.sink, type(fail.error)) == (Fail, broken, InvariantBroken)
+    assert abort == SendAbort(AbortRequest(A))
+    assert (type(fail), fail.sink, type(fail.error)) == (FailClient, broken, InvariantBroken)
     assert (broken.tokens, whole.tokens) == ({}, {0: [5]})
 
 
@@ -193,7 +193,7 @@ class Rig:
     """An engine that computes the right token of each position, and clients that check what they are given."""
 
     def __init__(self) -> None:
-        self.front, self.weights = Front(), 0
+        self.front, self.weights = FrontMachine(), 0
         self.engine: dict[RequestId, GenerateRequest] | None = {}
         self.late: list[Emit] = []
         self.sinks: dict[RequestId, Sink] = {}
@@ -202,15 +202,15 @@ class Rig:
     def do(self, event) -> None:
         for effect in self.front.handle(event, NOW):
             match effect:
-                case Submit(sent) | Replay(sent):
+                case SendRequest(sent) | Replay(sent):
                     assert self.engine is not None
                     self.engine[sent.id] = sent
-                case Abort(message):
+                case SendAbort(message):
                     assert self.engine is not None
                     self._abort(message)
                 case End(sink, delta):
                     sink.deliver(delta)
-                case Fail(sink, error) | Refuse(sink, error):
+                case FailClient(sink, error) | RefuseClient(sink, error):
                     sink.error = error
         self.front.check()
 
@@ -266,11 +266,11 @@ class Rig:
             case "leave" if name is not None:
                 self.do(Leave(name, self.front.ledgers[name].sink))
             case "stop" if name is not None:
-                self.do(Withdraw(name, number % 2, FinishReason.STOP))
+                self.do(ClientWithdrawal(name, number % 2, FinishReason.STOP))
             case "arrive" if self.engine is not None:
                 sink, wanted = Sink(), request(RequestId(f"r{len(self.sinks)}"), 1 + number % 2, 1 + number % 5)
                 self.sinks[wanted.id] = sink
-                self.do(Arrive(wanted, sink))
+                self.do(ClientRequest(wanted, sink))
         for sink in self.sinks.values():
             weights = {token // 1000 for tokens in sink.tokens.values() for token in tokens}
             assert len(weights) <= 1

@@ -23,13 +23,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
-from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
+from baton.core.effects import Mode, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache, StopWorker
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence as Scheduled
 from baton.core.events import Abort, Event, LossCause, PreemptSome, StepDone, Submit, Tick, WorkerLost, WorkerReady
 from baton.core.instance import Instance
 from baton.protocol.control import OrderAnswer
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Begun, Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, Refused, SamplingParams
@@ -114,7 +114,7 @@ class FakeWorker:
             )
         for slot, block in plan.grown:
             self.seats[slot].table.append(block)
-        for slot, place, block in plan.folded:
+        for slot, place, block in plan.deduplicated:
             table = self.seats[slot].table
             assert self._content(table[place]) == self._content(block), "folded onto a block with other content"
             table[place] = block
@@ -128,36 +128,36 @@ class FakeWorker:
         return StepResult.of(plan.step, plan.epoch, rows, logprobs=tuple(logprobs))
 
     def _compute(self, slot: int, count: int) -> tuple[int, ...]:
-        seat = self.seats[slot]
-        assert 0 < count <= len(seat.tokens) - seat.computed, "more to run than is known"
-        assert len({*seat.table}) == len(seat.table), "a block twice in one table"
+        assign_slot = self.seats[slot]
+        assert 0 < count <= len(assign_slot.tokens) - assign_slot.computed, "more to run than is known"
+        assert len({*assign_slot.table}) == len(assign_slot.table), "a block twice in one table"
         others = {block for name, other in self.seats.items() if name != slot for block in other.table}
-        earlier = fold(self.memory[self._place(seat, position)] for position in range(seat.computed))
-        for position in range(seat.computed, seat.computed + count):
-            block, offset = self._place(seat, position)
+        earlier = fold(self.memory[self._place(assign_slot, position)] for position in range(assign_slot.computed))
+        for position in range(assign_slot.computed, assign_slot.computed + count):
+            block, offset = self._place(assign_slot, position)
             assert block not in others, "a shared block is written"
-            self.memory[block, offset] = mark(earlier, seat.tokens[position])
+            self.memory[block, offset] = mark(earlier, assign_slot.tokens[position])
             earlier = fold((self.memory[block, offset],), earlier)
-        seat.computed += count
-        if seat.computed < len(seat.tokens):
+        assign_slot.computed += count
+        if assign_slot.computed < len(assign_slot.tokens):
             return ()
-        last = self.memory[self._place(seat, seat.computed - 1)]
-        token = draw(last, seat.sampling, seat.index, len(seat.tokens) - seat.prompt_tokens)
-        seat.tokens.append(token)
+        last = self.memory[self._place(assign_slot, assign_slot.computed - 1)]
+        token = draw(last, assign_slot.sampling, assign_slot.index, len(assign_slot.tokens) - assign_slot.prompt_tokens)
+        assign_slot.tokens.append(token)
         return (token,)
 
     def _thoughts(self, slot: int, begin: int, values: tuple[int, ...]) -> list[RowLogprobs]:
         """What the sequence asked to be told: of the token it sampled, of the part of the prompt that it computed."""
-        seat, sampled, prompt = self.seats[slot], None, ()
-        if seat.sampling.logprobs is not None and values:
+        assign_slot, sampled, prompt = self.seats[slot], None, ()
+        if assign_slot.sampling.logprobs is not None and values:
             sampled = TokenLogprob(values[0], -0.5, 1)
-        if seat.sampling.prompt_logprobs is not None:
-            computed = seat.tokens[begin : min(seat.computed, seat.prompt_tokens)]
+        if assign_slot.sampling.prompt_logprobs is not None:
+            computed = assign_slot.tokens[begin : min(assign_slot.computed, assign_slot.prompt_tokens)]
             prompt = tuple(TokenLogprob(token, -0.5, 1) for token in computed)
-        return [RowLogprobs(slot, seat.incarnation, sampled, begin, prompt)] if sampled or prompt else []
+        return [RowLogprobs(slot, assign_slot.incarnation, sampled, begin, prompt)] if sampled or prompt else []
 
-    def _place(self, seat: Occupant, position: int) -> tuple[int, int]:
-        return seat.table[position // self.block_size], position % self.block_size
+    def _place(self, assign_slot: Occupant, position: int) -> tuple[int, int]:
+        return assign_slot.table[position // self.block_size], position % self.block_size
 
     def _content(self, block: int) -> list[int]:
         return [self.memory[block, offset] for offset in range(self.block_size)]
@@ -202,11 +202,11 @@ class Driver:
         self.orders: dict[int, str] = {}
         self.stopped: list[int] = []
         if start:
-            self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
+            self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
 
     # Events in
 
-    def tell(self, event: Event) -> list[Any]:
+    def dispatch(self, event: Event) -> list[Any]:
         effects = self.instance.handle(event, Instant(self.now))
         self.take_in(effects)
         return effects
@@ -237,14 +237,14 @@ class Driver:
         return request
 
     def abort(self, name: str, index: int | None = None) -> list[Any]:
-        return self.tell(Abort(RequestId(name), index))
+        return self.dispatch(Abort(RequestId(name), index))
 
     def preempt(self, count: int = 1) -> None:
-        self.tell(PreemptSome(count))
+        self.dispatch(PreemptSome(count))
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
-        self.tell(Tick())
+        self.dispatch(Tick())
 
     # The worker's side
 
@@ -255,7 +255,7 @@ class Driver:
         return result
 
     def deliver(self, place: int = 0) -> list[Any]:
-        return self.tell(StepDone(self.results.pop(place)))
+        return self.dispatch(StepDone(self.results.pop(place)))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
@@ -278,7 +278,7 @@ class Driver:
         raise AssertionError(f"{self.sequence(name, index)} never came to {phase}")
 
     def lose_worker(self, cause: LossCause = "died") -> None:
-        self.tell(WorkerLost(self.instance.worker.epoch, cause=cause))
+        self.dispatch(WorkerLost(self.instance.worker.epoch, cause=cause))
 
     def restart_worker(self, *, pool_kept: bool = False, fingerprint: bytes = b"") -> None:
         memory = self.worker.memory if pool_kept else {}
@@ -288,7 +288,7 @@ class Driver:
         self.results.clear()
         if not pool_kept:
             self.pool_incarnation = PoolIncarnation(self.pool_incarnation + 1)
-        self.tell(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, fingerprint))
+        self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, fingerprint))
 
     # Effects out
 
@@ -321,9 +321,9 @@ class Driver:
             case OrderAnswer(number, outcome):
                 assert number not in self.orders, "an order is answered once"
                 self.orders[number] = outcome
-            case TellCache() | RestartCache():
+            case SendToCache() | RestartCache():
                 self.on_cache_effect(effect)
-            case Expecting() | Offer() | AskRelease() | Released() | Adopted():
+            case Reserved() | Offer() | Release() | Released() | Adopted():
                 self.on_handoff_effect(effect)
             case _:
                 raise AssertionError(effect)

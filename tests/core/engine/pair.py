@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from baton.core.effects import Refuse
 from baton.core.events import BlocksMoved, Submit, Tick
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.moves import BlockMove, MoveResult
 from baton.protocol.output import Emit, Ended, each_token
@@ -62,7 +62,7 @@ class Node(TieredDriver):
             return
         del self.told[place]
         count = len(message.device) if moved is None else moved
-        self.tell(BlocksMoved(MoveResult(message.id, self.pull(message, count), 0.001, error)))
+        self.dispatch(BlocksMoved(MoveResult(message.id, self.pull(message, count), 0.001, error)))
 
     def pull(self, move: BlockMove, count: int) -> int:
         other = self.other
@@ -86,7 +86,7 @@ class Node(TieredDriver):
         return [type(message).__name__ for message in self.said]
 
 
-class Trip:
+class PairRequest:
     """One request as its router knows it."""
 
     def __init__(self, request: GenerateRequest) -> None:
@@ -120,42 +120,42 @@ class Pair:
         self.prefill = Node("prefill", **(both | (prefill or {})))
         self.decode = Node("decode", **(both | (decode or {})))
         self.prefill.other, self.decode.other = self.decode, self.prefill
-        self.trips: dict[str, Trip] = {}
+        self.routed_requests: dict[str, PairRequest] = {}
         self.rng: Random | None = None
 
     # What the router does
 
-    def start(self, name: str, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> Trip:
-        trip = self.trips[name] = Trip(make_request(name, prompt, **given))
+    def start(self, name: str, prompt: Iterable[int] = (1, 2, 3), **given: Any) -> PairRequest:
+        routed = self.routed_requests[name] = PairRequest(make_request(name, prompt, **given))
         self.expect(name)
-        return trip
+        return routed
 
-    def whole(self, name: str, node: Node, prompt: Iterable[int], **given: Any) -> Trip:
+    def whole(self, name: str, node: Node, prompt: Iterable[int], **given: Any) -> PairRequest:
         """One instance does it all."""
-        trip = self.trips[name] = Trip(make_request(name, prompt, **given))
-        trip.adopted = True
-        node.tell(Submit(trip.request))
-        return trip
+        routed = self.routed_requests[name] = PairRequest(make_request(name, prompt, **given))
+        routed.adopted = True
+        node.dispatch(Submit(routed.request))
+        return routed
 
     def expect(self, name: str) -> None:
-        self.decode.tell(Expect(self.trips[name].present(), LEASE))
+        self.decode.dispatch(Reserve(self.routed_requests[name].present(), LEASE))
 
     def forget(self, name: str, attempt: int | None = None) -> None:
-        message = Forget(RequestId(name), self.trips[name].attempt if attempt is None else attempt)
-        self.prefill.tell(message)
-        self.decode.tell(message)
+        message = Forget(RequestId(name), self.routed_requests[name].attempt if attempt is None else attempt)
+        self.prefill.dispatch(message)
+        self.decode.dispatch(message)
 
     def replay(self, name: str, *, whole: Node | None = None) -> None:
         """The next attempt, with all that was delivered. `whole`: one instance does it all."""
-        trip = self.trips[name]
+        routed = self.routed_requests[name]
         self.forget(name)
-        trip.attempt += 1
-        trip.prefilling = trip.adopted = trip.released = False
-        if len(trip.ended) < len(trip.tokens):
+        routed.attempt += 1
+        routed.prefilling = routed.adopted = routed.released = False
+        if len(routed.ended) < len(routed.tokens):
             if whole is None:
                 self.expect(name)
             else:
-                whole.tell(Submit(trip.present()))
+                whole.dispatch(Submit(routed.present()))
 
     def hear(self, node: Node) -> None:
         """The router hears the oldest of what the instance has said."""
@@ -163,57 +163,57 @@ class Pair:
         if isinstance(message, Emit):
             self._hear_tokens(node, message)
             return
-        trip = self.trips[message.offer.request if isinstance(message, PeerOffer) else message.request]
-        if message.attempt != trip.attempt:
+        routed = self.routed_requests[message.offer.request if isinstance(message, PeerOffer) else message.request]
+        if message.attempt != routed.attempt:
             return
         match message:
             case Refuse(_, refused):
-                trip.refused.append(refused)
-            case Expecting() if not trip.prefilling:
+                routed.refused.append(refused)
+            case Reserved() if not routed.prefilling:
                 assert node is self.decode
-                trip.prefilling = True
-                self.prefill.tell(Prefill(trip.prefill(), KEEP))
+                routed.prefilling = True
+                self.prefill.dispatch(Prefill(routed.prefill(), KEEP))
             case Offer():
                 assert node is self.prefill
                 if message.last:
-                    trip.usage = message
-                leader = trip.present().indices[0] if trip.present().indices else 0
-                outputs = tuple(trip.tokens[leader]) if message.last else ()
-                self.decode.tell(PeerOffer(message, (self.prefill.name,), outputs))
-            case AskRelease():
-                self.prefill.tell(message)
+                    routed.usage = message
+                leader = routed.present().indices[0] if routed.present().indices else 0
+                outputs = tuple(routed.tokens[leader]) if message.last else ()
+                self.decode.dispatch(PeerOffer(message, (self.prefill.name,), outputs))
+            case Release():
+                self.prefill.dispatch(message)
             case Released(kept=kept):
-                trip.kept = kept
-                self.decode.tell(message)
+                routed.kept = kept
+                self.decode.dispatch(message)
             case Adopted(tokens=tokens):
-                assert not trip.adopted, "adopted twice"
-                trip.adopted, trip.adopted_tokens = True, tokens
-                self.prefill.tell(Forget(message.request, message.attempt))
+                assert not routed.adopted, "adopted twice"
+                routed.adopted, routed.adopted_tokens = True, tokens
+                self.prefill.dispatch(Forget(message.request, message.attempt))
             case _:
-                assert isinstance(message, Expecting)
+                assert isinstance(message, Reserved)
 
     def _hear_tokens(self, node: Node, emit: Emit) -> None:
         for request, attempt, index, position, token in each_token(emit.tokens):
-            trip = self.trips[request]
-            if attempt != trip.attempt:
+            routed = self.routed_requests[request]
+            if attempt != routed.attempt:
                 continue
-            told = trip.tokens[index]
-            assert index not in trip.ended
+            told = routed.tokens[index]
+            assert index not in routed.ended
             assert position == len(told), "a position is emitted twice, or left out"
             told.append(token)
-            assert told == undisturbed(trip.request, index)[: len(told)], f"{request} differs at {position}, from {node.name}"
+            assert told == undisturbed(routed.request, index)[: len(told)], f"{request} differs at {position}, from {node.name}"
         for request, index, thoughts in emit.logprobs:
-            self.trips[request].logprobs[index].append(thoughts)
+            self.routed_requests[request].logprobs[index].append(thoughts)
         for end in emit.ended:
-            trip = self.trips[end.request]
-            if end.attempt != trip.attempt:
+            routed = self.routed_requests[end.request]
+            if end.attempt != routed.attempt:
                 continue
-            assert end.index not in trip.ended
-            assert end.output_tokens == len(trip.tokens[end.index])
-            trip.ended[end.index] = end
-            if len(trip.ended) == len(trip.tokens) and not trip.adopted:
+            assert end.index not in routed.ended
+            assert end.output_tokens == len(routed.tokens[end.index])
+            routed.ended[end.index] = end
+            if len(routed.ended) == len(routed.tokens) and not routed.adopted:
                 self.forget(end.request)  # it ended before decode had it for itself
-            elif node is self.prefill and not trip.adopted:
+            elif node is self.prefill and not routed.adopted:
                 self.replay(end.request)  # only the leader has ended
 
     # What happens
@@ -254,17 +254,17 @@ class Pair:
     def advance(self, seconds: float) -> None:
         for node in (self.prefill, self.decode):
             node.now += seconds
-            node.tell(Tick())
+            node.dispatch(Tick())
 
     # Verdicts
 
     def assert_answered(self, *names: str) -> None:
-        for name in names or self.trips:
-            trip = self.trips[name]
-            for index in trip.tokens:
-                owed = undisturbed(trip.request, index)
-                assert trip.tokens[index] == owed, name
-                assert trip.ended[index].reason.value == end_word(trip.request, owed)
+        for name in names or self.routed_requests:
+            routed = self.routed_requests[name]
+            for index in routed.tokens:
+                owed = undisturbed(routed.request, index)
+                assert routed.tokens[index] == owed, name
+                assert routed.ended[index].reason.value == end_word(routed.request, owed)
 
     def assert_at_rest(self) -> None:
         for node in (self.prefill, self.decode):

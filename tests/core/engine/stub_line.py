@@ -27,13 +27,13 @@ class StubLine:
         "Each sequence ends after so many."
         self._left: dict[int, list[int]] = {}
         "By slot: incarnation, tokens to prefill, outputs to come."
-        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
+        self.dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1)))
 
     def submit(self, name: str, prompt: Iterable[int], **given: Any) -> None:
         self.heard[name] = 0
-        self.tell(Submit(make_request(name, prompt, stop_token_ids=(STOP,), **given)))
+        self.dispatch(Submit(make_request(name, prompt, stop_token_ids=(STOP,), **given)))
 
-    def tell(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         for effect in self.instance.handle(event, Instant(0.0)):
             if isinstance(effect, RunStep):
                 self.plans.append(effect.plan)
@@ -43,8 +43,8 @@ class StubLine:
 
     def lose_worker(self, cause: LossCause, pool: int) -> None:
         self.plans.clear()
-        self.tell(WorkerLost(self.instance.worker.epoch, cause=cause))
-        self.tell(WorkerReady(self.instance.worker.epoch, PoolIncarnation(pool)))
+        self.dispatch(WorkerLost(self.instance.worker.epoch, cause=cause))
+        self.dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(pool)))
 
     def step(self) -> None:
         plan = self.plans.pop(0)
@@ -54,7 +54,7 @@ class StubLine:
         run = zip(plan.run.slots, plan.run.counts, strict=True)
         rows = [(slot, self._left[slot][0], self._row(slot, count)) for slot, count in run]
         rows += [(slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops]
-        self.tell(StepDone(StepResult.of(plan.step, plan.epoch, rows)))
+        self.dispatch(StepDone(StepResult.of(plan.step, plan.epoch, rows)))
 
     def _row(self, slot: int, count: int) -> tuple[int, ...]:
         left = self._left[slot]

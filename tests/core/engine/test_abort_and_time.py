@@ -105,13 +105,13 @@ def test_timeout_in_each_phase(place):
 def test_drain_deadline_in_each_phase(place):
     """21. What is not finished by then is ended with what it has; then paused; then resumed."""
     driver = bring_to(place)
-    driver.tell(Pause(drain_seconds_max=5.0))
+    driver.dispatch(Pause(drain_seconds_max=5.0))
     driver.advance(seconds=5.0)
     assert driver.reason("a") == driver.reason("b") == "abort"
     driver.run()
     driver.assert_at_rest()
     assert driver.modes == [Mode.DRAINING, Mode.PAUSED]
-    driver.tell(Resume())
+    driver.dispatch(Resume())
     if place == "waiting for the worker":
         driver.restart_worker()
     driver.submit("again", range(11), max_tokens=5)
@@ -123,7 +123,7 @@ def test_drain_deadline_in_each_phase(place):
 def test_drain_without_a_deadline_finishes_everything_in_each_phase(place):
     """21."""
     driver = bring_to(place)
-    driver.tell(Pause())
+    driver.dispatch(Pause())
     driver.submit("late", max_tokens=1)
     assert driver.refused["late"].reason == "draining"
     if place == "waiting for the worker":
@@ -156,7 +156,7 @@ def test_abort_of_unknown_or_ended_leaves_nothing(target):
     driver.abort("closing")
     before = freeze(driver.instance)
     for index in (None, 0, 1, 99, -1):
-        assert driver.tell(Abort(RequestId(target), index)) == []
+        assert driver.dispatch(Abort(RequestId(target), index)) == []
     assert freeze(driver.instance) == before
     driver.run()
     driver.assert_answered("ended", "running")
@@ -190,7 +190,7 @@ def test_front_may_end_a_sequence_as_stopped():
     driver = Driver()
     driver.submit("a", max_tokens=9)
     driver.step(3)
-    driver.tell(Abort(RequestId("a"), 0, FinishReason.STOP))
+    driver.dispatch(Abort(RequestId("a"), 0, FinishReason.STOP))
     assert driver.reason("a") == "stop"
     driver.run()
     driver.assert_at_rest()
@@ -276,10 +276,10 @@ def test_progress_of_a_step_puts_its_deadline_off_but_not_for_ever():
     assert driver.instance.next_deadline() == 10.0
     epoch = driver.instance.worker.epoch
     driver.advance(seconds=9.0)
-    driver.tell(WorkerProgressed(WorkerEpoch(epoch + 1)))
+    driver.dispatch(WorkerProgressed(WorkerEpoch(epoch + 1)))
     assert driver.instance.next_deadline() == 10.0, "that of another life says nothing"
     for _ in range(40):
-        driver.tell(WorkerProgressed(epoch))
+        driver.dispatch(WorkerProgressed(epoch))
         driver.advance(seconds=9.0)
         if driver.instance.worker.epoch != epoch:
             break
@@ -295,7 +295,7 @@ def test_clock_backwards():
     driver.now = 20.0
     driver.submit("b", (5, 6), max_tokens=8, timeout_seconds=20.0)
     assert driver.instance.next_deadline() == 120.0
-    driver.tell(Tick())
+    driver.dispatch(Tick())
     driver.step(4)
     assert driver.reason("a") is driver.reason("b") is None
     driver.run()
@@ -308,7 +308,7 @@ def test_next_deadline_is_a_pure_question():
     driver.submit("a", max_tokens=30, timeout_seconds=25.0)
     driver.submit("over", (7, 8), max_tokens=1, timeout_seconds=40.0)
     driver.step(4)
-    driver.tell(Pause(drain_seconds_max=20.0))
+    driver.dispatch(Pause(drain_seconds_max=20.0))
     before = freeze(driver.instance)
     assert [driver.instance.next_deadline() for _ in range(3)] == [20.0, 20.0, 20.0]
     driver.instance.check()
@@ -324,7 +324,7 @@ def test_every_deadline_is_met_by_a_tick_at_that_very_time():
     while (deadline := driver.instance.next_deadline()) is not None:
         assert deadline > driver.now
         driver.now = deadline
-        driver.tell(Tick())
+        driver.dispatch(Tick())
         seen.append(deadline)
     assert seen == sorted(set(seen))
     assert all(driver.ended.values())
@@ -339,7 +339,7 @@ def test_pause_drain_resume():
     driver.submit("a", max_tokens=9)
     driver.submit("b", (4, 5), max_tokens=9)
     driver.step(2)
-    driver.tell(Pause())
+    driver.dispatch(Pause())
     driver.submit("c", max_tokens=1)
     assert driver.refused["c"].reason == "draining"
     driver.run()
@@ -348,7 +348,7 @@ def test_pause_drain_resume():
     driver.submit("c", max_tokens=1)
     assert driver.refused["c"].reason == "paused"
     assert not driver.plans
-    driver.tell(Resume())
+    driver.dispatch(Resume())
     driver.submit("c", max_tokens=1)
     driver.run()
     driver.assert_answered("c")
@@ -357,7 +357,7 @@ def test_pause_drain_resume():
 
 def test_pause_of_an_idle_instance_is_immediate():
     driver = Driver()
-    driver.tell(Pause(drain_seconds_max=5.0))
+    driver.dispatch(Pause(drain_seconds_max=5.0))
     assert driver.modes == [Mode.DRAINING, Mode.PAUSED]
     assert driver.instance.next_deadline() is None
 
@@ -366,7 +366,7 @@ def test_not_paused_before_the_last_drop_is_acknowledged():
     driver = Driver()
     driver.submit("a", max_tokens=9)
     driver.step(2)
-    driver.tell(Pause())
+    driver.dispatch(Pause())
     driver.abort("a")
     while driver.plans:
         assert driver.modes == [Mode.DRAINING]
@@ -381,7 +381,7 @@ def test_drain_with_preemptions_and_aborts_in_flight_comes_to_an_end():
         driver.submit(name, [token, 1], max_tokens=8)
     driver.step(3)
     driver.preempt(2)
-    driver.tell(Pause(drain_seconds_max=100.0))
+    driver.dispatch(Pause(drain_seconds_max=100.0))
     driver.abort("b")
     driver.step()
     driver.preempt(1)
@@ -394,13 +394,13 @@ def test_drain_with_preemptions_and_aborts_in_flight_comes_to_an_end():
 def test_second_pause_may_set_a_deadline_and_repeats_are_harmless():
     driver = Driver()
     driver.submit("a", max_tokens=60)
-    driver.tell(Pause())
-    driver.tell(Pause(drain_seconds_max=2.0))
-    driver.tell(Pause())
+    driver.dispatch(Pause())
+    driver.dispatch(Pause(drain_seconds_max=2.0))
+    driver.dispatch(Pause())
     driver.advance(seconds=2.0)
     assert driver.reason("a") == "abort"
     driver.run()
-    driver.tell(Pause(drain_seconds_max=2.0))
+    driver.dispatch(Pause(drain_seconds_max=2.0))
     assert driver.modes == [Mode.DRAINING, Mode.PAUSED]
     driver.assert_at_rest()
 
@@ -408,9 +408,9 @@ def test_second_pause_may_set_a_deadline_and_repeats_are_harmless():
 def test_resume_while_draining_forgets_the_deadline():
     driver = Driver()
     driver.submit("a", max_tokens=9)
-    driver.tell(Pause(drain_seconds_max=2.0))
-    driver.tell(Resume())
-    driver.tell(Resume())
+    driver.dispatch(Pause(drain_seconds_max=2.0))
+    driver.dispatch(Resume())
+    driver.dispatch(Resume())
     driver.advance(seconds=5.0)
     driver.submit("b", (4, 5), max_tokens=9)
     driver.run()
@@ -422,7 +422,7 @@ def test_worker_lost_while_draining_does_not_lose_the_requests():
     driver = Driver()
     driver.submit("a", max_tokens=9)
     driver.step(3)
-    driver.tell(Pause())
+    driver.dispatch(Pause())
     driver.lose_worker()
     assert driver.modes == [Mode.DRAINING]
     driver.restart_worker()
@@ -437,28 +437,28 @@ def test_worker_lost_while_draining_does_not_lose_the_requests():
 def test_a_pause_is_answered_when_it_is_done():
     driver = Driver()
     driver.submit("a", max_tokens=9)
-    driver.tell(Pause(number=1))
+    driver.dispatch(Pause(number=1))
     driver.step()
-    driver.tell(Pause(number=2))
+    driver.dispatch(Pause(number=2))
     assert driver.orders == {}
     driver.run()
     assert driver.modes[-1] is Mode.PAUSED
     assert driver.orders == {1: "done", 2: "done"}
-    driver.tell(Pause(number=3))
+    driver.dispatch(Pause(number=3))
     assert driver.orders[3] == "done", "it is paused already"
 
 
 def test_a_pause_that_is_resumed_first_is_overtaken():
     driver = Driver()
     driver.submit("a", max_tokens=9)
-    driver.tell(Pause(number=1))
-    driver.tell(Resume(number=2))
+    driver.dispatch(Pause(number=1))
+    driver.dispatch(Resume(number=2))
     assert driver.orders == {1: "overtaken", 2: "done"}
-    driver.tell(Pause(number=3))
+    driver.dispatch(Pause(number=3))
     driver.run()
     assert driver.orders == {1: "overtaken", 2: "done", 3: "done"}
-    driver.tell(Resume(number=4))
-    driver.tell(Resume(number=5))
+    driver.dispatch(Resume(number=4))
+    driver.dispatch(Resume(number=5))
     assert driver.orders[4] == driver.orders[5] == "done"
 
 
@@ -466,7 +466,7 @@ def test_orders_that_wait_are_bounded():
     driver = Driver()
     driver.submit("a", max_tokens=9)
     for number in range(PAUSES_MAX + 1):
-        driver.tell(Pause(number=number))
+        driver.dispatch(Pause(number=number))
     assert driver.orders == {PAUSES_MAX: "refused"}
     driver.run()
     assert [*driver.orders.values()].count("done") == PAUSES_MAX
@@ -474,6 +474,6 @@ def test_orders_that_wait_are_bounded():
 
 def test_an_order_without_a_number_has_no_answer():
     driver = Driver()
-    driver.tell(Pause())
-    driver.tell(Resume())
+    driver.dispatch(Pause())
+    driver.dispatch(Resume())
     assert driver.orders == {}

@@ -97,7 +97,7 @@ def test_preempted_one_keeps_its_place_and_does_not_count_as_queued():
 def test_duplicate_id_is_refused_while_the_first_lives():
     driver = Driver()
     driver.submit("a", max_tokens=4)
-    driver.tell(Submit(make_request("a", (9, 9), max_tokens=1)))
+    driver.dispatch(Submit(make_request("a", (9, 9), max_tokens=1)))
     assert driver.refused["a"].reason == "duplicate_id"
     driver.run()
     driver.assert_answered()
@@ -197,7 +197,7 @@ def test_reserve_learns_nothing_from_answers_that_were_cut_short(end):
     driver.step(3)
     if end == "abort":
         for number in range(4):
-            driver.tell(Abort(RequestId(f"r{number}")))
+            driver.dispatch(Abort(RequestId(f"r{number}")))
     elif end == "timeout":
         driver.advance(6.0)
     else:

@@ -91,7 +91,7 @@ class AnySchedule(RuleBasedStateMachine):
     def repeat(self, place):
         result = self.old_results[place % len(self.old_results)]
         if result not in self.driver.results:
-            self.driver.tell(StepDone(result))
+            self.driver.dispatch(StepDone(result))
 
     @rule(count=st.integers(1, 4))
     def preempt(self, count):
@@ -99,7 +99,7 @@ class AnySchedule(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def evict(self, count):
-        self.driver.tell(EvictSome(count))
+        self.driver.dispatch(EvictSome(count))
 
     @precondition(lambda self: self.driver.requests)
     @rule(place=st.integers(0, 50), index=st.none() | st.integers(0, 2))
@@ -115,7 +115,7 @@ class AnySchedule(RuleBasedStateMachine):
 
     @rule(resume=st.booleans())
     def pause(self, resume):
-        self.driver.tell(Resume() if resume else Pause())
+        self.driver.dispatch(Resume() if resume else Pause())
 
     def teardown(self):
         driver = getattr(self, "driver", None)

@@ -96,7 +96,7 @@ def test_fold_is_told_to_the_worker_before_the_block_has_a_new_owner():
     driver.submit("c", range(60, 68), max_tokens=4)
     driver.step()
     plan = driver.plans[-1]
-    assert [(place, block) for _, place, block in plan.folded] == list(enumerate(driver.sequence("a").blocks[:2]))
+    assert [(place, block) for _, place, block in plan.deduplicated] == list(enumerate(driver.sequence("a").blocks[:2]))
     given = [block for new in plan.new for block in new.blocks] + [block for _, block in plan.grown]
     assert any(block in given for block in own), "the copies that b gave back are in use again, in the same plan"
     driver.run()
@@ -110,7 +110,7 @@ def test_sequence_that_folds_with_its_last_token_is_dropped_and_not_told_of_the_
     driver.restart_worker()
     driver.run()
     assert driver.instance.stats.folded_blocks == 2
-    assert not any(plan.folded for plan in driver.history)
+    assert not any(plan.deduplicated for plan in driver.history)
     driver.assert_answered()
     driver.assert_at_rest()
 
@@ -150,7 +150,7 @@ def test_running_blocks_are_never_evicted():
     driver.submit("a", PROMPT, max_tokens=12)
     while driver.plans:
         driver.step()
-        driver.tell(EvictSome(1000))
+        driver.dispatch(EvictSome(1000))
     driver.assert_answered()
     driver.assert_at_rest()
     assert len(driver.instance.board.cache) == 0

@@ -40,7 +40,7 @@ def test_a_prefix_that_the_host_has_is_loaded_and_not_computed():
 def test_a_prefix_that_storage_has_is_fetched_then_loaded():
     driver = warmed(storage=True, host_blocks=16)
     driver.lose_cache(kept=False)
-    driver.tell(CacheReady(kept=False))
+    driver.dispatch(CacheReady(kept=False))
     driver.submit("again", PROMPT, max_tokens=3)
     assert driver.kinds == ["query"]
     driver.carry_out()
@@ -157,7 +157,7 @@ def test_a_service_that_dies_costs_time_and_nothing_else():
     driver.run()
     driver.assert_answered()
     assert driver.seated[-1].computed_tokens == 0
-    driver.tell(CacheReady())
+    driver.dispatch(CacheReady())
     driver.forget_device()
     driver.submit("third", PROMPT, max_tokens=3)
     driver.settle()
@@ -168,7 +168,7 @@ def test_a_service_that_dies_costs_time_and_nothing_else():
 def test_a_service_that_lost_its_memory_has_nothing():
     driver = warmed()
     driver.lose_cache(kept=False)
-    driver.tell(CacheReady(kept=False))
+    driver.dispatch(CacheReady(kept=False))
     driver.submit("again", PROMPT, max_tokens=3)
     driver.settle()
     driver.assert_answered()
@@ -196,7 +196,7 @@ def test_nothing_is_copied_out_of_the_pool_of_a_worker_that_broke_the_protocol()
     driver.submit("second", range(50, 71), max_tokens=30)
     for _ in range(4):
         driver.step()
-    driver.tell(WorkerLost(driver.instance.worker.epoch, "rows of nobody", "protocol"))
+    driver.dispatch(WorkerLost(driver.instance.worker.epoch, "rows of nobody", "protocol"))
     driver.carry_out("store")  # begun before: not believed
     assert "store" not in driver.kinds
     assert not driver.tiers.stats.stored
@@ -220,7 +220,7 @@ def test_a_pool_that_was_lost_takes_its_loads_with_it():
     held = driver.told.pop()
     driver.lose_worker()
     driver.restart_worker()
-    driver.tell(BlocksMoved(MoveResult(held.id, len(held.host), 0.001)))  # into memory that nobody has any more
+    driver.dispatch(BlocksMoved(MoveResult(held.id, len(held.host), 0.001)))  # into memory that nobody has any more
     driver.settle()
     driver.assert_answered()
     driver.assert_at_rest()
@@ -245,7 +245,7 @@ def test_storage_that_does_not_answer_holds_its_request_up_for_a_moment_only():
     driver.advance(0.6)
     driver.run()
     driver.assert_answered()
-    driver.tell(StorageAnswered(StorageAnswer(held.id, 5)))  # too late: inert
+    driver.dispatch(StorageAnswered(StorageAnswer(held.id, 5)))  # too late: inert
     driver.settle()
     driver.assert_at_rest()
 
@@ -298,7 +298,7 @@ def preempted(policy: str) -> tuple[TieredDriver, int]:
         driver.carry_out()
     if policy == "storage":
         driver.lose_cache(kept=False)
-        driver.tell(CacheReady(kept=False))
+        driver.dispatch(CacheReady(kept=False))
     driver.forget_device()
     assert not driver.pool.idle
     assert driver.phase("victim") is Phase.PREEMPTING, "it is not back in line yet"

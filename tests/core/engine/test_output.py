@@ -222,12 +222,12 @@ def test_failed_row_ends_its_sequence_and_no_other():
     driver.submit("a", max_tokens=9)
     driver.submit("b", (7, 8, 9), max_tokens=9)
     driver.run_until("b", Phase.DECODE)
-    whole, seat = driver.execute(), driver.sequence("a")
-    place = whole.slots.index(seat.slot)
+    whole, assign_slot = driver.execute(), driver.sequence("a")
+    place = whole.slots.index(assign_slot.slot)
     rows = [(*row[:2], ()) if number == place else row for number, row in enumerate(whole.rows)]
-    failure = RowFailure(seat.slot, seat.incarnation, "NaN in the logits")
+    failure = RowFailure(assign_slot.slot, assign_slot.incarnation, "NaN in the logits")
     driver.results.clear()
-    driver.tell(StepDone(StepResult.of(whole.step, whole.epoch, rows, (failure,))))
+    driver.dispatch(StepDone(StepResult.of(whole.step, whole.epoch, rows, (failure,))))
     assert driver.reason("a") == "error"
     assert driver.ended["a", 0].detail == "NaN in the logits"
     driver.run()

@@ -7,7 +7,7 @@ import pytest
 from baton.core.events import Submit
 from baton.core.kv.pool_trust import NO_POOL, PoolTrust
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, Expecting
+from baton.protocol.handoff import Adopted, Reserved
 from baton.protocol.ids import PoolIncarnation
 
 from ..handoff.test_handoff_destination import PROMPT, Decoder, handed
@@ -52,12 +52,12 @@ def test_a_prompt_that_is_offered_after_the_worker_broke_the_protocol_is_compute
 def test_a_reservation_of_before_the_next_worker_finds_nothing_in_the_pool():
     """With write=selective a block that is found again is copied to the host."""
     node = Decoder(host_blocks=16, write="selective", write_hits=1)
-    node.tell(Submit(make_request("first", PROMPT, max_tokens=2)))
+    node.dispatch(Submit(make_request("first", PROMPT, max_tokens=2)))
     node.settle()
     node.said.clear()
     break_protocol(node)
     node.expect()
-    assert [message.cached_tokens for message in node.take(Expecting)] == [0]
+    assert [message.cached_tokens for message in node.take(Reserved)] == [0]
     assert not node.told
     node.restart_worker(pool_kept=True)
     node.offer(0, 4, last=True)

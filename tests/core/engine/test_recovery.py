@@ -264,7 +264,7 @@ def test_a_held_suspect_can_be_aborted_and_time_out():
     driver.abort(held[0])
     assert driver.reason(held[0]) == "abort"
     driver.now = 5.0
-    driver.tell(Tick())
+    driver.dispatch(Tick())
     assert driver.reason(held[1]) == "timeout"
     driver.restart_worker()
     driver.run()

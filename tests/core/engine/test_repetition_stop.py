@@ -104,12 +104,12 @@ def test_an_answer_that_is_handed_over_ends_at_the_same_token():
 def test_a_repetition_that_the_first_token_completes_is_not_handed_over():
     """Its length is that of the prefill leg, not of the answer."""
     pair = Pair()
-    trip = pair.start(
+    routed = pair.start(
         "a", range(9), max_tokens=20, top_k=1, repetition_stop=RepetitionStop(pattern_max=1, count_min=2, tokens_min=0)
     )
     pair.run()
     pair.assert_answered("a")
-    assert (trip.tokens[0], trip.ended[0].reason.value) == ([0, 0], "repetition")
+    assert (routed.tokens[0], routed.ended[0].reason.value) == ([0, 0], "repetition")
     pair.assert_at_rest()
 
 

@@ -12,9 +12,9 @@ def asleep() -> Driver:
     driver = Driver()
     driver.submit("a", range(9), max_tokens=3)
     driver.run()
-    driver.tell(Pause())
-    driver.tell(Sleep(1))
-    driver.tell(WorkerStopped())
+    driver.dispatch(Pause())
+    driver.dispatch(Sleep(1))
+    driver.dispatch(WorkerStopped())
     assert driver.orders == {1: "done"}
     return driver
 
@@ -25,12 +25,12 @@ def test_a_paused_instance_gives_up_its_worker_and_gets_another():
     assert driver.instance.next_deadline() is None, "it may sleep for ever"
     driver.submit("b", max_tokens=1)
     assert driver.refused["b"].reason == "paused"
-    driver.tell(Wake(2))
+    driver.dispatch(Wake(2))
     assert [restart.epoch for restart in driver.restarts] == [2]
     assert 2 not in driver.orders
     driver.restart_worker()
     assert driver.orders[2] == "done"
-    driver.tell(Resume(3))
+    driver.dispatch(Resume(3))
     driver.submit("c", range(9), max_tokens=3)
     driver.run()
     driver.assert_answered("c")
@@ -42,10 +42,10 @@ def test_a_paused_instance_gives_up_its_worker_and_gets_another():
 def test_nothing_that_was_cached_before_the_sleep_is_found_after_it():
     """Also where the next pool has the incarnation of the one before: incarnations are drawn by whoever makes the pool."""
     driver = asleep()
-    driver.tell(Wake(2))
+    driver.dispatch(Wake(2))
     driver.worker = FakeWorker(driver.config.kv.block_size)
-    driver.tell(WorkerReady(driver.instance.worker.epoch, driver.pool_incarnation))
-    driver.tell(Resume(3))
+    driver.dispatch(WorkerReady(driver.instance.worker.epoch, driver.pool_incarnation))
+    driver.dispatch(Resume(3))
     driver.submit("c", range(9), max_tokens=3)
     driver.run()
     driver.assert_answered("c")
@@ -55,9 +55,9 @@ def test_nothing_that_was_cached_before_the_sleep_is_found_after_it():
 def test_only_a_paused_instance_sleeps():
     driver = Driver()
     driver.submit("a", max_tokens=9)
-    driver.tell(Sleep(1))
-    driver.tell(Pause())
-    driver.tell(Sleep(2))
+    driver.dispatch(Sleep(1))
+    driver.dispatch(Pause())
+    driver.dispatch(Sleep(2))
     assert driver.orders == {1: "refused", 2: "refused"}
     driver.run()
     driver.assert_answered()
@@ -66,22 +66,22 @@ def test_only_a_paused_instance_sleeps():
 
 def test_a_sleeping_instance_is_not_resumed():
     driver = asleep()
-    driver.tell(Resume(5))
+    driver.dispatch(Resume(5))
     assert driver.orders[5] == "refused"
     assert driver.instance.mode is Mode.PAUSED
 
 
 def test_a_wake_waits_until_the_old_worker_has_ended():
     driver = Driver()
-    driver.tell(Pause())
-    driver.tell(Sleep(1))
-    driver.tell(Wake(2))
+    driver.dispatch(Pause())
+    driver.dispatch(Sleep(1))
+    driver.dispatch(Wake(2))
     assert driver.orders == {}
     assert not driver.restarts
-    driver.tell(WorkerStopped())
+    driver.dispatch(WorkerStopped())
     assert driver.orders == {1: "done"}
     assert len(driver.restarts) == 1
-    driver.tell(Sleep(3))
+    driver.dispatch(Sleep(3))
     assert driver.orders[3] == "refused", "one is being started"
     driver.restart_worker()
     assert driver.orders[2] == "done"
@@ -89,26 +89,26 @@ def test_a_wake_waits_until_the_old_worker_has_ended():
 
 def test_repeats_are_harmless():
     driver = asleep()
-    driver.tell(Sleep(2))
-    driver.tell(WorkerStopped())
-    driver.tell(Wake(3))
-    driver.tell(Wake(4))
+    driver.dispatch(Sleep(2))
+    driver.dispatch(WorkerStopped())
+    driver.dispatch(Wake(3))
+    driver.dispatch(Wake(4))
     assert len(driver.restarts) == 1
     driver.restart_worker()
-    driver.tell(Wake(5))
+    driver.dispatch(Wake(5))
     assert driver.orders == dict.fromkeys(range(1, 6), "done")
 
 
 def test_the_end_of_the_worker_that_was_stopped_is_no_loss():
     driver = asleep()
-    driver.tell(WorkerLost(WorkerEpoch(1)))
+    driver.dispatch(WorkerLost(WorkerEpoch(1)))
     assert driver.instance.stats.worker_losses == 0
     assert driver.instance.worker.state is WorkerState.ASLEEP
 
 
 def test_a_worker_that_does_not_come_is_lost_like_any_other():
     driver = asleep()
-    driver.tell(Wake(2))
+    driver.dispatch(Wake(2))
     driver.lose_worker()
     assert [restart.epoch for restart in driver.restarts] == [2, 3]
     while driver.instance.worker.state is not WorkerState.GONE:
@@ -118,27 +118,27 @@ def test_a_worker_that_does_not_come_is_lost_like_any_other():
 
 def test_orders_that_wait_are_bounded():
     driver = Driver(sleep_orders_max=3)
-    driver.tell(Pause())
+    driver.dispatch(Pause())
     for number in range(4):
-        driver.tell(Sleep(number))
+        driver.dispatch(Sleep(number))
     assert driver.orders == {3: "refused"}
     assert len(driver.stopped) == 1
-    assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.tell(WorkerStopped()))
+    assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.dispatch(WorkerStopped()))
 
 
 def test_orders_do_not_wait_for_ever_for_a_worker_that_does_not_end():
     driver = Driver(worker_stop_seconds_max=5.0)
-    driver.tell(Pause())
-    driver.tell(Sleep(1))
-    driver.tell(Wake(2))
+    driver.dispatch(Pause())
+    driver.dispatch(Sleep(1))
+    driver.dispatch(Wake(2))
     assert driver.instance.next_deadline() == 5.0
     driver.advance(5.0)
     assert driver.orders == {1: "refused", 2: "refused"}
     assert driver.instance.next_deadline() is None
     assert not driver.restarts, "the old worker may still hold the memory"
-    driver.tell(Wake(3))
+    driver.dispatch(Wake(3))
     driver.advance(1.0)
-    driver.tell(WorkerStopped())
+    driver.dispatch(WorkerStopped())
     assert driver.restarts, "it has ended after all"
     driver.restart_worker()
     assert driver.orders[3] == "done"

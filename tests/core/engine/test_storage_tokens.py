@@ -19,10 +19,10 @@ class ByTokens(TieredDriver):
     def __init__(self, **settings) -> None:
         super().__init__(**{"storage": True, "host_blocks": 16, **settings})
         self.seen: list[tuple[str, int, tuple[int, ...]]] = []
-        self.tell(CacheReady(wants_tokens=True))
+        self.dispatch(CacheReady(wants_tokens=True))
 
     def start_cache(self, *, kept: bool = True) -> None:
-        self.tell(CacheReady(kept, wants_tokens=True))
+        self.dispatch(CacheReady(kept, wants_tokens=True))
 
     def on_cache_effect(self, effect: object) -> None:
         super().on_cache_effect(effect)
@@ -109,7 +109,7 @@ def test_links_stay_when_the_service_restarts_and_go_when_nobody_asks():
     driver.start_cache()
     assert driver.tiers.links is links
     driver.lose_cache()
-    driver.tell(CacheReady())
+    driver.dispatch(CacheReady())
     assert driver.tiers.links is None
 
 
@@ -117,9 +117,9 @@ def test_what_follows_blocks_of_unknown_ids_is_not_put():
     """They were computed before the service said that it wants tokens."""
     driver = ByTokens()
     driver.lose_cache()
-    driver.tell(CacheReady())
+    driver.dispatch(CacheReady())
     answered(driver, "first", range(1, 14))
-    driver.tell(CacheReady(wants_tokens=True))
+    driver.dispatch(CacheReady(wants_tokens=True))
     driver.seen.clear()
     skipped = driver.tiers.stats.skipped_puts
     answered(driver, "longer")

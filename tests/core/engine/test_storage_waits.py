@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.engine.loading import Load
+from baton.core.engine.loading import SequenceLoad
 from baton.core.engine.phase import Phase
 from baton.core.events import BlocksMoved, CacheReady, StorageAnswered
 from baton.errors import InvariantBroken
@@ -24,7 +24,7 @@ def cold(**settings) -> TieredDriver:
     driver.submit("first", PROMPT, max_tokens=3)
     driver.settle()
     driver.lose_cache(kept=False)
-    driver.tell(CacheReady(kept=False))
+    driver.dispatch(CacheReady(kept=False))
     driver.forget_device()
     driver.told.clear()
     return driver
@@ -33,7 +33,7 @@ def cold(**settings) -> TieredDriver:
 def loads() -> int:
     """Stays in LOADING that something still refers to."""
     gc.collect()
-    return sum(isinstance(thing, Load) for thing in gc.get_objects())
+    return sum(isinstance(thing, SequenceLoad) for thing in gc.get_objects())
 
 
 def number_of(driver: TieredDriver, kind: str) -> int:
@@ -58,7 +58,7 @@ def test_one_slow_fetch_with_many_waiters_is_no_failure_of_storage():
     assert (circuit.state, circuit._failures, circuit.permits) == ("closed", 0, 1), "storage still has its time"
     driver.advance(0.9)
     assert (circuit.state, circuit._failures, circuit.permits) == ("closed", 1, 0), "counted once"
-    driver.tell(BlocksMoved(MoveResult(number_of(driver, "fetch"), 0, 2.0, "EIO")))
+    driver.dispatch(BlocksMoved(MoveResult(number_of(driver, "fetch"), 0, 2.0, "EIO")))
     assert circuit._failures == 1, "the fetch had been counted"
     driver.told.clear()
     driver.settle()
@@ -102,7 +102,7 @@ def test_a_late_answer_leaves_nothing_behind():
         asked = driver.told.pop(driver.kinds.index("query"))
         driver.advance(0.1)
         driver.settle()
-        driver.tell(StorageAnswered(StorageAnswer(asked.id, 0)))
+        driver.dispatch(StorageAnswered(StorageAnswer(asked.id, 0)))
     assert loads() == before
     driver.assert_answered()
     driver.assert_at_rest()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from baton.core.engine.phase import Fact
 from baton.core.engine.request import Group, Sequence
-from baton.core.engine.waiting import WaitingLine
+from baton.core.engine.waiting import WaitingQueue
 from baton.protocol.ids import BlockKey
 
 from .harness import Driver, make_request
@@ -17,7 +17,7 @@ def sequence_at(priority: int, counter: int) -> Sequence:
 
 @given(st.lists(st.tuples(st.sampled_from(["join", "pop", "end"]), st.integers(-2, 2), st.integers(0, 1000)), max_size=60))
 def test_head_is_always_the_smallest_order(actions):
-    line, model = WaitingLine(), []
+    line, model = WaitingQueue(), []
     for arrival, (action, priority, number) in enumerate(actions):
         if action == "join":
             model.append(sequence_at(priority, arrival))
@@ -37,7 +37,7 @@ def test_head_is_always_the_smallest_order(actions):
 
 def test_those_that_left_do_not_pile_up():
     """Invariant 49: a thousand come and go while one waits."""
-    line = WaitingLine()
+    line = WaitingQueue()
     first = sequence_at(0, 0)
     line.join(first)
     for arrival in range(1, 1000):

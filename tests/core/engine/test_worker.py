@@ -44,7 +44,7 @@ def test_late_repeated_and_reordered_results():
             break
         pair = [driver.worker.run(driver.plans.popleft()) for _ in range(min(2, len(driver.plans)))]
         for result in [*reversed(pair), *pair]:
-            driver.tell(StepDone(result))
+            driver.dispatch(StepDone(result))
         if round_no % 3 == 0:
             driver.preempt()
     driver.assert_answered()
@@ -58,7 +58,7 @@ def test_repeated_result_changes_nothing():
     result = driver.execute()
     driver.deliver()
     before, stale = freeze(driver.instance.board.running), driver.instance.stats.stale_results
-    assert driver.tell(StepDone(result)) == []
+    assert driver.dispatch(StepDone(result)) == []
     assert freeze(driver.instance.board.running) == before
     assert driver.instance.stats.stale_results == stale + 1
 
@@ -67,7 +67,7 @@ def test_repeated_result_changes_nothing():
 def test_result_of_a_step_that_is_not_in_flight_is_inert(step):
     driver = Driver()
     driver.submit("a", max_tokens=9)  # steps 1 and 2 are in flight
-    assert driver.tell(StepDone(StepResult.of(step, driver.instance.worker.epoch, [(0, 1, (50,))]))) == []
+    assert driver.dispatch(StepDone(StepResult.of(step, driver.instance.worker.epoch, [(0, 1, (50,))]))) == []
     driver.run()
     driver.assert_answered()
     assert driver.instance.stats.stale_results == 1
@@ -79,9 +79,9 @@ def test_result_of_old_epoch_is_inert():
     driver.step(2)
     late = driver.execute()
     driver.lose_worker()
-    assert driver.tell(StepDone(late)) == []
+    assert driver.dispatch(StepDone(late)) == []
     driver.restart_worker()
-    assert driver.tell(StepDone(late)) == []
+    assert driver.dispatch(StepDone(late)) == []
     assert driver.instance.stats.stale_results == 2
     driver.run()
     driver.assert_answered()
@@ -94,7 +94,7 @@ def test_result_that_names_an_awaited_step_of_another_epoch_is_inert():
     driver.submit("a", max_tokens=9)
     result = driver.execute()
     for epoch in (1, 3):
-        assert driver.tell(StepDone(replace(result, epoch=WorkerEpoch(epoch), values=(50,)))) == []
+        assert driver.dispatch(StepDone(replace(result, epoch=WorkerEpoch(epoch), values=(50,)))) == []
     driver.run()
     driver.assert_answered()
 
@@ -105,7 +105,7 @@ def test_second_copy_of_a_result_that_waits_for_an_older_one_is_stale():
     driver.execute()
     younger = driver.execute()
     driver.deliver(1)
-    driver.tell(StepDone(replace(younger, values=(50,))))
+    driver.dispatch(StepDone(replace(younger, values=(50,))))
     assert driver.instance.stats.stale_results == 1
     driver.run()
     driver.assert_answered()
@@ -129,7 +129,7 @@ def test_late_row_of_an_earlier_occupant_is_inert(values):
     assert (gone.slot, present.slot) == (0, 0)
     result = with_row(driver.execute(), gone.slot, gone.incarnation, *values)
     driver.results.clear()
-    driver.tell(StepDone(result))
+    driver.dispatch(StepDone(result))
     assert driver.instance.stats.stale_rows == 1
     assert not driver.restarts
     driver.run()
@@ -146,7 +146,7 @@ def test_late_row_of_an_occupant_that_is_gone_is_inert_while_its_slot_is_free():
     gone = driver.seated[0]
     result = with_row(driver.execute(), gone.slot, gone.incarnation, 77)
     driver.results.clear()
-    driver.tell(StepDone(result))
+    driver.dispatch(StepDone(result))
     assert not driver.restarts
 
 
@@ -170,7 +170,7 @@ def with_late_failure(beside_a_chunk: bool) -> tuple[Driver, StepResult]:
 @pytest.mark.parametrize("beside_a_chunk", [False, True])
 def test_late_failure_of_an_earlier_occupant_is_inert(beside_a_chunk):
     driver, result = with_late_failure(beside_a_chunk)
-    driver.tell(StepDone(result))
+    driver.dispatch(StepDone(result))
     assert not driver.restarts
     driver.run()
     driver.assert_answered()
@@ -179,7 +179,7 @@ def test_late_failure_of_an_earlier_occupant_is_inert(beside_a_chunk):
 
 def test_late_failure_of_an_earlier_occupant_excuses_no_missing_token():
     driver, result = with_late_failure(beside_a_chunk=False)
-    driver.tell(StepDone(replace(result, lengths=(0,), values=())))
+    driver.dispatch(StepDone(replace(result, lengths=(0,), values=())))
     assert driver.restarts
 
 
@@ -188,7 +188,7 @@ def test_late_row_of_a_slot_that_does_not_exist_is_inert():
     driver.submit("a", max_tokens=5)
     result = with_row(with_row(driver.execute(), 99, 1, 77), -1, 1, 77)
     driver.results.clear()
-    driver.tell(StepDone(result))
+    driver.dispatch(StepDone(result))
     driver.run()
     driver.assert_answered()
 
@@ -248,7 +248,7 @@ def test_bad_result_restarts_the_worker(kind):
     driver.step(3)
     heard = list(driver.heard("a"))
     result = broken(kind, driver.execute())
-    driver.tell(StepDone(result))
+    driver.dispatch(StepDone(result))
     assert [restart.epoch for restart in driver.restarts] == [2]
     assert f"step {result.step}" in driver.restarts[0].reason
     assert driver.heard("a") == heard, "nothing of it was absorbed"
@@ -262,7 +262,7 @@ def test_token_beyond_int32_restarts_the_worker():
     driver = Driver(block_size=4)
     driver.submit("a", max_tokens=9)
     result = driver.execute()
-    driver.tell(StepDone(replace(result, values=(2**32,))))
+    driver.dispatch(StepDone(replace(result, values=(2**32,))))
     assert driver.restarts
 
 
@@ -271,7 +271,7 @@ def test_acknowledgement_of_a_drop_that_was_not_told_restarts_the_worker():
     driver.submit("a", max_tokens=9)
     driver.step(3)
     result = driver.execute()
-    driver.tell(StepDone(replace(result, values=(PREEMPTED_TOKEN_ID,))))
+    driver.dispatch(StepDone(replace(result, values=(PREEMPTED_TOKEN_ID,))))
     assert driver.restarts
 
 
@@ -283,7 +283,7 @@ def test_token_in_place_of_an_acknowledgement_restarts_the_worker():
     driver.step(2)
     result = driver.execute()
     assert result.values == (PREEMPTED_TOKEN_ID,)
-    driver.tell(StepDone(replace(result, values=(5,))))
+    driver.dispatch(StepDone(replace(result, values=(5,))))
     assert driver.restarts
 
 
@@ -292,7 +292,7 @@ def test_no_token_where_one_is_due_restarts_the_worker():
     driver.submit("a", max_tokens=9)
     driver.step(3)
     result = driver.execute()
-    driver.tell(StepDone(replace(result, lengths=(0,), values=())))
+    driver.dispatch(StepDone(replace(result, lengths=(0,), values=())))
     assert driver.restarts
 
 
@@ -301,7 +301,7 @@ def test_token_in_the_middle_of_a_prompt_restarts_the_worker():
     driver.submit("a", range(9), max_tokens=9)
     result = driver.execute()
     assert (result.lengths, result.values) == ((0,), ())
-    driver.tell(StepDone(replace(result, lengths=(1,), values=(5,))))
+    driver.dispatch(StepDone(replace(result, lengths=(1,), values=(5,))))
     assert driver.restarts
 
 
@@ -349,9 +349,9 @@ def test_loss_of_an_earlier_worker_is_no_loss():
     driver.lose_worker()
     driver.restart_worker()
     before = freeze(driver.instance)
-    assert driver.tell(WorkerLost(WorkerEpoch(1))) == []
-    assert driver.tell(WorkerReady(WorkerEpoch(1), POOL)) == []
-    assert driver.tell(WorkerReady(WorkerEpoch(2), POOL)) == [], "it is ready already"
+    assert driver.dispatch(WorkerLost(WorkerEpoch(1))) == []
+    assert driver.dispatch(WorkerReady(WorkerEpoch(1), POOL)) == []
+    assert driver.dispatch(WorkerReady(WorkerEpoch(2), POOL)) == [], "it is ready already"
     assert freeze(driver.instance) == before
     driver.run()
     driver.assert_answered()
@@ -427,7 +427,7 @@ def test_worker_that_does_not_start_in_time_is_lost():
     driver.advance(seconds=20.0)
     assert [restart.epoch for restart in driver.restarts] == [2, 3]
     assert driver.restarts[1].reason == "not ready in time"
-    driver.tell(WorkerReady(WorkerEpoch(2), POOL))  # the one that was given up
+    driver.dispatch(WorkerReady(WorkerEpoch(2), POOL))  # the one that was given up
     driver.submit("a", max_tokens=3)
     assert not driver.plans
     driver.restart_worker()

@@ -73,7 +73,7 @@ def test_back_looks_for_cold_blocks_only_when_something_has_changed(monkeypatch:
     assert looks
     looks.clear()
     for _ in range(5):
-        driver.tell(Tick())
+        driver.dispatch(Tick())
     assert not looks
 
 
@@ -184,7 +184,7 @@ def test_a_storage_that_is_full_is_still_read():
     assert driver.tiers.write_circuit.state == "open"
     assert driver.tiers.read_circuit.state == "closed"
     assert driver.tiers.stats.skipped_puts, "an open circuit is not asked"
-    driver.tell(ForgetCache(1))
+    driver.dispatch(ForgetCache(1))
     driver.submit("again", PROMPT, max_tokens=3)
     assert driver.kinds == ["query"]
     driver.settle()
@@ -207,7 +207,7 @@ def test_a_full_storage_takes_blocks_again_when_there_is_room():
 
 
 def cleared(driver: TieredDriver) -> None:
-    driver.tell(ForgetCache(next(ORDERS)))
+    driver.dispatch(ForgetCache(next(ORDERS)))
     driver.instance.check()
     assert not len(driver.tiers.host)
 
@@ -220,7 +220,7 @@ def test_what_is_on_its_way_to_the_host_when_the_cache_is_cleared_is_not_found()
     cleared(driver)
     driver.settle()
     driver.assert_answered()
-    driver.tell(ForgetCache(next(ORDERS), host=False))
+    driver.dispatch(ForgetCache(next(ORDERS), host=False))
     driver.submit("b", PROMPT, max_tokens=3)
     assert "load" not in driver.kinds, "copied before the clearing, arrived after it"
     driver.settle()
@@ -288,7 +288,7 @@ def test_other_weights_find_nothing_of_the_old_ones_on_any_tier_and_late_copies_
     driver.lose_worker("killed")
     driver.restart_worker(fingerprint=b"other weights")
     driver.copy(late, len(late.host))
-    driver.tell(BlocksMoved(MoveResult(late.id, len(late.host), 0.001)))  # of the pool and the weights before
+    driver.dispatch(BlocksMoved(MoveResult(late.id, len(late.host), 0.001)))  # of the pool and the weights before
     driver.instance.check()
     for number, prompt in enumerate((PROMPT, range(30, 51), range(60, 81))):
         driver.submit(f"new{number}", prompt, max_tokens=3)
@@ -306,7 +306,7 @@ def test_an_answer_of_storage_that_comes_twice_changes_nothing():
     driver.submit("again", PROMPT, max_tokens=3)
     asked = driver.told[0]
     driver.carry_out("query")
-    driver.tell(StorageAnswered(StorageAnswer(asked.id, 5)))
+    driver.dispatch(StorageAnswered(StorageAnswer(asked.id, 5)))
     assert driver.kinds == ["fetch"]
     driver.settle()
     driver.assert_answered()

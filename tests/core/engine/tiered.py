@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.core.effects import RestartCache, TellCache
+from baton.core.effects import RestartCache, SendToCache
 from baton.core.events import BlocksMoved, CacheLost, CacheReady, EvictSome, StorageAnswered
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 
@@ -23,10 +23,10 @@ class TieredDriver(Driver):
         self.storage: dict[bytes, Marks] = {}
         self.cache_restarts = 0
         super().__init__(host_blocks=host_blocks, **settings)
-        self.tell(CacheReady())
+        self.dispatch(CacheReady())
 
     def on_cache_effect(self, effect: object) -> None:
-        if isinstance(effect, TellCache):
+        if isinstance(effect, SendToCache):
             self.told.append(effect.message)
         else:
             assert isinstance(effect, RestartCache)
@@ -43,10 +43,10 @@ class TieredDriver(Driver):
             found = 0
             while found < len(message.keys) and message.keys[found] in self.storage:
                 found += 1
-            self.tell(StorageAnswered(StorageAnswer(message.id, found if error is None else 0, error)))
+            self.dispatch(StorageAnswered(StorageAnswer(message.id, found if error is None else 0, error)))
             return
         count = len(message.host) if moved is None else moved
-        self.tell(BlocksMoved(MoveResult(message.id, self.copy(message, count), 0.001, error)))
+        self.dispatch(BlocksMoved(MoveResult(message.id, self.copy(message, count), 0.001, error)))
 
     def copy(self, move: BlockMove, count: int) -> int:
         size, memory = self.config.kv.block_size, self.worker.memory
@@ -79,18 +79,18 @@ class TieredDriver(Driver):
 
     def forget_device(self) -> None:
         """Nothing is cached on the device, and its free blocks hold something else: what is not brought back is wrong."""
-        self.tell(EvictSome(10_000))
+        self.dispatch(EvictSome(10_000))
         if not self.plans:  # else a plan in flight may still read them
             for block in self.pool._free:
                 for offset in range(self.config.kv.block_size):
                     self.worker.memory[block, offset] = SCRIBBLED
 
     def start_cache(self) -> None:
-        self.tell(CacheReady())
+        self.dispatch(CacheReady())
 
     def lose_cache(self, *, kept: bool = True) -> None:
         self.told.clear()
-        self.tell(CacheLost())
+        self.dispatch(CacheLost())
         if not kept:
             self.host.clear()
 

@@ -7,7 +7,7 @@ import pytest
 from baton.core.effects import Mode, Refuse
 from baton.core.engine.phase import Phase
 from baton.core.events import Abort, CacheReady, Pause, Submit
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit, Ended, each_token
@@ -47,7 +47,7 @@ class Decoder(Node):
     def expect(self, name: str = "a", prompt: tuple[int, ...] = PROMPT, lease: float = LEASE, **given: Any) -> list[Any]:
         self.request = make_request(name, prompt, **({"max_tokens": 6} | given))
         self.other = Peer((*self.request.prompt, *self.request.delivered(self.request.wanted[0])))  # type: ignore[assignment]
-        return self.tell(Expect(self.request, lease))
+        return self.dispatch(Reserve(self.request, lease))
 
     def offer(self, first: int, end: int, *, last: bool = False, attempt: int = 1, **given: Any) -> list[Any]:
         """Blocks first..end of the peer's table. With the last the tokens that the client has by now."""
@@ -60,14 +60,14 @@ class Decoder(Node):
             index = request.wanted[0]
             outputs = tuple(undisturbed(request, index)[: len(request.delivered(index)) + 1]) if last else ()
         offer = Offer(request.id, attempt, place=first, blocks=blocks, **fields)
-        return self.tell(PeerOffer(offer, given.get("peers", ("peer",)), outputs))
+        return self.dispatch(PeerOffer(offer, given.get("peers", ("peer",)), outputs))
 
     def all_pulled(self) -> None:
         while "pull" in self.kinds:
             self.carry_out("pull")
 
     def release(self, kept: bool = True, attempt: int = 1) -> list[Any]:
-        return self.tell(Released(self.request.id, attempt, kept))
+        return self.dispatch(Released(self.request.id, attempt, kept))
 
     def take(self, kind: type) -> list[Any]:
         found = [message for message in self.said if isinstance(message, kind)]
@@ -124,7 +124,7 @@ def test_room_is_kept_for_the_prompt_and_the_token_to_come():
     node = Decoder()
     node.expect(prompt=PROMPT[:12])
     assert node.held == 4
-    assert [(m.request, m.attempt, m.cached_tokens) for m in node.take(Expecting)] == [("a", 1, 0)]
+    assert [(m.request, m.attempt, m.cached_tokens) for m in node.take(Reserved)] == [("a", 1, 0)]
     assert node.leader.phase is Phase.LOADING
     assert node.instance.board.queued == 0
     assert not node.plans
@@ -132,7 +132,7 @@ def test_room_is_kept_for_the_prompt_and_the_token_to_come():
 
 def test_without_room_it_is_refused_with_the_numbers_and_leaves_nothing():
     node = Decoder(blocks=5)
-    node.tell(Submit(make_request("b", (1, 2, 3, 4, 5), max_tokens=3)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3, 4, 5), max_tokens=3)))
     node.expect()
     (refuse,) = node.take(Refuse)
     assert (refuse.refused.reason, refuse.refused.needed, refuse.refused.limit) == ("no_room", 4, 3)
@@ -140,12 +140,12 @@ def test_without_room_it_is_refused_with_the_numbers_and_leaves_nothing():
     node.said.clear()
     node.assert_at_rest()
     node.expect()
-    assert node.take(Expecting), "a refusal does not close the attempt"
+    assert node.take(Reserved), "a refusal does not close the attempt"
 
 
 def test_growth_of_what_runs_keeps_its_room():
     node = Decoder(blocks=8, reserve_start=1.0)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=18)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=18)))
     node.expect()
     assert node.refusals() == ["no_room"]
 
@@ -155,7 +155,7 @@ def test_growth_of_other_reservations_keeps_its_room():
     node = Decoder(blocks=24, reserve_start=1.0)
     for number in range(7):
         node.expect(f"r{number}", prompt=tuple(range(20 * number, 20 * number + 12)), max_tokens=60)
-    assert len(node.take(Expecting)) == 2
+    assert len(node.take(Reserved)) == 2
     assert node.refusals() == ["no_room"] * 5
     assert node.held == 8
 
@@ -163,9 +163,9 @@ def test_growth_of_other_reservations_keeps_its_room():
 def test_admission_leaves_room_for_the_growth_of_a_reservation():
     node = Decoder(blocks=24, reserve_start=1.0)
     node.expect(prompt=PROMPT[:12], max_tokens=60)
-    node.tell(Submit(make_request("b", range(50, 62), max_tokens=2)))
+    node.dispatch(Submit(make_request("b", range(50, 62), max_tokens=2)))
     assert node.instance.view.running(), "4 + 14 blocks for the reservation, 3 for this one"
-    node.tell(Submit(make_request("c", range(70, 86), max_tokens=2)))
+    node.dispatch(Submit(make_request("c", range(70, 86), max_tokens=2)))
     node.step()
     assert node.instance.stats.held_back["blocks"] > 0
     assert "c" not in [s.request.id for s in node.instance.view.running()]
@@ -178,9 +178,9 @@ def test_a_burst_of_reservations_is_not_preempted_where_all_is_declared_and_rese
         pair.start(f"r{number}", range(20 * number, 20 * number + 12), max_tokens=20)
     for _ in range(60):
         pair.run()
-        for name, trip in pair.trips.items():
-            if trip.refused:
-                trip.refused.clear()
+        for name, routed in pair.routed_requests.items():
+            if routed.refused:
+                routed.refused.clear()
                 pair.expect(name)
     pair.assert_answered()
     assert pair.decode.instance.stats.preemptions == 0
@@ -188,21 +188,21 @@ def test_a_burst_of_reservations_is_not_preempted_where_all_is_declared_and_rese
 
 def test_who_is_in_line_before_it_comes_first():
     node = Decoder(blocks=8)
-    node.tell(Submit(make_request("b", tuple(range(20)), max_tokens=2)))
-    node.tell(Submit(make_request("c", tuple(range(30, 44)), max_tokens=2)))
+    node.dispatch(Submit(make_request("b", tuple(range(20)), max_tokens=2)))
+    node.dispatch(Submit(make_request("c", tuple(range(30, 44)), max_tokens=2)))
     assert len(node.instance.board.waiting) == 1
     node.expect(prompt=PROMPT[:3])
     assert node.refusals() == ["no_room"]
     node.expect(prompt=PROMPT[:3], age_seconds=100.0, attempt=2)
-    assert node.take(Expecting), "it is older"
+    assert node.take(Reserved), "it is older"
 
 
 def test_the_line_is_not_asked_what_it_holds():
     node = Decoder(requests_max=1, blocks=64, slots=1)
-    node.tell(Submit(make_request("b", (1, 2), max_tokens=30)))
-    node.tell(Submit(make_request("c", (5, 6), max_tokens=3)))
+    node.dispatch(Submit(make_request("b", (1, 2), max_tokens=30)))
+    node.dispatch(Submit(make_request("c", (5, 6), max_tokens=3)))
     node.expect(n=2)
-    assert node.take(Expecting)
+    assert node.take(Reserved)
     assert node.instance.board.queued == 1
 
 
@@ -210,13 +210,13 @@ def test_their_number_has_a_bound():
     node = Decoder(reservations_max=2)
     for name in "abc":
         node.expect(name)
-    assert len(node.take(Expecting)) == 2
+    assert len(node.take(Reserved)) == 2
     assert node.refusals() == ["queue_full"]
 
 
 def test_a_draining_instance_reserves_nothing_and_finishes_what_it_has():
     node = handed()
-    node.tell(Pause())
+    node.dispatch(Pause())
     node.expect("b")
     assert node.refusals() == ["draining"]
     node.request = make_request("a", PROMPT, max_tokens=6)
@@ -230,7 +230,7 @@ def test_asked_again_it_lasts_longer():
     node.expect()
     node.advance(9.0)
     node.expect(lease=20.0)
-    assert len(node.take(Expecting)) == 2
+    assert len(node.take(Reserved)) == 2
     node.advance(19.0)
     assert node.held == 4
     node.offer(0, 1)
@@ -248,7 +248,7 @@ def test_asked_again_after_the_last_offer_it_lasts_no_longer():
     node = Decoder(pull_seconds_max=5.0)
     node.expect(lease=100.0)
     node.offer(0, 4, last=True)
-    node.tell(Expect(node.request, 100.0))
+    node.dispatch(Reserve(node.request, 100.0))
     node.advance(5.1)
     assert [message.tokens for message in node.take(Adopted)] == [0], "what did not come is computed"
     node.told.clear()
@@ -299,9 +299,9 @@ def test_a_pull_names_both_ends():
 
 def test_a_pull_waits_for_plans_that_may_still_write_to_its_blocks():
     node = Decoder(blocks=6, steps_in_flight=2)
-    node.tell(Submit(make_request("b", tuple(range(40, 60)), max_tokens=2)))
+    node.dispatch(Submit(make_request("b", tuple(range(40, 60)), max_tokens=2)))
     assert len(node.plans) == 2
-    node.tell(Abort(RequestId("b")))
+    node.dispatch(Abort(RequestId("b")))
     node.expect()
     node.offer(0, 4, last=True)
     node.step()
@@ -316,7 +316,7 @@ def test_a_pull_waits_for_plans_that_may_still_write_to_its_blocks():
 
 def test_the_copy_is_believed_only_when_it_is_released():
     node = handed()
-    assert [(m.request, m.attempt) for m in node.take(AskRelease)] == [("a", 1)]
+    assert [(m.request, m.attempt) for m in node.take(Release)] == [("a", 1)]
     assert not node.plans
     assert not len(node.instance.board.cache), "nothing is published before"
     node.release()
@@ -335,7 +335,7 @@ def test_what_is_not_released_is_computed(pulled):
     if pulled:
         node.all_pulled()
     else:
-        assert node.take(AskRelease) == []
+        assert node.take(Release) == []
     node.release(kept=False)
     assert [m.tokens for m in node.take(Adopted)] == [0]
     assert node.instance.stats.not_adopted == 1
@@ -365,7 +365,7 @@ def test_not_kept_before_the_last_offer_it_waits_for_its_clients_tokens():
     node.all_pulled()
     assert node.held == 0
     node.offer(2, 4, last=True)
-    assert not node.take(AskRelease)
+    assert not node.take(Release)
     assert [m.tokens for m in node.take(Adopted)] == [0]
     node.goes_on()
 
@@ -376,7 +376,7 @@ def test_nothing_is_kept_there_says_the_last_offer():
     node.offer(0, 2)
     node.all_pulled()
     node.offer(0, 0, last=True)
-    assert not node.take(AskRelease)
+    assert not node.take(Release)
     assert node.take(Adopted)
     node.goes_on()
 
@@ -386,7 +386,7 @@ def test_a_pull_that_came_short():
     node.expect()
     node.offer(0, 4, last=True)
     node.carry_out("pull", moved=2, error="peer is gone")
-    assert node.take(AskRelease)
+    assert node.take(Release)
     node.release()
     assert [(m.tokens, m.fault) for m in node.take(Adopted)] == [(8, "peer is gone")], "and its router learns why"
     node.goes_on()
@@ -417,7 +417,7 @@ def test_offers_that_are_repeated_or_late_or_of_others_change_nothing():
     node.offer(3, 4, attempt=2)  # a hole
     node.release(attempt=1)
     node.release(attempt=3, kept=False)
-    node.tell(PeerOffer(Offer(RequestId("b"), 1, POOL, 0, (), 0, True), ("peer",), ()))
+    node.dispatch(PeerOffer(Offer(RequestId("b"), 1, POOL, 0, (), 0, True), ("peer",), ()))
     assert freeze(node.instance) == before
     node.offer(1, 4, last=True, attempt=2)
     moves = [move for move in node.told if isinstance(move, BlockMove)]
@@ -431,7 +431,7 @@ def test_offers_that_are_repeated_or_late_or_of_others_change_nothing():
     node.offer(0, 4, last=True, attempt=2)
     node.expect(attempt=2)
     assert freeze(node.instance) == before
-    assert [type(m) for m in node.said] == [Expecting, AskRelease, Adopted]
+    assert [type(m) for m in node.said] == [Reserved, Release, Adopted]
     node.goes_on()
 
 
@@ -451,7 +451,7 @@ def test_other_tokens_than_there_is_room_for(outputs):
     node.expect()
     owed = tuple(undisturbed(node.request))[: len(outputs)]
     node.offer(0, 4, last=True, outputs=owed)
-    assert not node.take(AskRelease)
+    assert not node.take(Release)
     assert node.take(Adopted)
     node.goes_on()
 
@@ -470,7 +470,7 @@ def test_without_an_address_it_is_computed():
     node = Decoder()
     node.expect()
     offer = Offer(A, 1, POOL, 0, (BlockId(100),), 14, True)
-    node.tell(PeerOffer(offer, (), tuple(undisturbed(node.request)[:1])))
+    node.dispatch(PeerOffer(offer, (), tuple(undisturbed(node.request)[:1])))
     assert not node.told
     node.release()
     node.goes_on()
@@ -496,7 +496,7 @@ def test_the_service_hangs_in_a_pull():
 def test_the_service_dies_after_all_was_pulled():
     node = handed()
     node.lose_cache()
-    node.tell(CacheReady())
+    node.dispatch(CacheReady())
     node.release()
     assert [m.tokens for m in node.take(Adopted)] == [14]
     node.goes_on()
@@ -512,7 +512,7 @@ def test_release_is_not_waited_for_for_ever():
 
 def test_lower_tiers_are_asked_when_nothing_is_handed_over():
     node = Decoder(host_blocks=16, storage=True)
-    node.tell(Submit(make_request("b", PROMPT, max_tokens=1)))
+    node.dispatch(Submit(make_request("b", PROMPT, max_tokens=1)))
     node.settle()
     node.forget_device()
     node.said.clear()
@@ -542,9 +542,9 @@ def test_what_is_adopted_is_copied_to_the_host_and_not_to_storage():
 
 def test_a_reservation_gives_way_to_growth_and_is_computed_later():
     node = Decoder(blocks=8, steps_in_flight=1)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
     node.expect()
-    node.take(Expecting)
+    node.take(Reserved)
     while node.held < 8 and node.leader.blocks:
         node.step()
     while node.leader.blocks:
@@ -553,7 +553,7 @@ def test_a_reservation_gives_way_to_growth_and_is_computed_later():
     assert node.instance.stats.preemptions == 0
     node.offer(0, 4, last=True)
     assert not node.told
-    assert not node.take(AskRelease)
+    assert not node.take(Release)
     assert node.take(Adopted)
     node.settle()
     assert {end.request: end.output_tokens for end in node.ends()} == {"a": 6, "b": 25}
@@ -564,7 +564,7 @@ def test_a_reservation_gives_way_to_growth_and_is_computed_later():
 
 def test_one_that_a_pull_writes_to_does_not_give_way():
     node = Decoder(blocks=8, steps_in_flight=1)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
     node.expect()
     node.offer(0, 2)
     while not node.instance.stats.preemptions:
@@ -583,7 +583,7 @@ def test_one_that_a_pull_writes_to_does_not_give_way():
 
 def test_one_that_waits_for_its_release_gives_way_too():
     node = Decoder(blocks=8, steps_in_flight=1)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=25)))
     node.expect()
     node.offer(0, 4, last=True)
     node.step()
@@ -600,10 +600,10 @@ def test_one_that_waits_for_its_release_gives_way_too():
 def test_an_urgent_head_takes_a_lease_behind_it_before_running_work():
     """The lease alone would do: nothing that runs is preempted."""
     node = Decoder(blocks=25, steps_in_flight=1)
-    node.tell(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
+    node.dispatch(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
     node.expect(prompt=tuple(range(100, 150)), priority=5)
     assert node.held == 8 + 13
-    node.tell(Submit(make_request("urgent", range(200, 230), max_tokens=2, priority=-5)))
+    node.dispatch(Submit(make_request("urgent", range(200, 230), max_tokens=2, priority=-5)))
     node.step()
     assert node.instance.stats.preemptions == 0
     assert not node.leader.blocks
@@ -612,17 +612,17 @@ def test_an_urgent_head_takes_a_lease_behind_it_before_running_work():
 
 def test_an_urgent_head_preempts_where_the_leases_behind_it_are_not_enough():
     node = Decoder(blocks=25, steps_in_flight=1)
-    node.tell(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
+    node.dispatch(Submit(make_request("runs", range(30), max_tokens=3, priority=5)))
     node.expect(prompt=tuple(range(100, 120)), priority=5)
-    node.tell(Submit(make_request("urgent", range(200, 284), max_tokens=2, priority=-5)))
+    node.dispatch(Submit(make_request("urgent", range(200, 284), max_tokens=2, priority=-5)))
     node.step()
     assert node.instance.stats.preemptions == 1
 
 
 def test_growth_of_a_less_urgent_sequence_leaves_a_more_urgent_lease_alone():
     node = Decoder(blocks=8, steps_in_flight=1)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=12, priority=9)))
-    node.tell(Submit(make_request("c", (4, 5, 6), max_tokens=12, priority=9)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=12, priority=9)))
+    node.dispatch(Submit(make_request("c", (4, 5, 6), max_tokens=12, priority=9)))
     node.expect(priority=-9)
     while not node.instance.stats.preemptions:
         node.step()
@@ -642,9 +642,9 @@ def test_ended_from_outside(way, point):
         act()
     node.said.clear()
     if way == "abort":
-        node.tell(Abort(A))
+        node.dispatch(Abort(A))
     elif way == "forget":
-        node.tell(Forget(A, 1))
+        node.dispatch(Forget(A, 1))
     else:
         node.advance(2.0)
     node.all_pulled()
@@ -661,7 +661,7 @@ def test_the_leader_is_withdrawn_and_the_others_go_on_by_themselves():
     node = Decoder()
     node.expect(n=3)
     node.offer(0, 2)
-    node.tell(Abort(A, 0))
+    node.dispatch(Abort(A, 0))
     assert [m.tokens for m in node.take(Adopted)] == [0]
     node.settle()
     assert [(end.index, end.reason.value) for end in node.ends()] == [(0, "abort"), (1, "length"), (2, "length")]
@@ -698,13 +698,13 @@ def test_a_higher_attempt_ends_a_reservation_silently(kind):
     node.offer(0, 2)
     node.said.clear()
     request = make_request("a", PROMPT, max_tokens=1, attempt=2)
-    node.tell({"submit": Submit(request), "prefill": Prefill(request, LEASE), "expect": Expect(request, LEASE)}[kind])
+    node.dispatch({"submit": Submit(request), "prefill": Prefill(request, LEASE), "expect": Reserve(request, LEASE)}[kind])
     node.offer(2, 4, last=True, attempt=1)
     node.release(attempt=1)
     assert not node.take(Adopted)
     assert not node.ends()
     node.settle()
-    node.tell(Forget(A, 2))
+    node.dispatch(Forget(A, 2))
     node.settle()
     node.said.clear()
     node.assert_at_rest()
@@ -712,13 +712,13 @@ def test_a_higher_attempt_ends_a_reservation_silently(kind):
 
 def test_a_reservation_ends_a_lower_attempt_that_runs():
     node = Decoder()
-    node.tell(Submit(make_request("a", PROMPT, max_tokens=9)))
+    node.dispatch(Submit(make_request("a", PROMPT, max_tokens=9)))
     node.step()
     node.said.clear()
     node.expect(attempt=2)
-    assert [m.attempt for m in node.take(Expecting)] == [2]
+    assert [m.attempt for m in node.take(Reserved)] == [2]
     assert not node.ends()
-    node.tell(Forget(A, 2))
+    node.dispatch(Forget(A, 2))
     node.run()
     node.said.clear()
     node.assert_at_rest()
@@ -729,9 +729,9 @@ def test_a_lower_attempt_is_refused():
     node.expect(attempt=2)
     node.said.clear()
     before = (node.leader.phase, list(node.leader.blocks), node.instance.next_deadline())
-    node.tell(Expect(make_request("a", PROMPT), LEASE))
-    node.tell(Submit(make_request("a", PROMPT)))
-    node.tell(Forget(A, 1))
+    node.dispatch(Reserve(make_request("a", PROMPT), LEASE))
+    node.dispatch(Submit(make_request("a", PROMPT)))
+    node.dispatch(Forget(A, 1))
     assert node.refusals() == ["duplicate_id", "duplicate_id"]
     assert (node.leader.phase, node.leader.blocks, node.instance.next_deadline()) == before
 
@@ -751,7 +751,7 @@ def test_adopted_blocks_can_be_found():
     node = handed()
     node.release()
     node.settle()
-    node.tell(Submit(make_request("b", PROMPT, max_tokens=1)))
+    node.dispatch(Submit(make_request("b", PROMPT, max_tokens=1)))
     node.settle()
     assert [end.cached_tokens for end in node.ends()] == [0, 12]
 
@@ -763,7 +763,7 @@ def test_two_that_are_handed_the_same_prompt_share_it():
         node.offer(0, 4, last=True)
         node.all_pulled()
     for name in "ab":
-        node.tell(Released(RequestId(name), 1, True))
+        node.dispatch(Released(RequestId(name), 1, True))
     assert node.held == 5
     node.settle()
     assert node.outputs("a") == node.outputs("b") == undisturbed(node.request)[1:]

@@ -8,7 +8,7 @@ import pytest
 from baton.core.effects import Mode
 from baton.core.engine.phase import Phase
 from baton.core.events import Pause, Resume, Sleep, StorageAnswered, Submit, Wake, WorkerStopped
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer
+from baton.protocol.handoff import Adopted, Offer, Release, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.moves import BlockMove, StorageAnswer, StorageQuery
 from baton.protocol.output import Emit
@@ -45,7 +45,7 @@ def test_no_more_is_believed_than_was_computed_there(computed: int):
 def test_storage_is_asked_at_once_when_nothing_was_handed_over():
     """In the event in which the hand-off fails, although there is no slot for it: when its turn comes the answer is there."""
     node = Decoder(host_blocks=16, storage=True, slots=1, blocks=32)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=40)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=40)))
     node.expect()
     node.offer(0, 4, last=True)
     node.told.clear()
@@ -66,7 +66,7 @@ def test_storage_is_asked_for_what_a_pull_did_not_bring(came: int):
     (query,) = [message for message in node.told if isinstance(message, StorageQuery)]
     assert len(query.keys) == 3 - came
     assert (node.instance.stats.adopted, node.instance.stats.not_adopted) == (came > 0, came == 0)
-    node.tell(StorageAnswered(StorageAnswer(query.id, 0)))
+    node.dispatch(StorageAnswered(StorageAnswer(query.id, 0)))
     node.said = type(node.said)(message for message in node.said if isinstance(message, Emit))
     node.goes_on()
 
@@ -88,7 +88,7 @@ def test_without_lower_tiers_a_short_pull_keeps_its_room():
 def test_a_pull_that_waits_for_its_fence_never_writes_to_another_pool():
     """It waited for plans of the worker that is lost. The next one has another pool, in which these blocks are anybody's."""
     node = Decoder(steps_in_flight=1)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=9)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=9)))
     node.expect()
     node.offer(0, 2)
     assert not node.told, "a plan is out that may write to its blocks"
@@ -98,7 +98,7 @@ def test_a_pull_that_waits_for_its_fence_never_writes_to_another_pool():
     assert not [message for message in node.told if isinstance(message, BlockMove) and message.kind == "pull"]
     node.offer(2, 4, last=True)
     assert not [message for message in node.told if isinstance(message, BlockMove) and message.kind == "pull"]
-    assert not node.take(AskRelease)
+    assert not node.take(Release)
     assert [adopted.tokens for adopted in node.take(Adopted)] == [0]
     node.settle()
     assert node.outputs() == undisturbed(node.request)[1:]
@@ -142,14 +142,14 @@ def test_a_prompt_that_kills_its_worker_ends_as_poison_and_nothing_is_kept():
 
 def test_poison_on_the_prefill_side_frees_what_decode_keeps():
     pair = Pair(chunk_tokens_max=4, steps_in_flight=1)
-    trip = pair.start("a", PROMPT, max_tokens=4)
+    routed = pair.start("a", PROMPT, max_tokens=4)
     pair.run(until=lambda: bool(pair.prefill.plans))
     for _ in range(2):
         pair.prefill.lose_worker("died")
         pair.prefill.restart_worker(pool_kept=True)
     pair.run()
-    assert trip.ended[0].error == "poison"
-    assert not trip.adopted
+    assert routed.ended[0].error == "poison"
+    assert not routed.adopted
     pair.assert_at_rest()
     pair.start("b", tuple(range(30, 44)), max_tokens=4)
     pair.run()
@@ -174,26 +174,26 @@ def test_a_kill_from_outside_is_no_poison_however_often():
 
 def test_an_instance_that_keeps_a_prompt_does_not_sleep_until_it_is_copied():
     node = prefilled()
-    node.tell(Pause())
-    node.tell(Sleep(1))
+    node.dispatch(Pause())
+    node.dispatch(Sleep(1))
     assert node.orders == {1: "refused"}
     assert node.ask() is True
     assert node.modes == [Mode.DRAINING, Mode.PAUSED]
-    node.tell(Sleep(2))
-    node.tell(WorkerStopped())
+    node.dispatch(Sleep(2))
+    node.dispatch(WorkerStopped())
     assert node.orders[2] == "done"
 
 
 def test_an_instance_that_expects_a_prompt_does_not_sleep_until_that_is_over():
     node = handed()
-    node.tell(Pause())
-    node.tell(Sleep(1))
+    node.dispatch(Pause())
+    node.dispatch(Sleep(1))
     assert node.orders == {1: "refused"}
     node.release()
     node.settle()
     assert node.modes[-1] is Mode.PAUSED
-    node.tell(Sleep(2))
-    node.tell(WorkerStopped())
+    node.dispatch(Sleep(2))
+    node.dispatch(WorkerStopped())
     assert node.orders[2] == "done"
 
 
@@ -203,27 +203,27 @@ def test_hand_offs_go_on_after_a_sleep_on_either_side():
     pair.start("a", PROMPT, max_tokens=4)
     pair.run()
     for number, node in enumerate((pair.prefill, pair.decode)):
-        node.tell(Pause())
-        node.tell(Sleep(10 * number + 1))
-        node.tell(WorkerStopped())
-        node.tell(Wake(10 * number + 2))
+        node.dispatch(Pause())
+        node.dispatch(Sleep(10 * number + 1))
+        node.dispatch(WorkerStopped())
+        node.dispatch(Wake(10 * number + 2))
         node.restart_worker(pool_kept=False)
-        node.tell(Resume(10 * number + 3))
+        node.dispatch(Resume(10 * number + 3))
         name = f"after{number}"
         pair.start(name, PROMPT, max_tokens=4)
         pair.run()
         pair.assert_answered(name)
-    assert pair.trips["after1"].kept is True
+    assert pair.routed_requests["after1"].kept is True
     pair.assert_at_rest()
 
 
 def test_late_messages_of_a_hand_off_reach_an_instance_that_sleeps():
     node = handed()
-    node.tell(Pause(drain_seconds_max=1.0))
+    node.dispatch(Pause(drain_seconds_max=1.0))
     node.advance(1.0)
     node.run()
-    node.tell(Sleep(1))
-    node.tell(WorkerStopped())
+    node.dispatch(Sleep(1))
+    node.dispatch(WorkerStopped())
     assert node.orders == {1: "done"}
     node.release()
     node.offer(0, 4, last=True)
@@ -237,21 +237,21 @@ def test_late_messages_of_a_hand_off_reach_an_instance_that_sleeps():
 
 def test_an_urgent_request_is_not_refused_for_the_growth_of_what_would_make_way_for_it():
     node = Decoder(blocks=8, reserve_start=1.0)
-    node.tell(Submit(make_request("b", (1, 2, 3), max_tokens=18, priority=5)))
+    node.dispatch(Submit(make_request("b", (1, 2, 3), max_tokens=18, priority=5)))
     node.expect(priority=5)
     assert node.refusals() == ["no_room"]
     node.expect("urgent", priority=0)
-    assert node.take(Expecting)
+    assert node.take(Reserved)
 
 
 def test_whoever_is_adopted_waits_behind_the_more_urgent_and_before_the_less_urgent():
     node = Decoder(slots=1, blocks=64, steps_in_flight=1)
-    node.tell(Submit(make_request("runs", (1, 2, 3), max_tokens=12, priority=0)))
+    node.dispatch(Submit(make_request("runs", (1, 2, 3), max_tokens=12, priority=0)))
     node.expect(priority=3)
     node.offer(0, 4, last=True)
     node.step()  # the plan is over that may have written to its blocks
-    node.tell(Submit(make_request("less", (7, 8, 9), max_tokens=2, priority=5)))
-    node.tell(Submit(make_request("more", (4, 5, 6), max_tokens=2, priority=1)))
+    node.dispatch(Submit(make_request("less", (7, 8, 9), max_tokens=2, priority=5)))
+    node.dispatch(Submit(make_request("more", (4, 5, 6), max_tokens=2, priority=1)))
     node.all_pulled()
     node.release()
     node.settle()
@@ -261,7 +261,7 @@ def test_whoever_is_adopted_waits_behind_the_more_urgent_and_before_the_less_urg
 
 def test_of_two_that_have_room_the_last_in_line_gives_it_up_first():
     node = Decoder(blocks=12, steps_in_flight=1)
-    node.tell(Submit(make_request("runs", (1, 2, 3), max_tokens=25)))
+    node.dispatch(Submit(make_request("runs", (1, 2, 3), max_tokens=25)))
     node.expect("first", tuple(range(20, 32)))
     node.expect("second", tuple(range(40, 52)))
     first, second = (node.instance.board.groups[RequestId(name)].leader for name in ("first", "second"))
@@ -276,7 +276,7 @@ def test_the_less_urgent_does_not_get_room_that_is_kept_for_the_more_urgent():
     node = Decoder(blocks=6, steps_in_flight=1)
     node.expect(priority=0)
     held = node.held
-    node.tell(Submit(make_request("patient", tuple(range(40, 56)), max_tokens=4, priority=5)))
+    node.dispatch(Submit(make_request("patient", tuple(range(40, 56)), max_tokens=4, priority=5)))
     for _ in range(30):
         node.step() if node.plans or node.results else None
     assert node.held == held
@@ -295,7 +295,7 @@ def test_room_that_is_kept_for_the_less_urgent_is_given_to_the_more_urgent():
     node = Decoder(blocks=6, steps_in_flight=1)
     node.expect(priority=5)
     assert node.held == 4
-    node.tell(Submit(make_request("urgent", tuple(range(40, 56)), max_tokens=4, priority=0)))
+    node.dispatch(Submit(make_request("urgent", tuple(range(40, 56)), max_tokens=4, priority=0)))
     for _ in range(30):
         node.step() if node.plans or node.results else None
     assert "urgent" in {end.request for end in node.ends()}, "it does not wait for somebody else's prompt"

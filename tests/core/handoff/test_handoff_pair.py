@@ -16,11 +16,11 @@ PROMPT = tuple(range(3, 17))  # 14 tokens: three full blocks of four, and half o
 
 def test_a_prompt_is_handed_over_and_computed_once():
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=9)
+    routed = pair.start("a", PROMPT, max_tokens=9)
     pair.run()
     pair.assert_answered()
-    assert trip.kept is True
-    assert trip.adopted_tokens == len(PROMPT)
+    assert routed.kept is True
+    assert routed.adopted_tokens == len(PROMPT)
     assert [plan.tokens for plan in pair.decode.history if plan.tokens] == [1] * 8, "decode computes no prompt token"
     assert pair.prefill.tiers.stats.pulled == 0
     assert pair.decode.tiers.stats.pulled == 4
@@ -33,8 +33,8 @@ def test_every_length_of_prompt(length):
     pair.start("a", PROMPT[:length], max_tokens=7)
     pair.run()
     pair.assert_answered()
-    assert pair.trips["a"].kept is True
-    assert pair.trips["a"].adopted_tokens == length
+    assert pair.routed_requests["a"].kept is True
+    assert pair.routed_requests["a"].adopted_tokens == length
     pair.assert_at_rest()
 
 
@@ -56,32 +56,32 @@ def test_what_decode_has_cached_is_not_pulled():
     pair = Pair()
     pair.start("a", PROMPT, max_tokens=3)
     pair.run()
-    trip = pair.start("b", (*PROMPT, 50, 51, 52), max_tokens=3)
+    routed = pair.start("b", (*PROMPT, 50, 51, 52), max_tokens=3)
     pulled = pair.decode.tiers.stats.pulled
     pair.run()
     pair.assert_answered()
     assert pair.decode.tiers.stats.pulled - pulled == 2
-    assert trip.kept is True
-    assert trip.ended[0].cached_tokens == 12, "what was pulled is not what was cached"
+    assert routed.kept is True
+    assert routed.ended[0].cached_tokens == 12, "what was pulled is not what was cached"
     pair.assert_at_rest()
 
 
 def test_a_stop_at_the_first_token_is_an_ordinary_end():
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=9, stop_token_ids=(stop_at(0, PROMPT),))
+    routed = pair.start("a", PROMPT, max_tokens=9, stop_token_ids=(stop_at(0, PROMPT),))
     pair.run()
     pair.assert_answered()
-    assert len(trip.tokens[0]) == 1
+    assert len(routed.tokens[0]) == 1
     assert not pair.decode.history
     pair.assert_at_rest()
 
 
 def test_a_stop_at_the_first_token_of_the_leader_leaves_the_others():
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=5, n=3, stop_token_ids=(stop_at(0, PROMPT),))
+    routed = pair.start("a", PROMPT, max_tokens=5, n=3, stop_token_ids=(stop_at(0, PROMPT),))
     pair.run()
     pair.assert_answered()
-    assert trip.attempt == 2
+    assert routed.attempt == 2
     pair.assert_at_rest()
 
 
@@ -97,26 +97,26 @@ def test_siblings_start_from_the_leaders_prompt():
 
 def test_prompt_logprobs_are_told_by_prefill_and_only_there():
     pair = Pair(chunk_tokens_max=5)
-    trip = pair.start("a", PROMPT, max_tokens=5, prompt_logprobs=0, logprobs=0)
+    routed = pair.start("a", PROMPT, max_tokens=5, prompt_logprobs=0, logprobs=0)
     pair.run()
     pair.assert_answered()
-    told = [token.token for row in trip.logprobs[0] for token in row.prompt]
+    told = [token.token for row in routed.logprobs[0] for token in row.prompt]
     assert told == list(PROMPT)
-    assert len([row for row in trip.logprobs[0] if row.sampled is not None]) == 5
+    assert len([row for row in routed.logprobs[0] if row.sampled is not None]) == 5
     assert pair.decode.seated[0].computed_tokens == len(PROMPT)
     pair.assert_at_rest()
 
 
 def test_a_replay_is_handed_over_with_what_was_delivered():
     pair = Pair(chunk_tokens_max=5)
-    trip = pair.start("a", PROMPT, max_tokens=9)
-    pair.run(until=lambda: len(trip.tokens[0]) == 4)
+    routed = pair.start("a", PROMPT, max_tokens=9)
+    pair.run(until=lambda: len(routed.tokens[0]) == 4)
     pair.decode.lose_worker("killed")
     pair.replay("a")
     pair.decode.restart_worker()
     pair.run()
     pair.assert_answered()
-    assert trip.kept is True
+    assert routed.kept is True
     pair.assert_at_rest()
 
 
@@ -125,11 +125,11 @@ def test_usage_of_the_prompt_is_that_of_prefill():
     pair.start("a", PROMPT, max_tokens=3)
     pair.run()
     pair.decode.forget_device()
-    trip = pair.start("b", (*PROMPT, 5), max_tokens=3)
+    routed = pair.start("b", (*PROMPT, 5), max_tokens=3)
     pair.run()
-    assert trip.usage is not None
-    assert trip.usage.cached_tokens == 12
-    assert trip.ended[0].cached_tokens == 0
+    assert routed.usage is not None
+    assert routed.usage.cached_tokens == 12
+    assert routed.ended[0].cached_tokens == 0
     pair.assert_at_rest()
 
 
@@ -138,7 +138,7 @@ def test_forgotten_at_every_point(n):
     """After each single thing that happens: Forget frees both sides, and the next attempt gives the rest."""
     for point in range(200):
         pair = Pair(chunk_tokens_max=5, blocks=24)
-        trip = pair.start("a", PROMPT, max_tokens=4, n=n)
+        routed = pair.start("a", PROMPT, max_tokens=4, n=n)
         ended = not all(pair.act() for _ in range(point))
         pair.forget("a")
         pair.replay("a")
@@ -147,17 +147,17 @@ def test_forgotten_at_every_point(n):
         pair.assert_at_rest()
         if ended:
             return
-        assert trip.attempt == 2
+        assert routed.attempt == 2
     raise AssertionError("it never ended")
 
 
 def test_forgotten_and_not_asked_for_again_leaves_nothing():
     for point in range(200):
         pair = Pair(chunk_tokens_max=5)
-        trip = pair.start("a", PROMPT, max_tokens=4)
+        routed = pair.start("a", PROMPT, max_tokens=4)
         ended = not all(pair.act() for _ in range(point))
         pair.forget("a")
-        trip.attempt += 1
+        routed.attempt += 1
         pair.run()
         pair.assert_at_rest()
         if ended:
@@ -171,8 +171,8 @@ def test_aborted_at_every_point():
         pair.start("a", PROMPT, max_tokens=4)
         ended = not all(pair.act() for _ in range(point))
         for node in (pair.prefill, pair.decode):
-            node.tell(Abort(RequestId("a")))
-        pair.trips["a"].attempt += 1  # the router has told its client, and hears nothing more
+            node.dispatch(Abort(RequestId("a")))
+        pair.routed_requests["a"].attempt += 1  # the router has told its client, and hears nothing more
         pair.run()
         pair.assert_at_rest()
         if ended:
@@ -239,15 +239,15 @@ def test_cache_service_lost_at_every_point(back):
 @pytest.mark.parametrize("fails", [0, 1, 2])
 def test_a_short_pull_is_computed_from_there_on(fails):
     pair = Pair(chunk_tokens_max=4, steps_in_flight=1)
-    trip = pair.start("a", PROMPT, max_tokens=4)
+    routed = pair.start("a", PROMPT, max_tokens=4)
     pair.run(until=lambda: len(pair.decode.kinds) == 1)
     for pull in range(4):
         pair.run(until=lambda: "pull" in pair.decode.kinds)
         pair.decode.carry_out(moved=0 if pull == fails else None, error="slow" if pull == fails else None)
     pair.run()
     pair.assert_answered()
-    assert trip.kept is True
-    assert trip.adopted_tokens == 4 * fails
+    assert routed.kept is True
+    assert routed.adopted_tokens == 4 * fails
     pair.assert_at_rest()
 
 
@@ -260,7 +260,7 @@ def test_lapsed_at_every_point():
     released = 0
     for point in range(200):
         pair = Pair(chunk_tokens_max=5, prefill={"blocks": 6})
-        trip = pair.start("a", PROMPT, max_tokens=6)
+        routed = pair.start("a", PROMPT, max_tokens=6)
         ended = not all(pair.act() for _ in range(point))
         pair.prefill.instance._handoff.drop_kept()
         pair.whole("x", pair.prefill, OTHER, max_tokens=2)
@@ -268,7 +268,7 @@ def test_lapsed_at_every_point():
         pair.run()
         pair.assert_answered()
         pair.assert_at_rest()
-        released += trip.kept is True
+        released += routed.kept is True
         if ended:
             assert 0 < released < point
             return
@@ -277,21 +277,21 @@ def test_lapsed_at_every_point():
 
 def test_keep_time_is_over():
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=6)
-    pair.run(until=lambda: "pull" in pair.decode.kinds and bool(trip.usage))
+    routed = pair.start("a", PROMPT, max_tokens=6)
+    pair.run(until=lambda: "pull" in pair.decode.kinds and bool(routed.usage))
     pair.prefill.now += KEEP + 1.0
     pair.prefill.advance(0.0)
     assert not pair.prefill.instance.board.kept
     pair.run()
     pair.assert_answered()
-    assert trip.kept is False
-    assert trip.adopted_tokens == 0
+    assert routed.kept is False
+    assert routed.adopted_tokens == 0
     pair.assert_at_rest()
 
 
 def test_a_reservation_that_nobody_renews_ends_silently():
     pair = Pair(prefill={"start": False})
-    trip = pair.start("a", PROMPT, max_tokens=6)
+    routed = pair.start("a", PROMPT, max_tokens=6)
     pair.hear_all()
     pair.decode.advance(LEASE - 1.0)
     pair.expect("a")
@@ -300,31 +300,31 @@ def test_a_reservation_that_nobody_renews_ends_silently():
     pair.decode.advance(2.0)
     assert not pair.decode.instance.board.groups
     pair.hear_all()
-    assert not trip.ended
+    assert not routed.ended
     pair.decode.assert_at_rest()
     pair.expect("a")
     pair.hear_all()
-    assert [refused.reason for refused in trip.refused] == ["duplicate_id"], "that attempt is closed"
+    assert [refused.reason for refused in routed.refused] == ["duplicate_id"], "that attempt is closed"
     pair.decode.assert_at_rest()
 
 
 def test_released_in_time_or_computed():
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=6)
-    pair.run(until=lambda: "AskRelease" in pair.decode.heard)
+    routed = pair.start("a", PROMPT, max_tokens=6)
+    pair.run(until=lambda: "Release" in pair.decode.heard)
     pair.decode.advance(pair.decode.config.tiers.release_seconds_max)
-    assert pair.decode.heard == ["AskRelease", "Adopted"]
+    assert pair.decode.heard == ["Release", "Adopted"]
     pair.run()
     pair.assert_answered()
-    assert trip.adopted_tokens == 0
+    assert routed.adopted_tokens == 0
     pair.assert_at_rest()
 
 
 def test_pulled_in_time_or_computed():
     """A pull that does not end: its blocks stay out of use until it does, and the request is computed in others."""
     pair = Pair()
-    trip = pair.start("a", PROMPT, max_tokens=6)
-    pair.run(until=lambda: "pull" in pair.decode.kinds and bool(trip.usage))
+    routed = pair.start("a", PROMPT, max_tokens=6)
+    pair.run(until=lambda: "pull" in pair.decode.kinds and bool(routed.usage))
     pair.hear_all()
     pair.decode.advance(pair.decode.config.tiers.pull_seconds_max)
     pull = pair.decode.told.pop()
@@ -347,11 +347,11 @@ def test_many_requests_in_small_pools_in_any_order():
                 pair.act()
         for _ in range(100):
             pair.run()
-            refused = [name for name, trip in pair.trips.items() if len(trip.ended) < len(trip.tokens)]
+            refused = [name for name, routed in pair.routed_requests.items() if len(routed.ended) < len(routed.tokens)]
             if not refused:
                 break
             for name in refused:
-                assert pair.trips[name].refused, name
+                assert pair.routed_requests[name].refused, name
                 pair.replay(name)
         pair.assert_answered()
         pair.assert_at_rest()
@@ -370,14 +370,14 @@ def _faults(pair: Pair, rng: Random) -> list[Callable[[], None]]:
         node.start_cache()
 
     def replay() -> None:
-        pair.replay(rng.choice(list(pair.trips)), whole=rng.choice((None, pair.prefill, pair.decode)))
+        pair.replay(rng.choice(list(pair.routed_requests)), whole=rng.choice((None, pair.prefill, pair.decode)))
 
     return [
         lose_worker,
         lose_cache,
         replay,
         node.preempt,
-        lambda: node.tell(EvictSome(rng.randrange(8))),
+        lambda: node.dispatch(EvictSome(rng.randrange(8))),
         lambda: pair.prefill.instance._handoff.drop_kept(),
         lambda: pair.advance(rng.choice((0.5, 3.0, 20.0))),
     ]
@@ -398,7 +398,7 @@ def test_anything_may_go_wrong_at_any_time(seed):
                 rng.choice(_faults(pair, rng))()
     for _ in range(40):
         pair.run()
-        open_ = [name for name, trip in pair.trips.items() if len(trip.ended) < len(trip.tokens)]
+        open_ = [name for name, routed in pair.routed_requests.items() if len(routed.ended) < len(routed.tokens)]
         if not open_:
             break
         for name in open_:

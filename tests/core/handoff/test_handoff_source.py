@@ -6,7 +6,7 @@ import pytest
 
 from baton.core.effects import Mode, Refuse
 from baton.core.events import Abort, EvictSome, ForgetCache, Pause, StepDone, Submit
-from baton.protocol.handoff import AskRelease, Expect, Expecting, Forget, Offer, Prefill, Released
+from baton.protocol.handoff import Forget, Offer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.step import RowFailure
@@ -28,7 +28,7 @@ class Prefiller(Node):
     def prefill(self, name: str = "a", prompt: tuple[int, ...] = PROMPT, keep: float = KEEP, **given: Any) -> list[Any]:
         outputs = given.get("outputs", ((),))
         sampling = {"max_tokens": len(outputs[0]) + 1}
-        return self.tell(Prefill(make_request(name, prompt, **(sampling | given)), keep))
+        return self.dispatch(Prefill(make_request(name, prompt, **(sampling | given)), keep))
 
     def take(self, kind: type) -> list[Any]:
         found = [message for message in self.said if isinstance(message, kind)]
@@ -40,7 +40,7 @@ class Prefiller(Node):
         return [end for message in self.said if isinstance(message, Emit) for end in message.ended]
 
     def ask(self, name: str = "a", attempt: int = 1) -> bool:
-        self.tell(AskRelease(RequestId(name), attempt))
+        self.dispatch(Release(RequestId(name), attempt))
         (released,) = self.take(Released)
         assert (released.request, released.attempt) == (name, attempt)
         return bool(released.kept)
@@ -125,7 +125,7 @@ def test_a_row_that_fails_is_an_ordinary_end():
     result = node.execute()
     node.results.clear()
     failed = type(result).of(result.step, result.epoch, [(0, 1, ())], failures=(RowFailure(0, 1, "NaN"),))
-    node.tell(StepDone(failed))
+    node.dispatch(StepDone(failed))
     assert [end.error for end in node.ends()] == ["row_failed"]
     node.run()
     assert node.ask() is False
@@ -192,12 +192,12 @@ def test_a_release_that_comes_too_early_changes_nothing():
 
 def test_pressure_on_the_cache_does_not_touch_it():
     node = prefilled()
-    node.tell(ForgetCache(1))
-    node.tell(EvictSome(100))
+    node.dispatch(ForgetCache(1))
+    node.dispatch(EvictSome(100))
     offers = node.take(Offer)
     assert node.content(offers) == marks(PROMPT)
     assert node.ask() is True
-    node.tell(ForgetCache(2))
+    node.dispatch(ForgetCache(2))
     assert node.pool.free == node.pool.total
 
 
@@ -209,7 +209,7 @@ def test_preempted_in_the_middle_of_a_prompt(prompt_logprobs):
     offers = node.take(Offer)
     node.preempt()
     assert node.pool.total - node.pool.free - node.pool.idle == 2, "what was offered is still held"
-    node.tell(EvictSome(100))
+    node.dispatch(EvictSome(100))
     node.run()
     offers += node.take(Offer)
     assert [offer.place for offer in offers] == [0, 1, 2, 3]
@@ -338,7 +338,7 @@ def test_a_suspect_that_is_held_keeps_nothing():
 
 def test_growth_takes_what_is_kept_before_it_preempts():
     node = Prefiller(blocks=8, steps_in_flight=2)
-    node.tell(Submit(make_request("long", (1, 2, 3), max_tokens=20)))
+    node.dispatch(Submit(make_request("long", (1, 2, 3), max_tokens=20)))
     node.prefill()
     node.run()
     assert node.instance.stats.preemptions == 0
@@ -387,7 +387,7 @@ def test_what_two_keep_is_held_until_both_are_released():
     node.prefill("b")
     node.run()
     assert node.ask() is True
-    node.tell(EvictSome(100))
+    node.dispatch(EvictSome(100))
     offers = [offer for offer in node.take(Offer) if offer.request == "b"]
     assert node.content(offers) == marks(PROMPT)
     assert node.ask("b") is True
@@ -409,7 +409,7 @@ def test_abort_drops_everything(steps):
     node = Prefiller()
     node.prefill()
     node.step(steps)
-    node.tell(Abort(A))
+    node.dispatch(Abort(A))
     assert node.ask() is False
     assert [end.reason.value for end in node.ends()] == (["abort"] if steps < 4 else [])
     node.run()
@@ -423,7 +423,7 @@ def test_forget_drops_everything_and_nobody_hears_of_it(steps):
     node.prefill()
     node.step(steps)
     node.said.clear()
-    node.tell(Forget(A, 1))
+    node.dispatch(Forget(A, 1))
     node.run()
     assert not node.said
     node.assert_at_rest()
@@ -436,14 +436,14 @@ def test_forget_of_a_lower_attempt_changes_nothing():
     node = Prefiller()
     node.prefill(attempt=2)
     node.step(2)
-    node.tell(Forget(A, 1))
+    node.dispatch(Forget(A, 1))
     node.run()
     assert node.ask(attempt=2) is True
 
 
 def test_forget_of_the_unknown_changes_nothing_but_the_memory():
     node = Prefiller()
-    node.tell(Forget(A, 3))
+    node.dispatch(Forget(A, 3))
     node.prefill(attempt=3)
     (refuse,) = node.take(Refuse)
     assert (refuse.refused.reason, refuse.attempt) == ("duplicate_id", 3)
@@ -474,7 +474,7 @@ def test_a_higher_attempt_ends_a_lower_one_silently(kind, steps):
     node.step(steps)
     node.said.clear()
     request = make_request("a", PROMPT, max_tokens=1, attempt=2)
-    node.tell({"submit": Submit(request), "prefill": Prefill(request, KEEP), "expect": Expect(request, KEEP)}[kind])
+    node.dispatch({"submit": Submit(request), "prefill": Prefill(request, KEEP), "expect": Reserve(request, KEEP)}[kind])
     assert node.ask(attempt=1) is False
     node.run()
     if kind == "submit":
@@ -482,8 +482,8 @@ def test_a_higher_attempt_ends_a_lower_one_silently(kind, steps):
     elif kind == "prefill":
         assert node.ask(attempt=2) is True
     else:
-        assert node.take(Expecting)
-        node.tell(Forget(A, 2))
+        assert node.take(Reserved)
+        node.dispatch(Forget(A, 2))
     assert not [end for end in node.ends() if end.attempt == 1]
     node.run()
     node.said.clear()
@@ -494,7 +494,7 @@ def test_a_higher_attempt_ends_a_lower_one_silently(kind, steps):
 def test_a_lower_attempt_is_refused(kind):
     node = prefilled(attempt=2)
     request = make_request("a", PROMPT, max_tokens=1, attempt=1)
-    node.tell({"submit": Submit(request), "prefill": Prefill(request, KEEP), "expect": Expect(request, KEEP)}[kind])
+    node.dispatch({"submit": Submit(request), "prefill": Prefill(request, KEEP), "expect": Reserve(request, KEEP)}[kind])
     assert [refuse.refused.reason for refuse in node.take(Refuse)] == ["duplicate_id"]
     assert node.ask(attempt=2) is True
 
@@ -502,7 +502,7 @@ def test_a_lower_attempt_is_refused(kind):
 def test_the_memory_of_attempts_has_a_bound():
     node = Prefiller(attempts_max=3)
     for number in range(10):
-        node.tell(Forget(RequestId(f"r{number}"), 1))
+        node.dispatch(Forget(RequestId(f"r{number}"), 1))
     assert list(node.instance._handoff._attempts) == ["r7", "r8", "r9"]
 
 
@@ -511,7 +511,7 @@ def test_the_memory_of_attempts_has_a_bound():
 
 def test_a_drain_waits_for_what_is_kept_and_not_longer():
     node = prefilled(keep=5.0)
-    node.tell(Pause())
+    node.dispatch(Pause())
     assert node.modes == [Mode.DRAINING]
     node.prefill("b")
     assert [refuse.refused.reason for refuse in node.take(Refuse)] == ["draining"]
@@ -523,14 +523,14 @@ def test_a_drain_waits_for_what_is_kept_and_not_longer():
 
 def test_a_drain_ends_with_the_release():
     node = prefilled()
-    node.tell(Pause())
+    node.dispatch(Pause())
     assert node.ask() is True
     assert node.modes == [Mode.DRAINING, Mode.PAUSED]
 
 
 def test_a_drain_that_has_no_time_left_gives_it_up():
     node = prefilled()
-    node.tell(Pause(drain_seconds_max=1.0))
+    node.dispatch(Pause(drain_seconds_max=1.0))
     node.advance(1.0)
     assert node.modes == [Mode.DRAINING, Mode.PAUSED]
     assert node.ask() is False

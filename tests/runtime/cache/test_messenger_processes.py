@@ -71,13 +71,13 @@ class Instance(Rig):
         waits, self.waits = self.waits, False
         await super().__aenter__()
         machine = self.engine._machine
-        tell = machine.tell
+        dispatch = machine.dispatch
 
         def heard(event: Any) -> None:
             self.told.append(event)
-            tell(event)
+            dispatch(event)
 
-        machine.tell = heard
+        machine.dispatch = heard
         if waits:
             await self.until(lambda: any(type(event) is CacheReady for event in self.told))
         return self

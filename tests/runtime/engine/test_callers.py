@@ -7,7 +7,7 @@ from typing import Any
 from baton.core.effects import Refuse
 from baton.core.events import Abort, Pause, Submit
 from baton.protocol.control import AbortRequest, OrderAnswer, PauseInstance, Ping, Pong, RefusedRequest, ResumeInstance
-from baton.protocol.handoff import Expect, Expecting, Forget, Offer, PeerOffer
+from baton.protocol.handoff import Forget, Offer, PeerOffer, Reserve, Reserved
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
@@ -25,7 +25,7 @@ class FakeEngine:
         self.pings: list[int] = []
         self.open: list[RequestId] = []
 
-    def tell(self, event: Any) -> None:
+    def dispatch(self, event: Any) -> None:
         self.events.append(event)
 
     def ping(self, number: int) -> None:
@@ -79,12 +79,12 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
 def test_ids_of_hand_offs_are_translated_wherever_they_are():
     engine, callers, one, other, _, second = two()
     offer = Offer(R, 1, PoolIncarnation(9), 0, (BlockId(3),), 2)
-    for message in (Expect(REQUEST, 5.0), PeerOffer(offer, ("unix:/x",)), Forget(R, 1)):
+    for message in (Reserve(REQUEST, 5.0), PeerOffer(offer, ("unix:/x",)), Forget(R, 1)):
         callers.on_message(second, message)
     expect, peer_offer, forget = engine.events
     assert expect.request.id == peer_offer.offer.request == forget.request != R
-    callers.pass_on(Expecting(forget.request, 1, 0))
-    assert (one, other) == ([], [Expecting(R, 1, 0)])
+    callers.pass_on(Reserved(forget.request, 1, 0))
+    assert (one, other) == ([], [Reserved(R, 1, 0)])
 
 
 def test_what_a_caller_that_is_gone_asked_for_is_aborted_and_nobody_hears_of_it():

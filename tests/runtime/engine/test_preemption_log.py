@@ -31,7 +31,7 @@ def test_preemptions_are_logged_and_counted_in_the_end(caplog: pytest.LogCapture
         async with Rig({"works_at": 3, "done": str(go_on)}) as rig:  # the third step lasts until the file is there
             rig.ask("a")
             await rig.until(lambda: bool(rig.tokens.get("a")))
-            rig.engine.tell(PreemptSome(1))
+            rig.engine.dispatch(PreemptSome(1))
             go_on.touch()
             await rig.until(lambda: "a" in rig.ended)
             assert rig.ended["a"].preemptions == 1

@@ -34,7 +34,7 @@ from baton.protocol.control import (
     WakeInstance,
 )
 from baton.protocol.ids import RequestId
-from baton.protocol.node import NodeHello
+from baton.protocol.instance import InstanceHello
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
 from baton.runtime.engine import router_links
 from baton.runtime.engine.process import Engine
@@ -68,7 +68,7 @@ def test_an_instance_registers_beats_and_serves(secret_file: Path):
         async with FakeRouter(SECRET) as router, rig_of(secret_file, router, engine={"health_url": "http://me"}) as rig:
             visit = await router.visit()
             hello = visit.hello
-            assert isinstance(hello, NodeHello)
+            assert isinstance(hello, InstanceHello)
             assert (hello.name, hello.role, hello.health_url, hello.layout) == ("node-1", "mixed", "http://me", b"fake")
             assert hello.ready == rig.engine._reporting.ready
             visit.ask("a")

@@ -22,7 +22,7 @@ from baton.protocol.control import (
     SleepInstance,
     WakeInstance,
 )
-from baton.runtime.engine.worker_keeper import WeightReload
+from baton.runtime.engine.worker_supervisor import WeightReload
 
 pytestmark = pytest.mark.usefixtures("child_path")
 

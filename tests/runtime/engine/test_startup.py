@@ -124,7 +124,7 @@ def test_a_pool_of_the_worker_ends_with_it_and_is_unmapped_before_the_next():
 
 
 def test_an_attacher_that_does_not_let_go_of_a_pool_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("baton.runtime.engine.pool_holder.DETACH_SECONDS", 0.3)
+    monkeypatch.setattr("baton.runtime.engine.pool_registry.DETACH_SECONDS", 0.3)
 
     async def main() -> None:
         async with rig_of("given mixed tiers", {"cache": {"gate": {"at": "detach", "folder": str(tmp_path)}}}) as rig:

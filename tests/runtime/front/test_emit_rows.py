@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
-from baton.core.delivery.front import Arrive, EngineLost, EngineReady, Front, Replay
+from baton.core.delivery.front import ClientRequest, EngineLost, EngineReady, FrontMachine, Replay
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Begun, Emit, Ended, TokenRow, each_token
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
@@ -69,9 +69,9 @@ def delivered(emitted: list[Emit], logprobs: int | None) -> Delivered:
             got[delta.index][0].extend(delta.tokens)
             got[delta.index][1].extend(thought.logprob for thought in delta.logprobs)
 
-        front, request = Front(), asked(logprobs)
+        front, request = FrontMachine(), asked(logprobs)
         stream = Stream(request, take)
-        front.handle(Arrive(request, stream), Instant(0.0))
+        front.handle(ClientRequest(request, stream), Instant(0.0))
         for emit in emitted:
             assert front.take(emit) == []
         assert {index: list(told) for index, told in front.ledgers[A].open.items()} == {index: got[index][0] for index in got}
@@ -105,9 +105,9 @@ def test_what_was_cached_comes_with_the_first_token_and_once():
     deltas: list[Delta] = []
 
     async def main() -> None:
-        request, front = GenerateRequest(id=A, prompt=(1, 2, 3)), Front()
+        request, front = GenerateRequest(id=A, prompt=(1, 2, 3)), FrontMachine()
         stream = Stream(request, deltas.append)
-        front.handle(Arrive(request, stream), Instant(0.0))
+        front.handle(ClientRequest(request, stream), Instant(0.0))
         first = Emit([(A, 1, 0, 0, [5])], [], begun=[Begun(A, 1, 0, 2, 1, 0)])
         front.take(first)
         front.take(first)

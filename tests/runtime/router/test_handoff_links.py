@@ -16,7 +16,7 @@ from link_rig import SECRET
 from msgspec.structs import replace
 from run_loop import finish
 
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.request import GenerateRequest, SamplingParams
 
@@ -65,8 +65,8 @@ async def last_offer(prefill: Visit) -> list[Offer]:
 
 async def prefilled(prefill: Visit, decode: Visit) -> None:
     """Up to the last offer, passed on."""
-    decode.link.send(Expect(REQUEST, 10.0))
-    assert (await said(decode, Expecting)).request == "r"
+    decode.link.send(Reserve(REQUEST, 10.0))
+    assert (await said(decode, Reserved)).request == "r"
     one_token = replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=1), indices=(0,))
     prefill.link.send(Prefill(one_token, 10.0))
     assert prefill.hello is not None
@@ -87,7 +87,7 @@ def test_a_prompt_computed_by_one_goes_on_in_the_other(tmp_path: Path):
             assert prefill.hello.layout == decode.hello.layout != b""
             await prefilled(prefill, decode)
             assert prefill.tokens["r"] == expected(21, 1)
-            asked = await said(decode, AskRelease)
+            asked = await said(decode, Release)
             assert (asked.request, asked.attempt) == ("r", 1)
             prefill.link.send(asked)
             released = await said(prefill, Released)
@@ -115,7 +115,7 @@ def test_what_a_session_has_reserved_or_kept_ends_with_it(tmp_path: Path):
         ):
             prefill, decode = await visit_of(router, "prefill"), await visit_of(router, "decode")
             await prefilled(prefill, decode)
-            await said(decode, AskRelease)  # and nobody answers
+            await said(decode, Release)  # and nobody answers
             await p.until(lambda: p.stats.blocks_held > 0)
             prefill.link.close()
             decode.link.close()
@@ -123,7 +123,7 @@ def test_what_a_session_has_reserved_or_kept_ends_with_it(tmp_path: Path):
                 await rig.until(lambda rig=rig: not (rig.stats.requests_open or rig.stats.blocks_held))
                 assert rig.engine.open_requests() == []
             again = await visit_of(router, "decode")
-            again.link.send(Expect(REQUEST, 10.0))  # the same attempt, in another session: it is new here
-            assert await said(again, Expecting)
+            again.link.send(Reserve(REQUEST, 10.0))  # the same attempt, in another session: it is new here
+            assert await said(again, Reserved)
 
     finish(main())

@@ -25,9 +25,9 @@ from baton.core.cluster.router import Router
 from baton.errors import EngineError
 from baton.protocol.codec import Message, encode
 from baton.protocol.control import InstanceReady, InstanceStats, ModeReport, OrderAnswer, Pong, RefusedRequest
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released, request_of
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved, request_of
 from baton.protocol.ids import PoolIncarnation, RequestId
-from baton.protocol.node import Beat, Build, NodeHello, NodeRefused, RouterHello
+from baton.protocol.instance import Build, Heartbeat, InstanceHello, InstanceRefused, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.runtime.router.router_client import RouterClient
@@ -47,8 +47,8 @@ def token(position: int) -> int:
     return 100 + position
 
 
-def hello(name: str, role: str = "mixed") -> NodeHello:
-    return NodeHello(name, 1, role, READY, b"layout", (f"/peer/{name}",), build=Build("1"))  # type: ignore[arg-type]
+def hello(name: str, role: str = "mixed") -> InstanceHello:
+    return InstanceHello(name, 1, role, READY, b"layout", (f"/peer/{name}",), build=Build("1"))  # type: ignore[arg-type]
 
 
 class Honest:
@@ -71,7 +71,7 @@ class Honest:
 
     async def _beat(self) -> None:
         while True:
-            self._link.send(Beat("", 0.001, 64, 8))
+            self._link.send(Heartbeat("", 0.001, 64, 8))
             await asyncio.sleep(0.05)
 
     async def _answer(self, request: GenerateRequest) -> None:
@@ -106,12 +106,12 @@ def distorted(message: Message, rng: Random) -> bytes:
 def messages_of(request: GenerateRequest | None) -> list[Message]:
     name, attempt = (RequestId("r"), 1) if request is None else (request.id, request.attempt)
     return [
-        Beat("", 0.001, 64, 8, 5, 1, False, (name,)),
+        Heartbeat("", 0.001, 64, 8, 5, 1, False, (name,)),
         InstanceStats(blocks_total=64, steps=9, ended={"stop": 1}, tiers={"stored": 2}),
         Offer(name, attempt, PoolIncarnation(7), 0, (1, 2), 32, True, 16, 8, 0),
         Adopted(name, attempt, 32),
-        Expecting(name, attempt, 16),
-        AskRelease(name, attempt),
+        Reserved(name, attempt, 16),
+        Release(name, attempt),
         Released(name, attempt, True),
         RefusedRequest(name, Refused("no_room", 4, 2), attempt),
         Emit([], [Ended(name, 0, FinishReason.ERROR, 3, 0, 0, 0, "worker_gone", attempt=attempt)]),
@@ -141,13 +141,13 @@ async def disturb(link: Link, rng: Random) -> bool:
         async with asyncio.timeout(5):
             if not isinstance(await link.receive(), RouterHello):
                 return False
-        link.send(Beat("", 0.001, 64, 8))
+        link.send(Heartbeat("", 0.001, 64, 8))
         given: GenerateRequest | None = None
         for _ in range(12):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.002):
                     message = await link.receive()
-                    if message is None or isinstance(message, NodeRefused):
+                    if message is None or isinstance(message, InstanceRefused):
                         break
                     given = request_of(message) or given
             if given is not None and rng.random() < 0.2:

@@ -28,9 +28,9 @@ from baton.protocol.control import (
     SleepInstance,
     WakeInstance,
 )
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
-from baton.protocol.node import NodeRefused, PathView
+from baton.protocol.instance import InstanceRefused, PathView
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.protocol.step import RowLogprobs, TokenLogprob
@@ -75,16 +75,16 @@ def test_two_routers_never_mean_the_same_request():
 
 async def hand_off(prefill: FakeInstance, decode: FakeInstance, fault: str = "") -> RequestId:
     """The whole trip up to decode going on, with token 5 from prefill."""
-    expect = await decode.heard(Expect)
+    expect = await decode.heard(Reserve)
     name, attempt = expect.request.id, expect.request.attempt
-    decode.send(Expecting(name, attempt, 0))
+    decode.send(Reserved(name, attempt, 0))
     wanted = await prefill.heard(Prefill)
     assert wanted.request.sampling.max_tokens == len(wanted.request.delivered(0)) + 1
     offer = Offer(name, attempt, 9, 0, (3,), 3, last=True, cached_tokens=2)
     prefill.send(Emit([(name, attempt, 0, 0, [5])], []), offer)
     assert await decode.heard(PeerOffer) == PeerOffer(offer, ("/peer/p-0",), (5,))
-    decode.send(AskRelease(name, attempt))
-    assert await prefill.heard(AskRelease) == AskRelease(name, attempt)
+    decode.send(Release(name, attempt))
+    assert await prefill.heard(Release) == Release(name, attempt)
     prefill.send(Released(name, attempt, True))
     assert (await decode.heard(Released)).kept
     decode.send(Adopted(name, attempt, 0 if fault else 3, fault))
@@ -426,7 +426,7 @@ def test_one_that_joins_with_old_weights_while_others_reload_is_the_one_that_doe
             late = await cluster.instance("m-1")
             await late.heard(PauseInstance)
             await one.obey(WakeInstance, identity=b"new")
-            assert "identity" in (await late.heard(NodeRefused)).reason
+            assert "identity" in (await late.heard(InstanceRefused)).reason
             await one.obey(ResumeInstance)
             await loading
             assert [node.hello.name for node in cluster.client.nodes] == ["m-0"]

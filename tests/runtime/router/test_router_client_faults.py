@@ -13,11 +13,11 @@ from run_loop import finish
 
 from baton.api.generate.engine_client import Delta
 from baton.config import RouterConfig, WireConfig
-from baton.core.cluster.events import Arrive, ClusterEvent, Deliver, Say
+from baton.core.cluster.events import ClusterEvent, Deliver, InstanceMessage, SubmitRequest
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.runtime.router.router_client import RouterClient
@@ -45,14 +45,14 @@ def test_a_message_that_the_machine_cannot_handle_ends_its_own_session_and_nothi
             handle = cluster.machine.handle
 
             def broken(event: ClusterEvent, now: Instant) -> object:
-                if isinstance(event, Say) and event.message == Beat("on\npurpose"):
+                if isinstance(event, InstanceMessage) and event.message == Heartbeat("on\npurpose"):
                     raise ZeroDivisionError("what nobody foresaw")
                 return handle(event, now)
 
             fake = SimpleNamespace(handle=broken, next_deadline=cluster.machine.next_deadline)
             cluster.client._driver.machine = fake  # type: ignore[assignment]
             asked = Asked(cluster.client, request())
-            odd.send(Beat("on\npurpose"))
+            odd.send(Heartbeat("on\npurpose"))
             while [node.hello.name for node in cluster.client.nodes] != ["honest"]:
                 await asyncio.sleep(0.005)
             there = await honest.heard(GenerateRequest)
@@ -74,7 +74,7 @@ def test_a_first_message_that_is_no_hello_is_counted():
     async def main() -> None:
         async with Cluster() as cluster, asyncio.timeout(20):
             odd = await cluster.connect("odd")
-            odd.send(Beat())
+            odd.send(Heartbeat())
             await odd.serving
             assert cluster.client.view().counters["sessions_malformed"] == 1
 
@@ -115,7 +115,7 @@ def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
 
         def handle(self, event: ClusterEvent, now: float) -> list[Deliver]:
             log.append(type(event).__name__)
-            if not isinstance(event, Arrive):
+            if not isinstance(event, SubmitRequest):
                 return []
             return [Deliver(Emit([(event.request.id, 1, 0, place, [5 + place])], [])) for place in range(2)]
 
@@ -132,7 +132,7 @@ def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
 
         asking = asyncio.ensure_future(client.generate(request(), take))
         await asyncio.sleep(0)
-        assert log == ["Arrive", 5, 6, "Withdraw"]
+        assert log == ["SubmitRequest", 5, 6, "Withdraw"]
         asking.cancel()
         await asyncio.wait([asking])
         client.close()

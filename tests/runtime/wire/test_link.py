@@ -17,7 +17,7 @@ from baton.errors import InvalidConfig, LinkFailed
 from baton.protocol.codec import HEADER_BYTES, encode
 from baton.protocol.control import AbortRequest, Ping, Pong, RefusedRequest, StartFailed
 from baton.protocol.ids import RequestId
-from baton.protocol.node import Beat, RouterBeat
+from baton.protocol.instance import Heartbeat, RouterHeartbeat
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest, Refused
 from baton.runtime.wire import link as module
@@ -29,12 +29,12 @@ from baton.trust.seal import CONTENT_BYTES_MAX, SEAL_BYTES, Sealer
 
 LARGE = GenerateRequest(id=RequestId("large"), prompt=tuple(range(300_000)))
 UP = [
-    Beat(),
+    Heartbeat(),
     Emit([(RequestId("a"), 1, 0, 0, [5])], []),
     RefusedRequest(RequestId("é" * 1000), Refused("no_room")),
     Pong(2**40),
 ]
-DOWN = [Ping(1), AbortRequest(RequestId("a"), 1), LARGE, RouterBeat()]
+DOWN = [Ping(1), AbortRequest(RequestId("a"), 1), LARGE, RouterHeartbeat()]
 
 
 @pytest.mark.parametrize("unix", [False, True])
@@ -52,8 +52,8 @@ def test_messages_arrive_whole_and_in_order_both_ways(tmp_path: Path, unix: bool
             assert [await instance.receive() for _ in range(12)] == DOWN * 3
             got: list[object] = []
             listening = asyncio.create_task(router.listen(got.append))
-            instance.send(Beat("ill"))
-            await door.until(lambda: got == [Beat("ill")])
+            instance.send(Heartbeat("ill"))
+            await door.until(lambda: got == [Heartbeat("ill")])
             instance.close()  # what was sent before is not lost
             await listening
             assert door.server.counts == {"opened": 1}
@@ -229,8 +229,8 @@ def test_those_who_prove_nothing_are_few_and_keep_nobody_out():
             await door.until(lambda: door.server.counts["crowded"] == 16)
             assert door.server.handshakes <= 5
             instance, router = await door.session()
-            instance.send(Beat())
-            assert await router.receive() == Beat()
+            instance.send(Heartbeat())
+            assert await router.receive() == Heartbeat()
             for sock in idle[:16]:
                 await read_all(sock)
             for sock in idle:

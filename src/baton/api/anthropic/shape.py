@@ -18,7 +18,7 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.generate.usage import preemptions_json
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, ToolCallDelta
 
@@ -28,7 +28,7 @@ class MessageShape(Shape):
     id_prefix = "msg_"
     renders = True
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         return chat_job(self.front, messages_body(self.front, body), caller)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from baton.api.fields import shown
 from baton.api.generate.generation import Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 
 
 class PoolingShape(EmbeddingShape):
@@ -20,7 +20,7 @@ class PoolingShape(EmbeddingShape):
     id_prefix = "pool-"
     table = POOLING
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         if body.get("task") not in (None, "embed", "auto"):
             raise bad(f'task must be "embed", not {shown(body["task"])}', "task", code="unsupported")
         return super().job(body, caller)

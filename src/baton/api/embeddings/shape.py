@@ -18,13 +18,13 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, embedding_job
 from baton.api.generate.shape import Events, Put, Shape, require_vectors
-from baton.api.http.auth import Caller
-from baton.api.limits import Range
+from baton.api.http.auth import ApiCaller
+from baton.api.limits import FieldRange
 from baton.api.ollama.fields import model_name
 from baton.api.translate import Table, errors_named_by, translated
 from baton.protocol.request import POOLINGS, Pooling
 
-_DIMENSIONS: Final = Range(1, 2**31 - 1)
+_DIMENSIONS: Final = FieldRange(1, 2**31 - 1)
 
 
 class EmbeddingShape(Shape):
@@ -40,7 +40,7 @@ class EmbeddingShape(Shape):
         self._base64 = False
         self._dimensions: int | None = None
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         encoding = body.get("encoding_format") or "float"
         if encoding not in ("float", "base64"):
             raise bad('encoding_format must be "float" or "base64"', "encoding_format")
@@ -103,7 +103,7 @@ class OllamaEmbedShape(EmbeddingShape):
     kind = "ollama.embed"
     table = OLLAMA
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         if expect(bool, True if body.get("truncate") is None else body["truncate"], "truncate"):
             body = {"truncate_prompt_tokens": -1, **body}
         return super().job(body, caller)
@@ -129,7 +129,7 @@ class OllamaEmbeddingsShape(OllamaEmbedShape):
     kind = "ollama.embeddings"
     table = OLLAMA_OLDER
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         expect(str, body.get("prompt"), "prompt")
         return super().job(body, caller)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.api.generate.thinking import Thinking
+from baton.api.generate.thinking import ThinkingOptions
 from baton.api.generate.tools import Tools
 from baton.protocol.request import SamplingParams
 
@@ -61,7 +61,7 @@ class ChatBody:
     template_kwargs: Mapping[str, Any] | None
     "What is said of thinking is among them."
     tools: Tools | None = None
-    thinking: Thinking = field(default_factory=Thinking)
+    thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
 
 
 Prompt = str | tuple[int, ...]

@@ -15,7 +15,7 @@ from baton.api.errors import bad, too_long
 from baton.api.front import Front
 from baton.api.generate.answer_parts import answer_parts, call_grammar, thinking_rules, without_thought
 from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.ids import RequestId
@@ -72,7 +72,7 @@ class Job:
         return options.sampling.logprobs is None and options.sampling.prompt_logprobs is None and not beside
 
 
-def chat_job(front: Front, body: ChatBody, caller: Caller) -> Job:
+def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
     require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
     text, mark = render_chat(
         front.template,
@@ -104,7 +104,7 @@ def _with_thinking(request: GenerateRequest, rules: Thinking | None) -> Generate
     return structs.replace(request, sampling=structs.replace(request.sampling, thinking=rules))
 
 
-def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
+def completion_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
     if body.suffix:
         return _fill_in_job(front, body, caller)
     prompts, options = _prompts(front, body), body.options
@@ -115,7 +115,9 @@ def completion_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
     return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
 
 
-def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: Caller, *, labels: tuple[int, ...] = ()) -> Job:
+def embedding_job(
+    front: Front, body: CompletionBody, pooling: Pooling, caller: ApiCaller, *, labels: tuple[int, ...] = ()
+) -> Job:
     """A vector for each prompt, or the logits of `labels`. The engine makes a token too, because it has to."""
     job = replace(_job(front, _prompts(front, body, keep="first"), body.options, caller), prompt_only=True)
     requests = (
@@ -125,7 +127,7 @@ def embedding_job(front: Front, body: CompletionBody, pooling: Pooling, caller: 
     return replace(job, requests=tuple(requests))
 
 
-def _fill_in_job(front: Front, body: CompletionBody, caller: Caller) -> Job:
+def _fill_in_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
     """Of texts before a gap and one behind it. The marks of the model end the answer too, and no client named those."""
     marks, options = require_fill_in(front, "suffix"), body.options
     require_may_fit(front, len(body.suffix))
@@ -251,7 +253,7 @@ def require_may_fit(front: Front, characters: int) -> None:
         )
 
 
-def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: Caller) -> Job:
+def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: ApiCaller) -> Job:
     _require_priority(front, options, caller)
     stops = StopAutomaton(options.stop)
     salt = _salt(caller, options.cache_salt)
@@ -314,7 +316,7 @@ def _longest(front: Front, ids: tuple[int, ...], options: Options) -> int:
     return max(longest, options.sampling.min_tokens, 1)
 
 
-def _salt(caller: Caller, cache_salt: str) -> bytes:
+def _salt(caller: ApiCaller, cache_salt: str) -> bytes:
     """Bound to the key: a tenant that guesses another's salt still has its own tenant in the hash."""
     if not caller.tenant and not cache_salt:
         return b""
@@ -356,7 +358,7 @@ def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
     return found
 
 
-def _require_priority(front: Front, options: Options, caller: Caller) -> None:
+def _require_priority(front: Front, options: Options, caller: ApiCaller) -> None:
     """Anyone may step back; to overtake the others needs the operator's leave."""
     lowest = front.config.client_priority_min
     if options.priority < lowest and not caller.admin:

@@ -17,7 +17,7 @@ from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 
 Put = Callable[[bytes], None]
 
@@ -63,7 +63,7 @@ class Shape(ABC):
         return None
 
     @abstractmethod
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         """Checks the body and makes the engine's requests of it. May run on another thread."""
 
     @abstractmethod

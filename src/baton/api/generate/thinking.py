@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from baton.api.errors import bad
 from baton.api.fields import Fields, expect, shown
-from baton.api.limits import Range
+from baton.api.limits import FieldRange
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-BUDGET: Final = Range(0, 2**31 - 1)
+BUDGET: Final = FieldRange(0, 2**31 - 1)
 _BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "reasoning_budget", "reasoning_max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Thinking:
+class ThinkingOptions:
     enabled: bool | None = None
     "None: as the model does it."
     effort: str | None = None
@@ -60,7 +60,7 @@ class _Said:
         self.value, self._place = value, place
 
 
-def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> Thinking:
+def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
     """`kwargs`: chat_template_kwargs."""
     enabled, effort, budget = _Said(), _Said(), _Said()
     for name in ("enable_thinking", "thinking"):
@@ -75,7 +75,7 @@ def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> Thinking:
     _anthropic(fields, enabled, budget)
     included = fields.boolean("include_reasoning", default=True)
     included = _openrouter(fields, enabled, effort, budget) and included
-    return Thinking(
+    return ThinkingOptions(
         enabled=enabled.value,
         effort=effort.value,
         budget=None if budget.value == -1 else budget.value,

@@ -30,7 +30,7 @@ from starlette.types import Receive, Scope, Send
 from baton.api.config import ApiConfig
 from baton.api.dialect import OPENAI, Dialect, dialect_of
 from baton.api.errors import ApiError, not_found
-from baton.api.http.auth import Caller, Keys
+from baton.api.http.auth import ApiCaller, Keys
 
 Right = Literal["open", "key", "admin"]
 
@@ -101,7 +101,7 @@ class Access:
     def require(self, scope: Scope, right: Right, *, page: bool = False) -> None:
         state = scope.setdefault("state", {})
         if right == "open":
-            state["caller"] = Caller()
+            state["caller"] = ApiCaller()
             return
         if (full := state.get("connection_refusal")) is not None:
             raise ApiError(full.http_status, str(full), code=full.code, headers={"connection": "close"})
@@ -111,7 +111,7 @@ class Access:
         if caller is None and self._keys.required:
             message = "give an API key as 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers=_BASIC if page else None)
-        caller = caller or Caller()
+        caller = caller or ApiCaller()
         self._require_listener(scope, right)
         if right == "admin" and not caller.admin:
             self._require_admin(scope)

@@ -25,7 +25,7 @@ _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ApiCaller:
     """Who asks. `tenant` is a digest, empty where no key was needed or given; it is the root of the cache salt."""
 
     tenant: bytes = b""
@@ -49,7 +49,7 @@ class Keys:
     def has_admins(self) -> bool:
         return bool(self._admins)
 
-    def caller(self, headers: Headers) -> Caller | None:
+    def caller(self, headers: Headers) -> ApiCaller | None:
         """None: no such key."""
         given = [value for name, value in headers if name == b"authorization"]
         named = [value for name, value in headers if name in _KEY_HEADERS]
@@ -64,7 +64,7 @@ class Keys:
         is_admin = sum([hmac.compare_digest(digest, known) for known in self._admins])
         if not is_tenant and not is_admin:
             return None
-        return Caller(tenant=digest, admin=bool(is_admin), by_bearer=by_bearer)
+        return ApiCaller(tenant=digest, admin=bool(is_admin), by_bearer=by_bearer)
 
 
 def _key_of(value: bytes, headers: Headers) -> tuple[bytes, bool]:

@@ -19,7 +19,7 @@ PER_TURN: Final = 4
 """Each takes up to a millisecond: parsing headers and a small body, or copying 128 KiB some five times."""
 
 
-class Turnstile:
+class RequestPacing:
     def __init__(self, per_turn: int = PER_TURN) -> None:
         self._per_turn = per_turn
         self._left = per_turn
@@ -56,7 +56,7 @@ class Paced:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._turnstile = Turnstile()
+        self._turnstile = RequestPacing()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

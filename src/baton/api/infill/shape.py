@@ -14,7 +14,7 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, completion_job, cut_around_gap, require_fill_in, require_may_fit
 from baton.api.generate.shape import Events, Put, Shape
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.api.infill.fields import INFILL
 from baton.api.translate import translated
 from baton.protocol.request import FinishReason
@@ -34,7 +34,7 @@ class InfillShape(Shape):
         self._truncated = False
         self._fields: list[str] = []
 
-    def job(self, body: Json, caller: Caller) -> Job:
+    def job(self, body: Json, caller: ApiCaller) -> Job:
         marks = require_fill_in(self.front, "input_suffix")
         predict = -1 if body.get("n_predict") is None else body["n_predict"]
         warms = type(predict) is int and predict == 0

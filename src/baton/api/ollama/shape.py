@@ -20,7 +20,7 @@ from baton.api.generate.options import ChatBody
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job, completion_job
 from baton.api.generate.shape import Events, NothingToGenerate, Put, Shape
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.api.http.json_body import parse_object, read_body
 from baton.api.ollama.fields import OPTIONS, chat_body, generate_body, model_name
 from baton.protocol.request import FinishReason
@@ -48,7 +48,7 @@ class OllamaShape(Shape):
         return self._line(self.content(piece.text, piece.reasoning, calls), self._end(piece, usage))
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
-        return Lines(self, generation, put)
+        return NdjsonLines(self, generation, put)
 
     def line(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> bytes:
         return line(self._line(self.content(text, thinking, calls), {"done": False}))
@@ -82,10 +82,10 @@ class OllamaShape(Shape):
         }
 
 
-class ChatShape(OllamaShape):
+class OllamaChatShape(OllamaShape):
     kind = "ollama.chat"
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         asked = chat_body(self.front, body)
         self.named(body)
         if asked is None:
@@ -104,7 +104,7 @@ class ChatShape(OllamaShape):
 class GenerateShape(OllamaShape):
     kind = "ollama.generate"
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         asked = generate_body(self.front, body)
         self.named(body)
         if asked is None:
@@ -116,7 +116,7 @@ class GenerateShape(OllamaShape):
         return {"response": text, **({"thinking": thinking} if thinking else {})}
 
 
-class Lines:
+class NdjsonLines:
     """Text and reasoning as they come; a call when something else follows it or the answer ends, because its arguments are an
     object here. A call that was cut off is not sent: a client would run it."""
 

@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from baton.api.errors import bad
 from baton.api.fields import Fields, expect, shown, whole_number
-from baton.api.limits import Range
+from baton.api.limits import FieldRange
 from baton.protocol.repetition import COUNT_MAX, PATTERN_TOKENS_MAX, STOP_ON_REPETITION, RepetitionStop
 
 _DETECTION: Final = {
-    "max_pattern_size": Range(0, PATTERN_TOKENS_MAX),  # 0: off, as in vLLM
-    "min_pattern_size": Range(0, PATTERN_TOKENS_MAX),  # 0 is 1
-    "min_count": Range(2, COUNT_MAX),
+    "max_pattern_size": FieldRange(0, PATTERN_TOKENS_MAX),  # 0: off, as in vLLM
+    "min_pattern_size": FieldRange(0, PATTERN_TOKENS_MAX),  # 0 is 1
+    "min_count": FieldRange(2, COUNT_MAX),
 }
 
 

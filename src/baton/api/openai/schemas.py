@@ -17,7 +17,7 @@ from baton.api.config import ApiConfig, ServedModel
 from baton.api.errors import ApiError, bad, too_long
 from baton.api.fields import Fields, checked_token_ids, expect, shown
 from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt, StreamOptions
-from baton.api.generate.thinking import Thinking, read_thinking
+from baton.api.generate.thinking import ThinkingOptions, read_thinking
 from baton.api.generate.tools import Tools, read_tools
 from baton.api.limits import RANGES
 from baton.api.openai.known_fields import (
@@ -133,7 +133,7 @@ class Schema:
             raise bad(f"prompt has {len(value)} prompts and at most {most} are allowed", "prompt")
         return tuple(self._prompt(entry, f"prompt[{index}]", cut) for index, entry in enumerate(value))
 
-    def thinking(self, fields: Fields) -> tuple[Thinking, Mapping[str, Any] | None]:
+    def thinking(self, fields: Fields) -> tuple[ThinkingOptions, Mapping[str, Any] | None]:
         """What is said of thinking, and what the template is told besides the chat."""
         value = fields.raw("chat_template_kwargs")
         if value is not None and not isinstance(value, dict):

@@ -12,7 +12,7 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job, completion_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.generate.usage import usage_json
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.api.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import ToolCallDelta
@@ -88,7 +88,7 @@ class ChatShape(OpenAIShape):
     object_chunk = "chat.completion.chunk"
     renders = True
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         return chat_job(self.front, self.front.schema.chat(body), caller)
 
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class CompletionShape(OpenAIShape):
     kind = "text_completion"
     object_chunk = "text_completion"
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         return completion_job(self.front, self.front.schema.completion(body), caller)
 
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from baton.protocol.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedGrammar:
     field: str
     grammar: Grammar
     part: str = ""
@@ -34,7 +34,7 @@ class Asked:
         return f"{self.field}.{self.part}" if self.part else self.field
 
 
-def grammar_of(fields: Fields, limits: Limits) -> Asked | None:
+def grammar_of(fields: Fields, limits: Limits) -> RequestedGrammar | None:
     asked = [*_top_level(fields, limits), *_structured_outputs(fields, limits), *_response_format(fields)]
     if len(asked) > 1 and any(one.grammar != asked[0].grammar for one in asked):
         raise bad(f"{asked[0].place} and {asked[1].place} each constrain the answer: give one of them", asked[1].field)
@@ -47,7 +47,7 @@ def grammar_of_format(value: Any, limits: Limits) -> Grammar | None:
     return asked[0].grammar if asked else None
 
 
-def _top_level(fields: Fields, limits: Limits) -> Iterator[Asked]:
+def _top_level(fields: Fields, limits: Limits) -> Iterator[RequestedGrammar]:
     for name, kind in _TOP_LEVEL.items():
         value = fields.raw(name)
         if value is not None and value != "":
@@ -72,7 +72,7 @@ CONSTRAINTS: Final = (*_TOP_LEVEL, "structured_outputs", "response_format")
 """All fields that are read here."""
 
 
-def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[Asked]:
+def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[RequestedGrammar]:
     kinds = ("json", "regex", "choice", "grammar", "json_object")
     value = fields.object("structured_outputs", (*kinds, "structural_tag", "whitespace_pattern", *_BACKEND_SETTINGS))
     if value is None:
@@ -83,21 +83,21 @@ def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[Asked]:
     for kind in kinds:
         if value.get(kind) is not None:
             for asked in _of_kind(kind, value[kind], f"structured_outputs.{kind}", limits):
-                yield Asked("structured_outputs", asked.grammar, kind)
+                yield RequestedGrammar("structured_outputs", asked.grammar, kind)
 
 
 _BACKEND_SETTINGS: Final = ("disable_fallback", "_backend", "_backend_was_auto")
 """Of vLLM: they change no answer."""
 
 
-def _response_format(fields: Fields) -> Iterator[Asked]:
+def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
     name = "response_format"
     value = fields.object(name, ("type", "json_schema", "schema"))
     if value is None:
         return
     kind = value.get("type")
     if kind == "json_object" and value.get("schema") is None:
-        yield Asked(name, Grammar("json_object"))
+        yield RequestedGrammar(name, Grammar("json_object"))
     elif kind == "json_object":
         yield _json(value["schema"], name, f"{name}.schema")
     elif kind == "json_schema":
@@ -114,28 +114,28 @@ def _response_format(fields: Fields) -> Iterator[Asked]:
         raise bad(f"{name}.type must be text, json_object or json_schema, not {told}", name)
 
 
-def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[Asked]:
+def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[RequestedGrammar]:
     match kind:
         case "json":
             yield _json(value, place, place)
         case "json_object":
             if expect(bool, value, place):
-                yield Asked(place, Grammar("json_object"))
+                yield RequestedGrammar(place, Grammar("json_object"))
         case "choice":
-            yield Asked(place, Grammar("choice", _choices(value, place, limits)))
+            yield RequestedGrammar(place, Grammar("choice", _choices(value, place, limits)))
         case "regex":
-            yield Asked(place, Grammar("regex", _text(value, place)))
+            yield RequestedGrammar(place, Grammar("regex", _text(value, place)))
         case _:
             text = _text(value, place)
-            yield Asked(place, Grammar("gbnf" if "::=" in text else "lark", text))
+            yield RequestedGrammar(place, Grammar("gbnf" if "::=" in text else "lark", text))
 
 
-def _json(value: Any, field: str, place: str) -> Asked:
+def _json(value: Any, field: str, place: str) -> RequestedGrammar:
     """A schema, or a text that holds one. What the text holds is found out where it is compiled."""
     if isinstance(value, str):
-        return Asked(field, Grammar("json_schema", _text(value, place)))
+        return RequestedGrammar(field, Grammar("json_schema", _text(value, place)))
     if isinstance(value, dict):
-        return Asked(field, Grammar("json_schema", json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
+        return RequestedGrammar(field, Grammar("json_schema", json.dumps(value, ensure_ascii=False, separators=(",", ":"))))
     raise bad(f"{place} must be a JSON schema, not {shown(value)}", field)
 
 

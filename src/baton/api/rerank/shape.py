@@ -13,13 +13,13 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, embedding_job, within_total
 from baton.api.generate.shape import Events, Put, Shape, require_vectors
-from baton.api.http.auth import Caller
-from baton.api.limits import Range
+from baton.api.http.auth import ApiCaller
+from baton.api.limits import FieldRange
 from baton.api.rerank.fields import COHERE, RERANK, SCORE
 from baton.api.rerank.pairs import Cuts, Pair, Scorer, scorer_of
 from baton.api.translate import Table, translated
 
-_COUNT: Final = Range(1, 2**31 - 1)
+_COUNT: Final = FieldRange(1, 2**31 - 1)
 COHERE_DOCUMENT_TOKENS: Final = 4096
 
 
@@ -39,7 +39,7 @@ class PairShape(Shape):
     def cuts(self, body: dict[str, Any]) -> Cuts:
         return Cuts(self.front, _truncation(body))
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         settings = translated(body, self.table)
         self.front.schema.require_model(body.get("model"))
         self._scorer = scorer = scorer_of(self.front, _text(body.get("instruction"), "instruction", optional=True))

@@ -92,7 +92,7 @@ FindItem = Callable[[str], Json | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ResponsesRequest:
     chat: ChatBody
     conversation: list[Json]
     "What was said until now, without instructions: what the next request goes on with."
@@ -103,7 +103,7 @@ class Asked:
     "By the name of a tool that the model sees: namespace and name."
 
 
-def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
+def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> ResponsesRequest:
     asked = translated(body, RESPONSES)
     store = expect(bool, True if body.get("store") is None else body["store"], "store")
     stored = StoredItems(front.responses, tenant, front.limits.body_bytes)
@@ -123,7 +123,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Asked:
     left_out = [*tools.left_out, *unused_of_text(body), *_compaction(body.get("context_management"))]
     chat = also_ignored(chat, left_out, front.config.unknown_fields)
     refuse_two_formats(body, asked[THEIRS], front.limits)
-    return Asked(chat, conversation, store, _summary(body.get("reasoning")), tools.namespaces)
+    return ResponsesRequest(chat, conversation, store, _summary(body.get("reasoning")), tools.namespaces)
 
 
 def _compaction(value: Any) -> Iterator[str]:

@@ -29,10 +29,10 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.generate.usage import preemptions_json
-from baton.api.http.auth import Caller
+from baton.api.http.auth import ApiCaller
 from baton.api.limits import Limits
 from baton.api.openai.logprobs import chat_logprobs
-from baton.api.responses.fields import THEIRS, Asked, responses_body
+from baton.api.responses.fields import THEIRS, ResponsesRequest, responses_body
 from baton.api.responses.store import RESPONSE_PREFIX, Item, OutputItems, Stored, input_items, text_part
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta, join_parts
@@ -46,13 +46,13 @@ class ResponseShape(Shape):
 
     def __init__(self, front: Front) -> None:
         super().__init__(front)
-        self._asked: Asked | None = None
+        self._asked: ResponsesRequest | None = None
         self._echoed: dict[str, Any] = {}
         self._tenant = b""
         self._events: ResponseEvents | None = None
         self.items = OutputItems(self.id)
 
-    def job(self, body: dict[str, Any], caller: Caller) -> Job:
+    def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         self._tenant = caller.tenant
         self._asked = responses_body(self.front, body, caller.tenant)
         self._echoed = _echoed(body, self._asked, self.front.limits)
@@ -62,7 +62,7 @@ class ResponseShape(Shape):
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         piece = pieces[0]
         output: list[Item] = []
-        rows = Rows(self.front.tokenizer)
+        rows = OutputRows(self.front.tokenizer)
         rows.add(piece)
         cut = piece.known_finish is not FinishReason.STOP
         for place, part in enumerate(piece.parts or [Content("")]):  # an empty answer is a message without text
@@ -139,7 +139,7 @@ _METADATA_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class _EventNames:
     """How events call a kind of block."""
 
     text: str
@@ -149,10 +149,10 @@ class _Words:
 
 
 _WORDS: Final = {
-    "text": _Words("response.output_text", "response.content_part", "content_index"),
-    "reasoning": _Words("response.reasoning_text", "response.content_part", "content_index"),
-    "summary": _Words("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
-    "call": _Words("response.function_call_arguments"),
+    "text": _EventNames("response.output_text", "response.content_part", "content_index"),
+    "reasoning": _EventNames("response.reasoning_text", "response.content_part", "content_index"),
+    "summary": _EventNames("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
+    "call": _EventNames("response.function_call_arguments"),
 }
 
 
@@ -168,7 +168,7 @@ class ResponseEvents:
         "Items that are done."
         self._open: list[Part] = []
         "Parts of the item that is open."
-        self._rows = Rows(shape.front.tokenizer)
+        self._rows = OutputRows(shape.front.tokenizer)
         self._logprobs: list[Any] = []
         "Of the item that is open."
         self._frame: tuple[bytes, bytes] | None = None
@@ -256,7 +256,7 @@ class ResponseEvents:
     def _tell(self, content: dict[str, Any]) -> None:
         self._put(named_event({**content, "sequence_number": self.next_number()}))
 
-    def _words(self, kind: BlockKind) -> _Words:
+    def _words(self, kind: BlockKind) -> _EventNames:
         return _WORDS["summary" if kind == "reasoning" and self._shape.items.summary else kind]
 
     def _delta(self, part: Part, logprobs: list[Any]) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def _joined(parts: list[Part], kind: BlockKind) -> Part:
     return joined[0]
 
 
-class Rows:
+class OutputRows:
     """Log-probabilities of the parts of an answer. A part takes as many rows as it has tokens; only those of text are sent."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -343,7 +343,7 @@ def _not_here() -> ApiError:
     return ApiError(404, "there is no stored response with that id", param="response_id", code="response_not_found")
 
 
-def _echoed(body: dict[str, Any], asked: Asked, limits: Limits) -> dict[str, Any]:
+def _echoed(body: dict[str, Any], asked: ResponsesRequest, limits: Limits) -> dict[str, Any]:
     """Settings that come back with the answer."""
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:

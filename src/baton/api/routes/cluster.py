@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.api.http.access import ApiRoute
-from baton.protocol.node import ClusterView
+from baton.protocol.instance import ClusterView
 
 
 def cluster_route(view: Callable[[], ClusterView]) -> ApiRoute:

@@ -26,7 +26,7 @@ from baton.config import Device, LoadFormat, Quantization
 if TYPE_CHECKING:
     from baton.cli.bench.load import LoadPlan
     from baton.cli.bench.offline import TimedLLM
-    from baton.cli.http_stream import Server
+    from baton.cli.http_stream import ServerAddress
 
 app = HelpfulTyper()
 
@@ -75,7 +75,7 @@ def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class BenchCase:
     """Which workload."""
 
     workload: Annotated[Workload, _flag("--workload", help="Kind of prompts (docs/cli.md).")] = "random"
@@ -155,9 +155,9 @@ class Target:
 
     def plan(self, seed: int) -> LoadPlan:
         from baton.cli.bench.load import LoadPlan
-        from baton.cli.http_stream import Server
+        from baton.cli.http_stream import ServerAddress
 
-        server = Server(self.url, self.api_key)
+        server = ServerAddress(self.url, self.api_key)
         return LoadPlan(
             server=server, model=self.model or first_model(server), endpoint=self.endpoint,
             usable_ids=_id_span(self.ids, self.endpoint), rate=self.rate, regular=self.regular,
@@ -166,7 +166,7 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class MachineFacts:
     """What the engine in this process is told."""
 
     device: Annotated[Device, _flag("--device", help="Compute device, as for baton serve.")] = "auto"
@@ -189,7 +189,7 @@ class Machine:
 
 @app.command(help=OFFLINE_HELP)
 @expanded
-def offline(model: ModelArgument = "smollm2", *, asked: Asked, machine: Machine, wanted: Wanted) -> None:
+def offline(model: ModelArgument = "smollm2", *, asked: BenchCase, machine: MachineFacts, wanted: Wanted) -> None:
     with complaints("bench offline"):
         asks, bounds = asked.asks(), wanted.bounds()
         llm = load_timed(model, machine, quiet=wanted.as_json)
@@ -214,7 +214,7 @@ def latency(
     ] = 5,
     seed: Annotated[int, _flag("--seed", metavar="N", help="Random seed: the same seed gives the same workload.")] = 0,
     *,
-    machine: Machine,
+    machine: MachineFacts,
     wanted: Wanted,
 ) -> None:
     with complaints("bench latency"):
@@ -228,7 +228,7 @@ def latency(
 
 @app.command(help=SERVE_HELP)
 @expanded
-def serve(*, target: Target, asked: Asked, wanted: Wanted) -> None:
+def serve(*, target: Target, asked: BenchCase, wanted: Wanted) -> None:
     with complaints("bench serve"):
         asks, bounds = asked.asks(), wanted.bounds()
         plan = target.plan(asked.seed)
@@ -277,7 +277,7 @@ def _load(plan: LoadPlan, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> t
         return asyncio.run(both())
 
 
-def first_model(server: Server) -> str:
+def first_model(server: ServerAddress) -> str:
     from baton.cli.http_stream import HttpError, get_json
 
     async def ask() -> str:
@@ -303,7 +303,7 @@ def _id_span(ids: str | None, endpoint: str) -> range:
     return range(first, last)
 
 
-def load_timed(model: str, machine: Machine, *, quiet: bool) -> TimedLLM:
+def load_timed(model: str, machine: MachineFacts, *, quiet: bool) -> TimedLLM:
     from baton.cli.run import quiet_waiting
 
     quiet_waiting()

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from baton.cli.bench.measures import Record
 from baton.cli.bench.workload import Ask
-from baton.cli.http_stream import HttpError, Server, stream_events
+from baton.cli.http_stream import HttpError, ServerAddress, stream_events
 
 DELTA_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
 """Of a chat's delta: what is made of tokens."""
@@ -33,7 +33,7 @@ DELTA_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refu
 class LoadPlan:
     """How the workload is sent."""
 
-    server: Server
+    server: ServerAddress
     model: str
     endpoint: Literal["completions", "chat"] = "completions"
     usable_ids: Sequence[int] = ()

@@ -1,11 +1,12 @@
-"""When to look at which trip: a heap whose outdated entries are skipped, never more than twice as many as trips."""
+"""When to look at which routed request: a heap whose outdated entries are skipped, never more than twice as many as routed
+requests."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.ids import Instant
 
 
@@ -13,22 +14,22 @@ class Alarms:
     __slots__ = ("_heap", "_numbers", "armed")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Instant, int, Trip]] = []
+        self._heap: list[tuple[Instant, int, RoutedRequest]] = []
         self._numbers = count()
         self.armed = 0
-        "Trips that have an alarm."
+        "Routed requests that have an alarm."
 
-    def set(self, trip: Trip, at: Instant) -> None:
-        if trip.alarm == at:
+    def set(self, routed: RoutedRequest, at: Instant) -> None:
+        if routed.alarm == at:
             return
-        self.armed += trip.alarm is None
-        trip.alarm = at
-        heappush(self._heap, (at, next(self._numbers), trip))
+        self.armed += routed.alarm is None
+        routed.alarm = at
+        heappush(self._heap, (at, next(self._numbers), routed))
         self._sweep()
 
-    def clear(self, trip: Trip) -> None:
-        self.armed -= trip.alarm is not None
-        trip.alarm = None
+    def clear(self, routed: RoutedRequest) -> None:
+        self.armed -= routed.alarm is not None
+        routed.alarm = None
         self._sweep()
 
     def _sweep(self) -> None:
@@ -37,14 +38,14 @@ class Alarms:
             self._heap = list(live.values())
             heapify(self._heap)
 
-    def due(self, now: Instant) -> list[Trip]:
+    def due(self, now: Instant) -> list[RoutedRequest]:
         """Those whose time has come. They have no alarm until it is set again."""
-        found: list[Trip] = []
+        found: list[RoutedRequest] = []
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].alarm != self._heap[0][0]):
-            at, _, trip = heappop(self._heap)
-            if trip.alarm == at:
-                self.clear(trip)
-                found.append(trip)
+            at, _, routed = heappop(self._heap)
+            if routed.alarm == at:
+                self.clear(routed)
+                found.append(routed)
         return found
 
     def next_deadline(self) -> Instant | None:

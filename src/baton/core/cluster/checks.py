@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import TO_COMPUTE, Coordinator
-from baton.core.cluster.handoff_table import TripState
+from baton.core.cluster.handoff_table import RequestState
 from baton.core.cluster.roster import STEPS
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.errors import InvariantBroken
 
 LEGS = {
-    TripState.QUEUED: (False, False),
-    TripState.RESERVING: (True, True),
-    TripState.PREFILLING: (True, True),
-    TripState.SERVING: (True, False),
+    RequestState.QUEUED: (False, False),
+    RequestState.RESERVING: (True, True),
+    RequestState.PREFILLING: (True, True),
+    RequestState.SERVING: (True, False),
 }
-"""Has it a home, has it a prefill instance? In HANDING the latter may be gone."""
+"""Has it a decode instance, has it a prefill instance? In HANDING the latter may be gone."""
 
 
 def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
@@ -23,59 +23,64 @@ def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
     if wrong := coordinator.line.check():
         raise InvariantBroken("; ".join(wrong), invariant=25)
     queued = 0
-    for trip in coordinator.trips.values():
-        _check_trip(trip)
-        queued += trip.state is TripState.QUEUED
+    for routed in coordinator.routed_requests.values():
+        _check_trip(routed)
+        queued += routed.state is RequestState.QUEUED
     if queued != len(coordinator.line):
-        raise InvariantBroken(f"{queued} trips are queued, {len(coordinator.line)} are in line", invariant=25)
-    if coordinator.clocks.alarms.armed != len(coordinator.trips):
-        raise InvariantBroken(f"{coordinator.clocks.alarms.armed} alarms for {len(coordinator.trips)} trips", invariant=41)
-    if len(coordinator.trips) > config.requests_open_max:
-        raise InvariantBroken(f"{len(coordinator.trips)} requests are open", invariant=49)
+        raise InvariantBroken(f"{queued} requests are queued, {len(coordinator.line)} are in the queue", invariant=25)
+    if coordinator.clocks.alarms.armed != len(coordinator.routed_requests):
+        raise InvariantBroken(
+            f"{coordinator.clocks.alarms.armed} alarms for {len(coordinator.routed_requests)} requests", invariant=41
+        )
+    if len(coordinator.routed_requests) > config.requests_open_max:
+        raise InvariantBroken(f"{len(coordinator.routed_requests)} requests are open", invariant=49)
     _check_members(config, coordinator)
 
 
-def _check_trip(trip: Trip) -> None:
-    if trip.state is TripState.DONE or not trip.open:
-        raise InvariantBroken(f"{trip!r} is over and not forgotten", invariant=22)
-    if trip.alarm is None or trip.alarm > trip.deadline:
-        raise InvariantBroken(f"{trip!r} has no deadline", invariant=41)
-    legs = (trip.home is not None, trip.prefill is not None)
-    if trip.state is TripState.HANDING:
-        if trip.home is None:
-            raise InvariantBroken(f"{trip!r} has no home", invariant=36)
-    elif legs != LEGS[trip.state]:
-        raise InvariantBroken(f"{trip!r} has the wrong legs", invariant=36)
-    if trip.home is not None and trip.home is trip.prefill:
-        raise InvariantBroken(f"{trip!r} is handed to the instance that has it", invariant=36)
-    if any(index not in trip.open for index in trip.withdrawn):
-        raise InvariantBroken(f"{trip!r} waits for the end of something that has ended", invariant=22)
+def _check_trip(routed: RoutedRequest) -> None:
+    if routed.state is RequestState.DONE or not routed.open:
+        raise InvariantBroken(f"{routed!r} is over and not forgotten", invariant=22)
+    if routed.alarm is None or routed.alarm > routed.deadline:
+        raise InvariantBroken(f"{routed!r} has no deadline", invariant=41)
+    assigned = (routed.decoder is not None, routed.prefill is not None)
+    if routed.state is RequestState.HANDING:
+        if routed.decoder is None:
+            raise InvariantBroken(f"{routed!r} has no home", invariant=36)
+    elif assigned != LEGS[routed.state]:
+        raise InvariantBroken(f"{routed!r} has the wrong legs", invariant=36)
+    if routed.decoder is not None and routed.decoder is routed.prefill:
+        raise InvariantBroken(f"{routed!r} is handed to the instance that has it", invariant=36)
+    if any(index not in routed.open for index in routed.withdrawn):
+        raise InvariantBroken(f"{routed!r} waits for the end of something that has ended", invariant=22)
 
 
 def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
-    """43: what an instance has of a trip is the present attempt, and nobody else answers it."""
-    homes: dict[int, int] = {}
+    """43: what an instance has of a routed request is the present attempt, and nobody else answers it."""
+    decoders: dict[int, int] = {}
     prompts: dict[int, int] = {}
     tokens: dict[int, int] = {}
-    legs: dict[int, int] = {}
-    for trip in coordinator.trips.values():
-        for member in (trip.home, trip.prefill):
-            if member is None:
+    assigned: dict[int, int] = {}
+    for routed in coordinator.routed_requests.values():
+        for instance in (routed.decoder, routed.prefill):
+            if instance is None:
                 continue
-            if coordinator.membership.members.get(member.session) is not member or trip.id not in member.legs:
-                raise InvariantBroken(f"{trip!r} is at an instance that does not know of it", invariant=43)
-            legs[member.number] = legs.get(member.number, 0) + 1
-        if trip.home is not None:
-            homes[trip.home.number] = homes.get(trip.home.number, 0) + len(trip.open)
-        if trip.prefill is not None and trip.state in TO_COMPUTE:
-            prompts[trip.prefill.number] = prompts.get(trip.prefill.number, 0) + 1
-            tokens[trip.prefill.number] = tokens.get(trip.prefill.number, 0) + trip.prompt_tokens
-    for member in coordinator.membership.members.values():
-        counted = (len(member.legs), member.sequences, member.prompts, member.prompt_tokens)
-        found = tuple(each.get(member.number, 0) for each in (legs, homes, prompts, tokens))
+            if coordinator.membership.instances.get(instance.session) is not instance or routed.id not in instance.assigned:
+                raise InvariantBroken(f"{routed!r} is at an instance that does not know of it", invariant=43)
+            assigned[instance.number] = assigned.get(instance.number, 0) + 1
+        if routed.decoder is not None:
+            decoders[routed.decoder.number] = decoders.get(routed.decoder.number, 0) + len(routed.open)
+        if routed.prefill is not None and routed.state in TO_COMPUTE:
+            prompts[routed.prefill.number] = prompts.get(routed.prefill.number, 0) + 1
+            tokens[routed.prefill.number] = tokens.get(routed.prefill.number, 0) + routed.prompt_tokens
+    for instance in coordinator.membership.instances.values():
+        counted = (len(instance.assigned), instance.sequences, instance.prompts, instance.prompt_tokens)
+        found = tuple(each.get(instance.number, 0) for each in (assigned, decoders, prompts, tokens))
         if counted != found:
-            raise InvariantBroken(f"{member!r} counts {counted}, its trips are {found}", invariant=43)
-        if any(trip not in member.legs for trip in member.overdrawn) or len(member.overdrawn) > config.overdrawn_max:
-            raise InvariantBroken(f"{member!r}: {len(member.overdrawn)} wait there", invariant=49)
-        if member.prompts > 1 + config.waiting_prompts_max and member.prompt_tokens > STEPS * member.hello.step_tokens:
-            raise InvariantBroken(f"{member!r} has {member.prompts} prompts before it", invariant=49)
+            raise InvariantBroken(f"{instance!r} counts {counted}, its requests are {found}", invariant=43)
+        if (
+            any(routed not in instance.assigned for routed in instance.over_capacity)
+            or len(instance.over_capacity) > config.overdrawn_max
+        ):
+            raise InvariantBroken(f"{instance!r}: {len(instance.over_capacity)} wait there", invariant=49)
+        if instance.prompts > 1 + config.waiting_prompts_max and instance.prompt_tokens > STEPS * instance.hello.step_tokens:
+            raise InvariantBroken(f"{instance!r} has {instance.prompts} prompts before it", invariant=49)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from baton.core.cluster.member import Member
+from baton.core.cluster.cluster_instance import ClusterInstance
 
 
 class Choice(NamedTuple):
-    home: Member
-    prefill: Member | None
-    "None: home does all of it."
+    decoder: ClusterInstance
+    prefill: ClusterInstance | None
+    "None: decode instance does all of it."
     uncached: int
-    "Tokens to compute, by prefill or by home."
+    "Tokens to compute, by prefill or by decode instance."
     blocks: int
-    "That home needs to begin."
+    "That decode instance needs to begin."
     waits: bool
     "There is no room yet."
 
 
-class Shortage(Enum):
+class ClusterShortage(Enum):
     """Why a request is placed nowhere."""
 
     NOBODY = "nobody"
@@ -38,7 +38,8 @@ class Shortage(Enum):
 
 
 class Roles(NamedTuple):
-    """Whom to choose a home from, and whether prompts may be handed over. Where one kind is missing, the other does all."""
+    """Whom to choose a decode instance from, and whether prompts may be handed over. Where one kind is missing, the other does
+    all."""
 
     tiers: tuple[tuple[str, ...], ...]
     "Roles, the preferred ones first."
@@ -54,9 +55,9 @@ class Census(NamedTuple):
 
     roles: Roles
     settled: int
-    "Homes that it does not avoid, and that are not lost again and again."
+    "Decode instances that it does not avoid, and that are not lost again and again."
     inhibited: int
-    "Homes that it does not avoid, and that are."
+    "Decode instances that it does not avoid, and that are."
     decodes: int
     "Decode instances among the better kind of those."
     prefills: int

@@ -1,4 +1,5 @@
-"""How long a trip may stay as it is. Every state has a deadline; a trip has one alarm, for the first thing that is due.
+"""How long a routed request may stay as it is. Every state has a deadline; a routed request has one alarm, for the first thing
+that is due.
 
     QUEUED      queue_seconds_max; no_instance_seconds while no instance works
     RESERVING   reserve_seconds_max
@@ -15,12 +16,12 @@ from typing import Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.alarms import Alarms
-from baton.core.cluster.handoff_table import TripFact, TripState
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.handoff_table import RequestFact, RequestState
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.ids import Instant
 
-BEGUN: Final = (TripState.PREFILLING, TripState.HANDING, TripState.SERVING)
-"""An instance works on it. Who comes back in line from there begins to wait anew."""
+BEGUN: Final = (RequestState.PREFILLING, RequestState.HANDING, RequestState.SERVING)
+"""An instance works on it. Who comes back in the queue from there begins to wait anew."""
 
 
 class Clocks:
@@ -32,50 +33,50 @@ class Clocks:
         self.nobody_since: Instant | None = None
         "Since when no instance works. None: some do."
 
-    def set(self, trip: Trip, before: TripState, fact: TripFact, now: Instant) -> None:
+    def set(self, routed: RoutedRequest, before: RequestState, fact: RequestFact, now: Instant) -> None:
         """A state begins, or something new was computed in it."""
-        config, begins = self._config, trip.state is not before
-        match trip.state:
-            case TripState.RESERVING:
-                trip.deadline = Instant(now + config.reserve_seconds_max)
-            case TripState.PREFILLING:
+        config, begins = self._config, routed.state is not before
+        match routed.state:
+            case RequestState.RESERVING:
+                routed.deadline = Instant(now + config.reserve_seconds_max)
+            case RequestState.PREFILLING:
                 if begins:
-                    self.renewed(trip, now)
-                if begins or fact is TripFact.OFFERED:
-                    trip.deadline = Instant(now + config.prefill_seconds_max)
-            case TripState.HANDING:
+                    self.renewed(routed, now)
+                if begins or fact is RequestFact.OFFERED:
+                    routed.deadline = Instant(now + config.prefill_seconds_max)
+            case RequestState.HANDING:
                 if begins:
-                    trip.deadline = Instant(now + config.handing_seconds_max)
-            case TripState.SERVING:
-                self.heard(trip, now)
-        if trip.state is not TripState.PREFILLING:
-            trip.renew_at = None
+                    routed.deadline = Instant(now + config.handing_seconds_max)
+            case RequestState.SERVING:
+                self.heard(routed, now)
+        if routed.state is not RequestState.PREFILLING:
+            routed.renew_at = None
         if before in BEGUN:
-            trip.queued_at = now
-        if not trip.withdrawn:
-            trip.withdraw_by = None
+            routed.queued_at = now
+        if not routed.withdrawn:
+            routed.withdraw_by = None
 
-    def renewed(self, trip: Trip, now: Instant) -> None:
+    def renewed(self, routed: RoutedRequest, now: Instant) -> None:
         """Decode keeps its room for the whole lease from now on."""
-        trip.renew_at = Instant(now + self._config.lease_seconds / 2)
+        routed.renew_at = Instant(now + self._config.lease_seconds / 2)
 
-    def heard(self, trip: Trip, now: Instant) -> None:
-        trip.mark = trip.progress
-        trip.deadline = Instant(now + self._config.silence_seconds_max)
+    def heard(self, routed: RoutedRequest, now: Instant) -> None:
+        routed.mark = routed.progress
+        routed.deadline = Instant(now + self._config.silence_seconds_max)
 
-    def arm(self, trip: Trip) -> None:
-        if trip.state is TripState.DONE:
+    def arm(self, routed: RoutedRequest) -> None:
+        if routed.state is RequestState.DONE:
             return
-        if trip.state is TripState.QUEUED:
-            trip.deadline = self._queue_deadline(trip)
-        at = trip.deadline
-        for other in (trip.renew_at, trip.timeout_at, trip.withdraw_by):
+        if routed.state is RequestState.QUEUED:
+            routed.deadline = self._queue_deadline(routed)
+        at = routed.deadline
+        for other in (routed.renew_at, routed.timeout_at, routed.withdraw_by):
             if other is not None and other < at:
                 at = other
-        self.alarms.set(trip, at)
+        self.alarms.set(routed, at)
 
-    def _queue_deadline(self, trip: Trip) -> Instant:
-        deadline = trip.queued_at + self._config.queue_seconds_max
+    def _queue_deadline(self, routed: RoutedRequest) -> Instant:
+        deadline = routed.queued_at + self._config.queue_seconds_max
         if self.nobody_since is not None:
-            deadline = min(deadline, max(self.nobody_since, trip.queued_at) + self._config.no_instance_seconds)
+            deadline = min(deadline, max(self.nobody_since, routed.queued_at) + self._config.no_instance_seconds)
         return Instant(deadline)

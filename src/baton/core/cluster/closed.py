@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton.core.cluster.member import Member
+from baton.core.cluster.cluster_instance import ClusterInstance
 
 NEVER_CLOSED = 2**62
 
@@ -25,27 +25,28 @@ class Closed:
         "Likewise, but for instances with these names."
 
     def close(self, roles: Iterable[str], tokens: int, but: tuple[str, ...] = ()) -> None:
-        homes = self._others.setdefault(but, {}) if but else self._homes
+        decoders = self._others.setdefault(but, {}) if but else self._homes
         for role in roles:
-            homes[role] = min(tokens, homes.get(role, NEVER_CLOSED))
+            decoders[role] = min(tokens, decoders.get(role, NEVER_CLOSED))
 
     def close_prefills(self, tokens: int, but: tuple[str, ...] = ()) -> None:
         self._prefills[but] = min(tokens, self._prefills.get(but, NEVER_CLOSED))
 
-    def is_closed(self, member: Member) -> bool:
-        role, capacity = member.hello.role, member.capacity
+    def is_closed(self, instance: ClusterInstance) -> bool:
+        role, capacity = instance.hello.role, instance.capacity
         if self._homes.get(role, NEVER_CLOSED) <= capacity:
             return True
         if not self._others:
             return False
         return any(
-            homes.get(role, NEVER_CLOSED) <= capacity and member.name not in names for names, homes in self._others.items()
+            decoders.get(role, NEVER_CLOSED) <= capacity and instance.name not in names
+            for names, decoders in self._others.items()
         )
 
-    def is_closed_prefill(self, member: Member) -> bool:
+    def is_closed_prefill(self, instance: ClusterInstance) -> bool:
         if not self._prefills:
             return False
-        return any(tokens <= member.capacity and member.name not in names for names, tokens in self._prefills.items())
+        return any(tokens <= instance.capacity and instance.name not in names for names, tokens in self._prefills.items())
 
     def closes_all(self, role: str, smallest: int | None) -> bool:
         """Is every instance of that role closed? `smallest`: the capacity of the smallest. None: there are none."""

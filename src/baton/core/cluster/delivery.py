@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.events import Deliver
-from baton.core.cluster.handoff_table import TripFact, TripState
-from baton.core.cluster.member import Member
+from baton.core.cluster.handoff_table import RequestFact, RequestState
 from baton.core.cluster.placement import Placement
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.delivery.take import LogprobRow, begun_by, sift
 from baton.protocol.ids import RequestId
 from baton.protocol.output import RETRYABLE, Emit, Ended, TokenRow, tokens_of
@@ -27,17 +27,17 @@ class Delivery:
         self._coordinator = coordinator
         self._placement = placement
 
-    def take(self, member: Member, emit: Emit) -> bool:
+    def take(self, instance: ClusterInstance, emit: Emit) -> bool:
         """Has something ended, so that others may have a chance?"""
         if emit.ended or emit.logprobs:
-            return self._sift(member, emit)
-        trips, legs, rows = self._coordinator.trips, member.legs, iter(emit.tokens)
+            return self._sift(instance, emit)
+        routed_requests, assigned, rows = self._coordinator.routed_requests, instance.assigned, iter(emit.tokens)
         try:
             for row in rows:
                 request, attempt, index, position, tokens = row
-                trip = trips[request]
-                told = trip.open[index]
-                if position != len(told) or attempt != trip.attempt or request not in legs:
+                routed = routed_requests[request]
+                told = routed.open[index]
+                if position != len(told) or attempt != routed.attempt or request not in assigned:
                     break
                 if type(tokens) is int:
                     told.append(tokens)
@@ -48,102 +48,112 @@ class Delivery:
                 return False
         except KeyError:  # of a request or a sequence that is over
             pass
-        return self._sift_rest(member, emit, row, rows)
+        return self._sift_rest(instance, emit, row, rows)
 
-    def _sift_rest(self, member: Member, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
+    def _sift_rest(self, instance: ClusterInstance, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
         """From the first row on that is not the next one of anything."""
         rest = [row, *rows]
         fresh = emit.tokens[: len(emit.tokens) - len(rest)]
-        broken: dict[RequestId, Trip] = {}
-        fresh += [taken for row in rest if (taken := self._taken(member, row, broken)) is not None]
+        broken: dict[RequestId, RoutedRequest] = {}
+        fresh += [taken for row in rest if (taken := self._taken(instance, row, broken)) is not None]
         if fresh:
             self._coordinator.effects.append(Deliver(Emit(fresh, [], begun=begun_by(fresh, emit.begun))))
-        self._break(broken, member)
+        self._break(broken, instance)
         return bool(broken)
 
-    def _sift(self, member: Member, emit: Emit) -> bool:
-        broken: dict[RequestId, Trip] = {}
-        touched: dict[RequestId, Trip] = {}
+    def _sift(self, instance: ClusterInstance, emit: Emit) -> bool:
+        broken: dict[RequestId, RoutedRequest] = {}
+        touched: dict[RequestId, RoutedRequest] = {}
         sifted = sift(
             emit,
-            self._prompts_owed(member, emit.logprobs),
-            lambda row: self._taken(member, row, broken),
-            lambda ended: self._end(member, ended, broken, touched),
+            self._prompts_owed(instance, emit.logprobs),
+            lambda row: self._taken(instance, row, broken),
+            lambda ended: self._end(instance, ended, broken, touched),
         )
         if sifted.tokens or sifted.ended or sifted.logprobs:
             self._coordinator.effects.append(Deliver(emit if sifted == emit else sifted))
-        for trip in touched.values():
-            self._after_end(trip, broken)
-        self._break(broken, member)
+        for routed in touched.values():
+            self._after_end(routed, broken)
+        self._break(broken, instance)
         return bool(touched or broken)
 
-    def _taken(self, member: Member, row: TokenRow, broken: dict[RequestId, Trip]) -> TokenRow | None:
+    def _taken(self, instance: ClusterInstance, row: TokenRow, broken: dict[RequestId, RoutedRequest]) -> TokenRow | None:
         """The row from the first position on that its client does not have. None: there is nothing new in it."""
-        trip = self._leg(member, row[0], row[1])
-        if trip is not None and trip.misses(row):
-            broken[trip.id] = trip
+        routed = self._leg(instance, row[0], row[1])
+        if routed is not None and routed.misses(row):
+            broken[routed.id] = routed
             return None
-        taken = None if trip is None else trip.take(row)
+        taken = None if routed is None else routed.take(row)
         self._coordinator.stats.stale_rows += taken is None
         return taken
 
-    def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
-        """The trip, if this instance has the present attempt of it."""
-        trip = self._coordinator.trips.get(request)
-        return trip if trip is not None and attempt == trip.attempt and member in (trip.home, trip.prefill) else None
+    def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
+        """The routed request, if this instance has the present attempt of it."""
+        routed = self._coordinator.routed_requests.get(request)
+        return (
+            routed
+            if routed is not None and attempt == routed.attempt and instance in (routed.decoder, routed.prefill)
+            else None
+        )
 
-    def _prompts_owed(self, member: Member, rows: list[LogprobRow]) -> dict[RequestId, bool]:
+    def _prompts_owed(self, instance: ClusterInstance, rows: list[LogprobRow]) -> dict[RequestId, bool]:
         """Whose prompt is still to be told, before the tokens of this emit are."""
         owed = {}
         for request, _, row in rows:
             if row.prompt and request not in owed:
-                trip = self._coordinator.trips.get(request)
-                owed[request] = trip is not None and trip.prompt_owed and member in (trip.home, trip.prefill)
+                routed = self._coordinator.routed_requests.get(request)
+                owed[request] = routed is not None and routed.prompt_owed and instance in (routed.decoder, routed.prefill)
         return owed
 
     # Ends
 
-    def _end(self, member: Member, ended: Ended, broken: dict[RequestId, Trip], touched: dict[RequestId, Trip]) -> Ended | None:
+    def _end(
+        self,
+        instance: ClusterInstance,
+        ended: Ended,
+        broken: dict[RequestId, RoutedRequest],
+        touched: dict[RequestId, RoutedRequest],
+    ) -> Ended | None:
         """None: it is not told to the client, or not like this."""
-        trip = self._leg(member, ended.request, ended.attempt)
-        if trip is None or ended.index not in trip.open:
+        routed = self._leg(instance, ended.request, ended.attempt)
+        if routed is None or ended.index not in routed.open:
             self._coordinator.stats.stale_rows += 1
             return None
-        if trip.id in broken or not self._is_an_end(member, trip, ended):
-            broken[trip.id] = trip
+        if routed.id in broken or not self._is_an_end(instance, routed, ended):
+            broken[routed.id] = routed
             return None
-        touched[trip.id] = trip
-        if member is trip.home and len(trip.open[ended.index]) >= member.hello.ready.block_size:
-            self._placement.remember(member, trip, (*trip.request.prompt, *trip.open[ended.index]))
-        self._coordinator.sequence_over(trip, ended.index)
-        return trip.end_as_told(ended)
+        touched[routed.id] = routed
+        if instance is routed.decoder and len(routed.open[ended.index]) >= instance.hello.ready.block_size:
+            self._placement.remember(instance, routed, (*routed.request.prompt, *routed.open[ended.index]))
+        self._coordinator.sequence_over(routed, ended.index)
+        return routed.end_as_told(ended)
 
     @staticmethod
-    def _is_an_end(member: Member, trip: Trip, ended: Ended) -> bool:
+    def _is_an_end(instance: ClusterInstance, routed: RoutedRequest, ended: Ended) -> bool:
         """False: another instance can go on with it."""
         if ended.error in RETRYABLE:
             return False
-        asked, told = ended.index in trip.withdrawn, len(trip.open[ended.index])
+        asked, told = ended.index in routed.withdrawn, len(routed.open[ended.index])
         if ended.output_tokens > told:  # some of them never came
             return False
         match ended.reason:
             case FinishReason.ABORT:
                 return asked
             case FinishReason.TIMEOUT:
-                return asked or trip.request.timeout_seconds is not None
+                return asked or routed.request.timeout_seconds is not None
             case FinishReason.LENGTH:
-                return member is trip.home or told >= trip.request.sampling.max_tokens
+                return instance is routed.decoder or told >= routed.request.sampling.max_tokens
         return True
 
-    def _after_end(self, trip: Trip, broken: dict[RequestId, Trip]) -> None:
-        if trip.id in broken:
+    def _after_end(self, routed: RoutedRequest, broken: dict[RequestId, RoutedRequest]) -> None:
+        if routed.id in broken:
             return
-        if not trip.open:
-            self._coordinator.advance(trip, TripFact.ENDED)
-        elif trip.state is not TripState.SERVING:  # whom the hand-off was about; the others are begun anew
-            self._coordinator.advance(trip, TripFact.LEADER_OVER)
+        if not routed.open:
+            self._coordinator.advance(routed, RequestFact.ENDED)
+        elif routed.state is not RequestState.SERVING:  # whom the hand-off was about; the others are begun anew
+            self._coordinator.advance(routed, RequestFact.LEADER_OVER)
 
-    def _break(self, broken: dict[RequestId, Trip], member: Member) -> None:
+    def _break(self, broken: dict[RequestId, RoutedRequest], instance: ClusterInstance) -> None:
         """One that was told to stop ends what it still has when its time is over (core/engine/service_mode.py)."""
-        for trip in broken.values():
-            self._coordinator.break_leg(trip, member, leaves=member.mode != "serving")
+        for routed in broken.values():
+            self._coordinator.break_leg(routed, instance, leaves=instance.mode != "serving")

@@ -7,13 +7,13 @@ an instance that it may try again, for one that was lost and may come back.
 
 from __future__ import annotations
 
-from baton.core.cluster.choice import Choice, Shortage
+from baton.core.cluster.choice import Choice, ClusterShortage
 from baton.core.cluster.closed import Closed
+from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.coordinator import Coordinator
-from baton.core.cluster.line import Lane
-from baton.core.cluster.member import Member
 from baton.core.cluster.placement import Placement
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.request_queue import QueueLane
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import Refused
@@ -56,96 +56,96 @@ class Dispatch:
         if roster.has_open("decode"):
             line.wake(lambda key: self._decode_has(key, with_room=True))
         lanes = dict.fromkeys(line.lanes(prefill=roster.prefill_has_room or roster.has_open("mixed")))
-        aside: list[tuple[Lane, Trip]] = []
+        aside: list[tuple[QueueLane, RoutedRequest]] = []
         while lanes:
-            heads = [(trip.order, lane, trip) for lane in lanes if (trip := line.head(lane)) is not None]
+            heads = [(routed.order, lane, routed) for lane in lanes if (routed := line.head(lane)) is not None]
             if not heads:
                 break
-            _, lane, trip = min(heads)
-            if not self._look_at(trip, lane, closed):
-                if self._exceptions(trip):  # others in this lane may have what it cannot
-                    line.set_aside(lane, trip)
-                    aside.append((lane, trip))
+            _, lane, routed = min(heads)
+            if not self._look_at(routed, lane, closed):
+                if self._exceptions(routed):  # others in this lane may have what it cannot
+                    line.set_aside(lane, routed)
+                    aside.append((lane, routed))
                 else:
                     del lanes[lane]
                 if all(closed.closes_all(role, roster.smallest(role)) for role in ROLES):
                     break
             roster.refresh(self._coordinator.now)
-        for lane, trip in aside:
-            line.put_back(lane, [trip])
+        for lane, routed in aside:
+            line.put_back(lane, [routed])
 
-    def _look_at(self, trip: Trip, lane: Lane, closed: Closed) -> bool:
+    def _look_at(self, routed: RoutedRequest, lane: QueueLane, closed: Closed) -> bool:
         """False: it waits where it is, for room."""
         line, now = self._coordinator.line, self._coordinator.now
-        match found := self._placement.place(trip, now, closed):
+        match found := self._placement.place(routed, now, closed):
             case Choice():
-                self._place(trip, found)
-            case Shortage.ROOM:
-                self._retry(trip)
-                census = self._placement.census(trip, now)
+                self._place(routed, found)
+            case ClusterShortage.ROOM:
+                self._retry(routed)
+                census = self._placement.census(routed, now)
                 if census is not None:
-                    closed.close(census.roles.all, trip.tokens_max, self._exceptions(trip))
+                    closed.close(census.roles.all, routed.tokens_max, self._exceptions(routed))
                 return False
-            case Shortage.PREFILL:
-                self._retry(trip)
-                closed.close_prefills(trip.tokens + 1, self._exceptions(trip))
+            case ClusterShortage.PREFILL:
+                self._retry(routed)
+                closed.close_prefills(routed.tokens + 1, self._exceptions(routed))
                 if lane.kind == "prefill":
                     return False
-                needed = self._placement.depth_to_stay(trip.tokens, self._placement.block_size)
-                line.wait_for_prefill(trip, needed, lambda key: self._decode_has(key, with_room=False))
-            case Shortage.NEVER:
-                lost = Refused("worker_gone") if trip.waited_for_lost else None
-                self._coordinator.turn_away(trip, trip.refused or lost or self.never_fits(trip.tokens_max))
-            case Shortage.LOST:
-                trip.waited_for_lost = True
-                line.park(trip, self._coordinator.membership.lost_could(trip.tokens_max, trip.unfit, now))
-            case Shortage.AVOIDED:
-                line.park(trip, min((until for until in trip.avoided.values() if until > now), default=None))
-            case Shortage.NOBODY:
-                line.park(trip, None)
+                needed = self._placement.depth_to_stay(routed.tokens, self._placement.block_size)
+                line.wait_for_prefill(routed, needed, lambda key: self._decode_has(key, with_room=False))
+            case ClusterShortage.NEVER:
+                lost = Refused("worker_gone") if routed.waited_for_lost else None
+                self._coordinator.turn_away(routed, routed.refused or lost or self.never_fits(routed.tokens_max))
+            case ClusterShortage.LOST:
+                routed.waited_for_lost = True
+                line.park(routed, self._coordinator.membership.lost_could(routed.tokens_max, routed.unfit, now))
+            case ClusterShortage.AVOIDED:
+                line.park(routed, min((until for until in routed.avoided.values() if until > now), default=None))
+            case ClusterShortage.NOBODY:
+                line.park(routed, None)
         return True
 
     def _decode_has(self, key: BlockKey, *, with_room: bool) -> bool:
         """Has a decode instance this block? `with_room`: and perhaps room for one more request."""
-        members = self._placement.roster.members
-        places = [members[number].place for number in self._placement.index.holders(key) if _decodes(members.get(number))]
+        instances = self._placement.roster.instances
+        places = [instances[number].place for number in self._placement.index.holders(key) if _decodes(instances.get(number))]
         if not with_room:
             return bool(places)
         return any(place is not None and (place.waits or place.blocks > 0) for place in places)
 
-    def _retry(self, trip: Trip) -> None:
+    def _retry(self, routed: RoutedRequest) -> None:
         """It waits for room where it may go now. What it avoids may have room all the time, and then nothing else leads to a
         pass when the time of that is over."""
         now = self._coordinator.now
-        self._retry_at += [until for until in trip.avoided.values() if until > now]
+        self._retry_at += [until for until in routed.avoided.values() if until > now]
 
-    def _exceptions(self, trip: Trip) -> tuple[str, ...]:
+    def _exceptions(self, routed: RoutedRequest) -> tuple[str, ...]:
         """Instances that are here and that it cannot have now."""
-        names = trip.exceptions(self._coordinator.now)
-        return tuple(member.name for member in self._coordinator.membership.named(names)) if names else ()
+        names = routed.exceptions(self._coordinator.now)
+        return tuple(instance.name for instance in self._coordinator.membership.named(names)) if names else ()
 
     def never_fits(self, tokens: int) -> Refused:
         """With the numbers of the largest instance."""
-        ready = [member.hello.ready for member in self._coordinator.membership.members.values()]
+        ready = [instance.hello.ready for instance in self._coordinator.membership.instances.values()]
         size = ready[0].block_size
         limit = min(max(each.blocks for each in ready), max(each.context_tokens for each in ready) // size or 2**31)
         return Refused("never_fits", -(-(tokens - 1) // size), limit)
 
-    def _place(self, trip: Trip, choice: Choice) -> None:
-        if trip.identity not in (None, choice.home.hello.ready.identity) and not trip.untouched:
-            self._coordinator.break_off(trip, "worker_gone", OTHER_WEIGHTS)
+    def _place(self, routed: RoutedRequest, choice: Choice) -> None:
+        if routed.identity not in (None, choice.decoder.hello.ready.identity) and not routed.untouched:
+            self._coordinator.break_off(routed, "worker_gone", OTHER_WEIGHTS)
         else:
-            self._coordinator.place(trip, choice)
+            self._coordinator.place(routed, choice)
 
     def _note_nobody(self) -> None:
-        """Whether there is anybody decides how long those in line wait. One that is paused on purpose comes back."""
+        """Whether there is anybody decides how long those in the queue wait. One that is paused on purpose comes back."""
         coordinator = self._coordinator
         nobody = not self._placement.roster.any_usable and not coordinator.membership.all_paused
         if nobody != (coordinator.clocks.nobody_since is not None):
             coordinator.clocks.nobody_since = coordinator.now if nobody else None
-            for trip in coordinator.line.trips():
-                coordinator.clocks.arm(trip)
+            for routed in coordinator.line.routed_requests():
+                coordinator.clocks.arm(routed)
 
 
-def _decodes(member: Member | None) -> bool:
-    return member is not None and member.hello.role == "decode"
+def _decodes(instance: ClusterInstance | None) -> bool:
+    return instance is not None and instance.hello.role == "decode"

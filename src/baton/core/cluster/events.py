@@ -7,28 +7,28 @@ from typing import NewType
 from msgspec import Struct
 
 from baton.protocol.control import AbortRequest, InstanceStats, RefusedRequest
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.output import Emit, EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 Session = NewType("Session", int)
 """One connection of one instance. Never reused: what comes from an earlier one is not heard."""
 
-FromInstance = Emit | RefusedRequest | Expecting | Offer | AskRelease | Released | Adopted | Beat | InstanceStats
-ToInstance = GenerateRequest | AbortRequest | Expect | Prefill | PeerOffer | AskRelease | Released | Forget
+FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats
+ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Release | Released | Forget
 
 # Events
 
 
-class Arrive(Struct, frozen=True):
-    """A client's request. Turned away at once (TurnAway) or owed an end for each of its sequences."""
+class SubmitRequest(Struct, frozen=True):
+    """A client's request. Turned away at once (RejectRequest) or owed an end for each of its sequences."""
 
     request: GenerateRequest
 
 
-class Withdraw(Struct, frozen=True):
+class WithdrawRequest(Struct, frozen=True):
     """The client is gone, or a stop string was seen: one sequence, or all. Its end is told like any other."""
 
     request: RequestId
@@ -36,14 +36,14 @@ class Withdraw(Struct, frozen=True):
     reason: FinishReason = FinishReason.ABORT
 
 
-class Join(Struct, frozen=True):
+class InstanceJoined(Struct, frozen=True):
     """An instance has opened a session. One of the same name that was there before is gone."""
 
     session: Session
-    hello: NodeHello
+    hello: InstanceHello
 
 
-class Part(Struct, frozen=True):
+class InstanceLeft(Struct, frozen=True):
     """The session is over; nothing more comes from it."""
 
     session: Session
@@ -52,18 +52,18 @@ class Part(Struct, frozen=True):
     "It comes back at once, with other weights: nothing was lost."
 
 
-class Say(Struct, frozen=True):
+class InstanceMessage(Struct, frozen=True):
     """An instance says something. Whatever it is, it lives."""
 
     session: Session
     message: FromInstance
 
 
-class CloseDoor(Struct, frozen=True):
+class StopAdmission(Struct, frozen=True):
     """No new requests from now on; those that are open may finish."""
 
 
-class Tick(Struct, frozen=True):
+class RouterTick(Struct, frozen=True):
     """Time has passed: look at the deadlines."""
 
 
@@ -75,12 +75,22 @@ class Resumed(Struct, frozen=True):
     """The router itself was stalled for a while: no instance is to blame for a silence in that time."""
 
 
-ClusterEvent = Arrive | Withdraw | Join | Part | Say | CloseDoor | Tick | RunPass | Resumed
+ClusterEvent = (
+    SubmitRequest
+    | WithdrawRequest
+    | InstanceJoined
+    | InstanceLeft
+    | InstanceMessage
+    | StopAdmission
+    | RouterTick
+    | RunPass
+    | Resumed
+)
 
 # Effects
 
 
-class Tell(Struct, frozen=True):
+class SendToInstance(Struct, frozen=True):
     """Send this, in this order. A session that is over: nothing happens, Part has been or will be told."""
 
     session: Session
@@ -93,7 +103,7 @@ class Deliver(Struct, frozen=True):
     emit: Emit
 
 
-class TurnAway(Struct, frozen=True):
+class RejectRequest(Struct, frozen=True):
     """The request was not begun, and is over."""
 
     request: RequestId
@@ -102,7 +112,7 @@ class TurnAway(Struct, frozen=True):
     "When it may be worth trying again."
 
 
-class BreakOff(Struct, frozen=True):
+class FailRequest(Struct, frozen=True):
     """The request was begun and cannot go on: its sequences that have not ended end with this error."""
 
     request: RequestId
@@ -110,7 +120,7 @@ class BreakOff(Struct, frozen=True):
     detail: str
 
 
-class HangUp(Struct, frozen=True):
+class CloseSession(Struct, frozen=True):
     """End the session: its instance is given up, or does not fit. Part need not be told."""
 
     session: Session
@@ -121,4 +131,4 @@ class SchedulePass(Struct, frozen=True):
     """Send a RunPass once the events that are here already are handled. However many they are, there is one pass."""
 
 
-ClusterEffect = SchedulePass | Tell | Deliver | TurnAway | BreakOff | HangUp
+ClusterEffect = SchedulePass | SendToInstance | Deliver | RejectRequest | FailRequest | CloseSession

@@ -1,4 +1,4 @@
-"""A request's trip through the cluster, as data. The picture in docs/internals/handoff.md is drawn from it.
+"""A request's routed request through the cluster, as data. The picture in docs/internals/handoff.md is drawn from it.
 
 QUEUED      at the router; no instance has it                     -> placed: RESERVING (a pair) or SERVING (one instance)
 RESERVING   decode was asked to keep room                         -> PREFILLING when it does
@@ -7,7 +7,7 @@ HANDING     decode copies the rest, and asks for the release      -> SERVING whe
 SERVING     one instance has it for good                          -> DONE at its last end
 DONE        nobody is owed anything, nobody has anything
 
-`home` is the instance that answers the request: decode of a pair, or the one that does it all. `NEXT` is the program: the
+`decoder` is the instance that answers the request: decode of a pair, or the one that does it all. `NEXT` is the program: the
 coordinator (core/cluster/coordinator.py) carries its actions out. A pair that is neither there nor in `LATE` cannot happen.
 """
 
@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Final
 
 
-class TripState(Enum):
+class RequestState(Enum):
     QUEUED = "queued"
     RESERVING = "reserving"
     PREFILLING = "prefilling"
@@ -26,16 +26,16 @@ class TripState(Enum):
     DONE = "done"
 
 
-class TripFact(Enum):
+class RequestFact(Enum):
     """What happened. Facts that an instance tells are of the present attempt, and from the instance that may tell them: the
     coordinator lets no other through."""
 
     PLACED_WHOLE = "placed whole"
     PLACED_PAIR = "placed on a pair"
     RESERVED = "reserved"
-    "Home keeps room."
+    "Decode instance keeps room."
     REFUSED = "refused"
-    "Home or prefill does not take it."
+    "Decode instance or prefill does not take it."
     OFFERED = "offered"
     "Some of the prompt is computed."
     PREFILLED = "prefilled"
@@ -43,7 +43,7 @@ class TripFact(Enum):
     ASKED = "release asked"
     RELEASED = "released"
     ADOPTED = "adopted"
-    "Home goes on by itself, with what it has."
+    "Decode instance goes on by itself, with what it has."
     PREFILL_LOST = "prefill lost"
     HOME_LOST = "home lost"
     BROKEN = "broken"
@@ -58,27 +58,27 @@ class TripFact(Enum):
     "The router ends it: withdrawn, timed out, turned away, broken off."
 
 
-class TripAction(Enum):
+class RequestAction(Enum):
     SEND = "send"
-    "The whole request, to home."
+    "The whole request, to decode instance."
     EXPECT = "expect"
     PREFILL = "prefill"
     PASS_OFFER = "pass offer"
     PASS_ASK = "pass question"
     PASS_RELEASE = "pass release"
     DENY_RELEASE = "deny release"
-    "Tell home that its copy is not to be trusted."
+    "Tell the decode instance that its copy is not to be trusted."
     FORGET_PREFILL = "forget prefill"
     FORGET_HOME = "forget home"
     COUNT_LOSS = "count loss"
     REQUEUE = "requeue"
-    "Next attempt, old place in line."
+    "Next attempt, old place in the queue."
 
 
-S, F, A = TripState, TripFact, TripAction
+S, F, A = RequestState, RequestFact, RequestAction
 _BOTH: Final = (A.FORGET_PREFILL, A.FORGET_HOME)
 
-NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, ...]]]] = {
+NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[RequestAction, ...]]]] = {
     (S.QUEUED, F.PLACED_WHOLE): (S.SERVING, (A.SEND,)),
     (S.QUEUED, F.PLACED_PAIR): (S.RESERVING, (A.EXPECT,)),
     (S.QUEUED, F.CLOSED): (S.DONE, ()),
@@ -95,7 +95,7 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.PREFILLING, F.REFUSED): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.OFFERED): (S.PREFILLING, (A.PASS_OFFER,)),
     (S.PREFILLING, F.PREFILLED): (S.HANDING, (A.PASS_OFFER,)),
-    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # home cannot copy: it computes all of it
+    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # decode instance cannot copy: it computes all of it
     (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
@@ -108,7 +108,7 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
     (S.HANDING, F.ASKED): (S.HANDING, (A.PASS_ASK,)),
     (S.HANDING, F.RELEASED): (S.HANDING, (A.PASS_RELEASE,)),
     (S.HANDING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),
-    (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # home has the first token, and computes the rest
+    (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # decode instance has the first token, and computes the rest
     (S.HANDING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
@@ -126,7 +126,7 @@ NEXT: Final[dict[tuple[TripState, TripFact], tuple[TripState, tuple[TripAction, 
 HANDED_OFF: Final = (S.RESERVING, S.PREFILLING, S.HANDING)
 """A hand-off is under way."""
 
-OUTCOMES: Final[dict[TripFact, str]] = {
+OUTCOMES: Final[dict[RequestFact, str]] = {
     F.ADOPTED: "adopted",
     F.REFUSED: "refused",
     F.PREFILL_LOST: "prefill_lost",
@@ -142,7 +142,7 @@ OUTCOMES: Final[dict[TripFact, str]] = {
 TOLD: Final = (F.RESERVED, F.REFUSED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)
 """Facts that an instance tells in so many words. One that is repeated, or comes when it means nothing, changes nothing."""
 
-LATE: Final[frozenset[tuple[TripState, TripFact]]] = frozenset(
+LATE: Final[frozenset[tuple[RequestState, RequestFact]]] = frozenset(
     {
         *((S.RESERVING, fact) for fact in (F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)),
         *((S.PREFILLING, fact) for fact in (F.ASKED, F.RELEASED)),
@@ -155,7 +155,7 @@ LATE: Final[frozenset[tuple[TripState, TripFact]]] = frozenset(
 
 def draw() -> str:
     """The table as a mermaid state diagram: one arrow for each pair of states, with the facts that lead along it."""
-    arrows: dict[tuple[TripState, TripState], list[str]] = {}
+    arrows: dict[tuple[RequestState, RequestState], list[str]] = {}
     for (state, fact), (after, _) in NEXT.items():
         if after is not state:
             arrows.setdefault((state, after), []).append(fact.value)

@@ -1,7 +1,8 @@
-"""What instances say, as facts of the trip's table. One of an attempt that is over, or from an instance that has no part in
+"""What instances say, as facts of the routed request's table. One of an attempt that is over, or from an instance that has no
+part in
 it, is counted and changes nothing.
 
-A hearer answers whether requests in line may have a better chance now.
+A hearer answers whether requests in the queue may have a better chance now.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from baton.config import RouterConfig
+from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.coordinator import Coordinator
-from baton.core.cluster.handoff_table import TripFact, TripState
-from baton.core.cluster.member import Member
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.handoff_table import RequestFact, RequestState
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.withdrawal import Withdrawal
 from baton.protocol.control import InstanceStats, RefusedRequest
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 
 NEVER: Final = ("never_fits", "never_planned", "never_queued")
 NO_ROOM: Final = ("no_room", "queue_full", "queue_tokens_full")
@@ -35,118 +36,119 @@ class Reports:
         self._withdrawal = withdrawal
         self._coordinator = coordinator
         self._stats = coordinator.stats
-        self.hearers: dict[type[Any], Callable[[Member, Any], bool]] = {
-            Beat: self._on_beat,
+        self.hearers: dict[type[Any], Callable[[ClusterInstance, Any], bool]] = {
+            Heartbeat: self._on_beat,
             InstanceStats: self._on_stats,
             RefusedRequest: self._on_refused,
-            Expecting: self._on_expecting,
+            Reserved: self._on_expecting,
             Offer: self._on_offer,
-            AskRelease: self._on_ask,
+            Release: self._on_ask,
             Released: self._on_released,
             Adopted: self._on_adopted,
         }
 
-    def _on_beat(self, member: Member, beat: Beat) -> bool:
+    def _on_beat(self, instance: ClusterInstance, beat: Heartbeat) -> bool:
         now = self._coordinator.now
-        has_room = self._coordinator.membership.on_beat(member, beat, now)
+        has_room = self._coordinator.membership.on_beat(instance, beat, now)
         for request in beat.preempted:
-            if (trip := self._coordinator.trip_at(member, request)) is not None:
-                trip.preempted[member.name] = Instant(now + self._config.preempted_seconds)
+            if (routed := self._coordinator.trip_at(instance, request)) is not None:
+                routed.preempted[instance.name] = Instant(now + self._config.preempted_seconds)
         return has_room
 
-    def _on_stats(self, member: Member, stats: InstanceStats) -> bool:
-        changed = member.mode != stats.mode
+    def _on_stats(self, instance: ClusterInstance, stats: InstanceStats) -> bool:
+        changed = instance.mode != stats.mode
         if changed:
-            self._coordinator.membership.set_mode(member, stats.mode)
+            self._coordinator.membership.set_mode(instance, stats.mode)
         return changed
 
-    def _on_refused(self, member: Member, message: RefusedRequest) -> bool:
-        trip = self._leg(member, message.request, message.attempt)
-        if trip is None:
+    def _on_refused(self, instance: ClusterInstance, message: RefusedRequest) -> bool:
+        routed = self._leg(instance, message.request, message.attempt)
+        if routed is None:
             return False
         refused, now = message.refused, self._coordinator.now
         self._stats.refused[refused.reason] += 1
         until = Instant(now + self._config.again_seconds)
         if refused.reason in NEVER:
-            trip.unfit[member.name] = None
-            trip.refused = refused
+            routed.unfit[instance.name] = None
+            routed.refused = refused
         elif refused.reason in NO_ROOM:
-            trip.short[member.name] = member.beat
-            member.short_for = True
+            routed.short[instance.name] = instance.beat
+            instance.short_for = True
         else:
-            trip.avoid(member.name, until, now)
+            routed.avoid(instance.name, until, now)
         if refused.reason in NOT_NOW:
-            member.held_until = until
-            self._coordinator.membership.roster.touch(member)
-        self._coordinator.advance(trip, TripFact.REFUSED)
+            instance.held_until = until
+            self._coordinator.membership.roster.touch(instance)
+        self._coordinator.advance(routed, RequestFact.REFUSED)
         return True
 
-    def _on_expecting(self, member: Member, message: Expecting) -> bool:
-        return self._told_by_home(member, message.request, message.attempt, TripFact.RESERVED)
+    def _on_expecting(self, instance: ClusterInstance, message: Reserved) -> bool:
+        return self._told_by_home(instance, message.request, message.attempt, RequestFact.RESERVED)
 
-    def _on_ask(self, member: Member, message: AskRelease) -> bool:
-        return self._told_by_home(member, message.request, message.attempt, TripFact.ASKED)
+    def _on_ask(self, instance: ClusterInstance, message: Release) -> bool:
+        return self._told_by_home(instance, message.request, message.attempt, RequestFact.ASKED)
 
-    def _on_adopted(self, member: Member, message: Adopted) -> bool:
-        trip = self._coordinator.trip_at(member, message.request)
-        early = trip is not None and trip.state is TripState.PREFILLING and trip.prompt_owed
-        if trip is not None and member is trip.home and message.attempt == trip.attempt:
-            self._note_copy(trip, member, message)
+    def _on_adopted(self, instance: ClusterInstance, message: Adopted) -> bool:
+        routed = self._coordinator.trip_at(instance, message.request)
+        early = routed is not None and routed.state is RequestState.PREFILLING and routed.prompt_owed
+        if routed is not None and instance is routed.decoder and message.attempt == routed.attempt:
+            self._note_copy(routed, instance, message)
             if early:
-                self._coordinator.break_leg(trip, member)  # nobody would tell what the model thought of the prompt
+                self._coordinator.break_leg(routed, instance)  # nobody would tell what the model thought of the prompt
                 return True
-        return self._told_by_home(member, message.request, message.attempt, TripFact.ADOPTED)
+        return self._told_by_home(instance, message.request, message.attempt, RequestFact.ADOPTED)
 
-    def _note_copy(self, trip: Trip, home: Member, message: Adopted) -> None:
-        """All was offered to home, and it goes on: has its prompt come? Of which less than half has was computed in vain."""
-        source = trip.source
-        if trip.state is not TripState.HANDING or source is None:
+    def _note_copy(self, routed: RoutedRequest, decoder: ClusterInstance, message: Adopted) -> None:
+        """All was offered to decode instance, and it goes on: has its prompt come? Of which less than half has was computed in
+        vain."""
+        source = routed.source
+        if routed.state is not RequestState.HANDING or source is None:
             return
-        trip.copied = 2 * message.tokens >= trip.tokens - 1
-        if source not in self._coordinator.membership.members:
+        routed.copied = 2 * message.tokens >= routed.tokens - 1
+        if source not in self._coordinator.membership.instances:
             return
-        if trip.copied:
-            home.paths.came(source)
-        elif not trip.denied and home.paths.in_vain(source, self._coordinator.now, message.fault):
+        if routed.copied:
+            decoder.paths.came(source)
+        elif not routed.denied and decoder.paths.in_vain(source, self._coordinator.now, message.fault):
             self._stats.paths_given_up += 1
-        self._coordinator.membership.note_paths(home)
+        self._coordinator.membership.note_paths(decoder)
 
-    def _on_offer(self, member: Member, offer: Offer) -> bool:
-        trip = self._leg(member, offer.request, offer.attempt)
-        if trip is None or member is not trip.prefill:
+    def _on_offer(self, instance: ClusterInstance, offer: Offer) -> bool:
+        routed = self._leg(instance, offer.request, offer.attempt)
+        if routed is None or instance is not routed.prefill:
             return False
-        if not offer.last or trip.state is not TripState.PREFILLING:
-            self._coordinator.advance(trip, TripFact.PREFILLED if offer.last else TripFact.OFFERED, offer)
+        if not offer.last or routed.state is not RequestState.PREFILLING:
+            self._coordinator.advance(routed, RequestFact.PREFILLED if offer.last else RequestFact.OFFERED, offer)
             return False
-        if len(trip.open[trip.leader]) <= trip.base:
-            self._coordinator.break_leg(trip, member)  # its token has not come
+        if len(routed.open[routed.leader]) <= routed.base:
+            self._coordinator.break_leg(routed, instance)  # its token has not come
             return True
-        if trip.usage is None:
-            trip.led = trip.leader
-            trip.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
-        if trip.withdrawn:  # that was waited for
-            self._withdrawal.end(trip, list(trip.withdrawn.items()))
+        if routed.usage is None:
+            routed.led = routed.leader
+            routed.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
+        if routed.withdrawn:  # that was waited for
+            self._withdrawal.end(routed, list(routed.withdrawn.items()))
         else:
-            self._coordinator.advance(trip, TripFact.PREFILLED, offer)
+            self._coordinator.advance(routed, RequestFact.PREFILLED, offer)
         return True
 
-    def _on_released(self, member: Member, message: Released) -> bool:
-        trip = self._leg(member, message.request, message.attempt)
-        if trip is not None and member is trip.prefill:
-            self._coordinator.advance(trip, TripFact.RELEASED, message)
+    def _on_released(self, instance: ClusterInstance, message: Released) -> bool:
+        routed = self._leg(instance, message.request, message.attempt)
+        if routed is not None and instance is routed.prefill:
+            self._coordinator.advance(routed, RequestFact.RELEASED, message)
         return False
 
-    def _told_by_home(self, member: Member, request: RequestId, attempt: int, fact: TripFact) -> bool:
-        trip = self._leg(member, request, attempt)
-        if trip is None or member is not trip.home:
+    def _told_by_home(self, instance: ClusterInstance, request: RequestId, attempt: int, fact: RequestFact) -> bool:
+        routed = self._leg(instance, request, attempt)
+        if routed is None or instance is not routed.decoder:
             return False
-        self._coordinator.advance(trip, fact)
-        return trip.state is TripState.QUEUED
+        self._coordinator.advance(routed, fact)
+        return routed.state is RequestState.QUEUED
 
-    def _leg(self, member: Member, request: RequestId, attempt: int) -> Trip | None:
-        """The trip, if this instance has the present attempt of it."""
-        trip = self._coordinator.trip_at(member, request)
-        if trip is not None and trip.attempt == attempt:
-            return trip
+    def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
+        """The routed request, if this instance has the present attempt of it."""
+        routed = self._coordinator.trip_at(instance, request)
+        if routed is not None and routed.attempt == attempt:
+            return routed
         self._stats.late_facts += 1
         return None

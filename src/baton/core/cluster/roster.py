@@ -5,7 +5,8 @@
     by size     how many instances could ever hold a request of so many tokens
 
 An instance is sorted in again when an event changes it (`touch`, `update`); time changes three things (silence, a hold, an
-inhibition), and `refresh` looks at those. Members are grouped by what excludes whole groups: role, whether they were lost again
+inhibition), and `refresh` looks at those. Instances are grouped by what excludes whole groups: role, whether they were lost
+again
 and again (`settled`), and whether a request may wait there without room.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from baton.config import RouterConfig
-from baton.core.cluster.member import Entry, Member, Order, Place
+from baton.core.cluster.cluster_instance import ClusterInstance, Entry, Order, Place
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
@@ -27,8 +28,8 @@ STEPS: Final = 2
 ANY_PROMPT: Final = 2**62
 
 
-class Group:
-    """Members of one role that are interchangeable but for load and room."""
+class InstanceGroup:
+    """Instances of one role that are interchangeable but for load and room."""
 
     __slots__ = ("by_load", "by_room", "entries", "waits")
 
@@ -50,7 +51,7 @@ class Group:
         del self.entries[entry[2]]
 
     def replace(self, before: Entry, room_before: int, after: Entry, room: int) -> None:
-        """The same member. What has not changed costs nothing."""
+        """The same instance. What has not changed costs nothing."""
         if before != after:
             del self.by_load[bisect_left(self.by_load, before)]
             insort(self.by_load, after)
@@ -65,21 +66,21 @@ class Group:
 
 
 class Sizes:
-    """Members of one role, to be counted and drawn."""
+    """Instances of one role, to be counted and drawn."""
 
     __slots__ = ("by_number", "capacities")
 
     def __init__(self) -> None:
         self.capacities: list[int] = []
-        self.by_number: list[tuple[int, Member]] = []
+        self.by_number: list[tuple[int, ClusterInstance]] = []
 
-    def add(self, member: Member) -> None:
-        insort(self.capacities, member.capacity)
-        insort(self.by_number, (member.number, member))
+    def add(self, instance: ClusterInstance) -> None:
+        insort(self.capacities, instance.capacity)
+        insort(self.by_number, (instance.number, instance))
 
-    def remove(self, member: Member) -> None:
-        del self.capacities[bisect_left(self.capacities, member.capacity)]
-        del self.by_number[bisect_left(self.by_number, (member.number,))]
+    def remove(self, instance: ClusterInstance) -> None:
+        del self.capacities[bisect_left(self.capacities, instance.capacity)]
+        del self.by_number[bisect_left(self.by_number, (instance.number,))]
 
     def able(self, tokens: int) -> int:
         return len(self.capacities) - bisect_left(self.capacities, tokens)
@@ -102,7 +103,7 @@ class Roster:
         "_touched",
         "_urgent",
         "fastest",
-        "members",
+        "instances",
         "prefills",
         "usable_changed",
         "usable_version",
@@ -110,22 +111,22 @@ class Roster:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self.members: dict[int, Member] = {}
+        self.instances: dict[int, ClusterInstance] = {}
         "By number: all that are here."
-        self._groups: dict[tuple[str, bool, bool], Group] = {}
+        self._groups: dict[tuple[str, bool, bool], InstanceGroup] = {}
         "By role, settled, waits."
-        self._found: dict[tuple[tuple[str, ...], bool], list[Group]] = {}
-        "What `groups` has answered, while the same groups have members."
-        self.prefills: dict[bool, Group] = {True: Group(waits=False), False: Group(waits=False)}
+        self._found: dict[tuple[tuple[str, ...], bool], list[InstanceGroup]] = {}
+        "What `groups` has answered, while the same groups have instances."
+        self.prefills: dict[bool, InstanceGroup] = {True: InstanceGroup(waits=False), False: InstanceGroup(waits=False)}
         "By settled: those that compute prompts for others; room is in tokens."
         self._sizes: dict[tuple[str, bool], Sizes] = {}
         self._urgent: list[Order] = []
-        "`closes_at` of all members that have one."
-        self._touched: dict[int, Member] = {}
-        self._by_time: dict[int, Member] = {}
+        "`closes_at` of all instances that have one."
+        self._touched: dict[int, ClusterInstance] = {}
+        self._by_time: dict[int, ClusterInstance] = {}
         "Those that a point in time will change: held, or inhibited."
         self._suspect_at = float("inf")
-        "No usable member has been silent for too long before that. A lower bound."
+        "No usable instance has been silent for too long before that. A lower bound."
         self._now = Instant(0.0)
         self.fastest = float("inf")
         "No decode instance computes a prompt token in less time. A lower bound."
@@ -138,29 +139,29 @@ class Roster:
 
     # Changes
 
-    def join(self, member: Member) -> None:
-        self.members[member.number] = member
-        self.touch(member)
+    def join(self, instance: ClusterInstance) -> None:
+        self.instances[instance.number] = instance
+        self.touch(instance)
 
-    def leave(self, member: Member) -> None:
-        del self.members[member.number]
-        self._touched.pop(member.number, None)
-        self._by_time.pop(member.number, None)
-        self._move(member, None)
+    def leave(self, instance: ClusterInstance) -> None:
+        del self.instances[instance.number]
+        self._touched.pop(instance.number, None)
+        self._by_time.pop(instance.number, None)
+        self._move(instance, None)
         self._learn_fastest()
 
-    def touch(self, member: Member) -> None:
+    def touch(self, instance: ClusterInstance) -> None:
         """Something about it has changed: it is sorted in anew before the next look."""
-        if member.number in self.members:
-            self._touched[member.number] = member
+        if instance.number in self.instances:
+            self._touched[instance.number] = instance
 
-    def update(self, member: Member, now: Instant) -> bool:
+    def update(self, instance: ClusterInstance, now: Instant) -> bool:
         """Sort it in anew at once. Has it become more likely that it can take a request?"""
         self._now = max(self._now, now)
-        before = member.place
-        self._touched.pop(member.number, None)
-        self._sort_in(member)
-        after = member.place
+        before = instance.place
+        self._touched.pop(instance.number, None)
+        self._sort_in(instance)
+        after = instance.place
         if before is None or after is None:
             return before is not after
         return (
@@ -174,11 +175,11 @@ class Roster:
         """Bring everything up to date."""
         self._now = max(self._now, now)
         if self._by_time:
-            for member in [m for m in self._by_time.values() if max(m.held_until, m.inhibited_until) <= now]:
-                del self._by_time[member.number]
-                self.touch(member)
-            for member in [m for m in self._by_time.values() if m.held_until <= now and m.place is None]:
-                self.touch(member)
+            for instance in [m for m in self._by_time.values() if max(m.held_until, m.inhibited_until) <= now]:
+                del self._by_time[instance.number]
+                self.touch(instance)
+            for instance in [m for m in self._by_time.values() if m.held_until <= now and m.place is None]:
+                self.touch(instance)
         if self._suspect_at <= now:
             self._find_silent()
         while self._touched:
@@ -187,54 +188,54 @@ class Roster:
     def _find_silent(self) -> None:
         """A look at all, at most once in the time that an instance may be silent."""
         seconds, first = self._config.suspect_seconds, float("inf")
-        for member in self.members.values():
-            if member.place is not None:
-                if member.is_suspect(self._now, seconds):
-                    self._sort_in(member)
+        for instance in self.instances.values():
+            if instance.place is not None:
+                if instance.is_suspect(self._now, seconds):
+                    self._sort_in(instance)
                 else:
-                    first = min(first, member.heard_at)
+                    first = min(first, instance.heard_at)
         self._suspect_at = first + seconds
 
-    def _sort_in(self, member: Member) -> None:
-        config, now, held, inhibited = self._config, self._now, member.held_until, member.inhibited_until
-        seconds = member.beat.token_seconds
-        if 0 < seconds < self.fastest and member.hello.role == "decode":
+    def _sort_in(self, instance: ClusterInstance) -> None:
+        config, now, held, inhibited = self._config, self._now, instance.held_until, instance.inhibited_until
+        seconds = instance.beat.token_seconds
+        if 0 < seconds < self.fastest and instance.hello.role == "decode":
             self.fastest = seconds
         if held > now or inhibited > now:
-            self._by_time[member.number] = member
-        if held > now or member.mode != "serving" or member.is_suspect(now, config.suspect_seconds):
-            self._move(member, None)
+            self._by_time[instance.number] = instance
+        if held > now or instance.mode != "serving" or instance.is_suspect(now, config.suspect_seconds):
+            self._move(instance, None)
             return
-        suspect_at = member.heard_at + config.suspect_seconds
+        suspect_at = instance.heard_at + config.suspect_seconds
         if suspect_at < self._suspect_at:
             self._suspect_at = suspect_at
-        waits, closes_at = self._may_wait(member)
-        load = 0 if config.policy == "round_robin" else member.load
-        entry = (load, member.chosen, member.number, member)
-        self._move(member, Place(inhibited <= now, waits, entry, member.blocks_free, closes_at, self.prompt_room(member)))
+        waits, closes_at = self._may_wait(instance)
+        load = 0 if config.policy == "round_robin" else instance.load
+        entry = (load, instance.chosen, instance.number, instance)
+        self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, self.prompt_room(instance)))
 
-    def _may_wait(self, member: Member) -> tuple[bool, Order | None]:
+    def _may_wait(self, instance: ClusterInstance) -> tuple[bool, Order | None]:
         """Requests that are less urgent and wait there are no reason against one more."""
-        limit, waiting = self._config.waiting_prompts_max, member.overdrawn
+        limit, waiting = self._config.waiting_prompts_max, instance.over_capacity
         if len(waiting) >= self._config.overdrawn_max or not limit:
             return False, None
         if len(waiting) < limit:
             return True, None
         return False, sorted(waiting.values())[limit - 1]
 
-    def prompt_room(self, member: Member) -> int:
+    def prompt_room(self, instance: ClusterInstance) -> int:
         """How large a prompt may be that this instance is sent to compute for others. -1: it is sent none."""
-        if member.hello.role != "prefill" or not member.hello.peers:
+        if instance.hello.role != "prefill" or not instance.hello.peers:
             return -1
-        if member.prompts <= self._config.waiting_prompts_max:  # one is computed, and so many wait
+        if instance.prompts <= self._config.waiting_prompts_max:  # one is computed, and so many wait
             return ANY_PROMPT
-        return max(0, STEPS * member.hello.step_tokens - member.prompt_tokens)
+        return max(0, STEPS * instance.hello.step_tokens - instance.prompt_tokens)
 
-    def _move(self, member: Member, after: Place | None) -> None:
-        before, role = member.place, member.hello.role
+    def _move(self, instance: ClusterInstance, after: Place | None) -> None:
+        before, role = instance.place, instance.hello.role
         if before == after:
             return
-        member.place = after
+        instance.place = after
         if before is not None and after is not None and before.settled == after.settled and before.waits == after.waits:
             group = self._groups[role, after.settled, after.waits]
             group.replace(before.entry, before.blocks, after.entry, after.blocks)
@@ -248,7 +249,7 @@ class Roster:
                 if after.prompt_tokens >= 0:
                     self.prefills[after.settled].add(after.entry, after.prompt_tokens)
             if (None if before is None else before.settled) != (None if after is None else after.settled):
-                self._count(member, before, after)
+                self._count(instance, before, after)
         if before is not None and before.closes_at is not None:
             del self._urgent[bisect_left(self._urgent, before.closes_at)]
         if after is not None and after.closes_at is not None:
@@ -262,29 +263,31 @@ class Roster:
         if place.prompt_tokens >= 0:
             self.prefills[place.settled].remove(place.entry, place.prompt_tokens)
 
-    def _group(self, role: str, place: Place) -> Group:
-        """To add a member to."""
+    def _group(self, role: str, place: Place) -> InstanceGroup:
+        """To add a instance to."""
         key = (role, place.settled, place.waits)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(waits=place.waits)
+            group = self._groups[key] = InstanceGroup(waits=place.waits)
         if not group.by_load:
             self._found.clear()
         return group
 
-    def _count(self, member: Member, before: Place | None, after: Place | None) -> None:
-        role = member.hello.role
+    def _count(self, instance: ClusterInstance, before: Place | None, after: Place | None) -> None:
+        role = instance.hello.role
         self.usable_changed = True
         self.usable_version += 1
         self._classes = []
-        for key in (role, PEER) if role == "prefill" and member.hello.peers else (role,):
+        for key in (role, PEER) if role == "prefill" and instance.hello.peers else (role,):
             if before is not None:
-                self._sizes[key, before.settled].remove(member)
+                self._sizes[key, before.settled].remove(instance)
             if after is not None:
-                self._sizes.setdefault((key, after.settled), Sizes()).add(member)
+                self._sizes.setdefault((key, after.settled), Sizes()).add(instance)
 
     def _learn_fastest(self) -> None:
-        seconds = [m.beat.token_seconds for m in self.members.values() if m.hello.role == "decode" and m.beat.token_seconds > 0]
+        seconds = [
+            m.beat.token_seconds for m in self.instances.values() if m.hello.role == "decode" and m.beat.token_seconds > 0
+        ]
         self.fastest = min(seconds, default=float("inf"))
 
     # Questions. After `refresh`.
@@ -313,13 +316,13 @@ class Roster:
         """Requests of the same class could have the same instances."""
         return bisect_left(self.sizes(), tokens)
 
-    def numbered(self, roles: Iterable[str], *, settled: bool) -> list[list[tuple[int, Member]]]:
+    def numbered(self, roles: Iterable[str], *, settled: bool) -> list[list[tuple[int, ClusterInstance]]]:
         """Usable instances in the order in which they joined, to draw from."""
         found = [self._sizes.get((role, settled)) for role in roles]
         return [sizes.by_number for sizes in found if sizes is not None]
 
-    def groups(self, roles: tuple[str, ...], settled: bool) -> list[Group]:
-        """Those of these roles that have members."""
+    def groups(self, roles: tuple[str, ...], settled: bool) -> list[InstanceGroup]:
+        """Those of these roles that have instances."""
         found = self._found.get((roles, settled))
         if found is None:
             every = [self._groups.get((role, settled, waits)) for waits in (True, False) for role in roles]
@@ -349,17 +352,17 @@ class Roster:
         return min(times, default=None)
 
     def check(self) -> None:
-        """Is every member where it belongs? Those that were touched are sorted in before the next look."""
-        for member in self.members.values():
-            if member.number in self._touched or member.number in self._by_time or member.place is None:
+        """Is every instance where it belongs? Those that were touched are sorted in before the next look."""
+        for instance in self.instances.values():
+            if instance.number in self._touched or instance.number in self._by_time or instance.place is None:
                 continue
-            place = member.place
-            self._sort_in(member)
-            if member.place != place and not member.is_suspect(self._now, self._config.suspect_seconds):
-                raise InvariantBroken(f"{member!r} is sorted in as {place[:5]}, not as {member.place!r}", invariant=49)
+            place = instance.place
+            self._sort_in(instance)
+            if instance.place != place and not instance.is_suspect(self._now, self._config.suspect_seconds):
+                raise InvariantBroken(f"{instance!r} is sorted in as {place[:5]}, not as {instance.place!r}", invariant=49)
         sorted_in = sum(len(group.by_load) for group in self._groups.values())
         for group in (*self._groups.values(), *self.prefills.values()):
             if sorted(group.entries.values()) != group.by_load:
                 raise InvariantBroken("instances by number are not those by load", invariant=49)
-        if sorted_in != sum(member.place is not None for member in self.members.values()):
-            raise InvariantBroken(f"{sorted_in} instances are sorted in, of {len(self.members)}", invariant=49)
+        if sorted_in != sum(instance.place is not None for instance in self.instances.values()):
+            raise InvariantBroken(f"{sorted_in} instances are sorted in, of {len(self.instances)}", invariant=49)

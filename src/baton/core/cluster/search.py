@@ -16,9 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from baton.config import RouterConfig
-from baton.core.cluster.member import Entry, Member
+from baton.core.cluster.cluster_instance import ClusterInstance, Entry
 from baton.core.cluster.prefix_index import Holders, PrefixIndex
-from baton.core.cluster.roster import Group, Roster
+from baton.core.cluster.roster import InstanceGroup, Roster
 from baton.protocol.ids import BlockKey
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ FEW: Final = 64
 """So many instances are sorted by load; more of them are walked through in that order, which ends early."""
 
 Key = tuple[int, int, int]
-Accept = Callable[[Member, int], bool]
+Accept = Callable[[ClusterInstance, int], bool]
 """May this instance have the request, of which so many tokens are not cached there?"""
 Level = tuple[int, Holders | None]
 """A depth in blocks, and the instances that have at least so much. None: all."""
@@ -36,7 +36,7 @@ Level = tuple[int, Holders | None]
 
 class Candidate(NamedTuple):
     key: Key
-    member: Member
+    instance: ClusterInstance
     uncached: int
     "Tokens that it would have to compute."
 
@@ -105,7 +105,7 @@ class Search:
             return [*self._index.levels(keys), (0, None)]
         return [(next(self._index.levels(keys), (0, None))[0], None)]
 
-    def home(self, roles: tuple[str, ...], wish: Wish, *, settled: bool) -> Candidate | None:
+    def decoder(self, roles: tuple[str, ...], wish: Wish, *, settled: bool) -> Candidate | None:
         """The best instance that begins the request, or at which it may wait."""
         return self._best(self._roster.groups(roles, settled), wish)
 
@@ -125,20 +125,20 @@ class Search:
         drawn = [_at(lists, place) for place in self._rng.sample(range(total), 2)]
         return self.among([min(drawn, key=_entry)], wish)
 
-    def among(self, members: Iterable[Member], wish: Wish) -> Candidate | None:
+    def among(self, instances: Iterable[ClusterInstance], wish: Wish) -> Candidate | None:
         """The best of these, at whatever depth."""
         best: Candidate | None = None
-        for member in members:
-            if member.place is not None:
-                uncached = wish.prompt.uncached(self._index.leading(member.number, wish.prompt.keys))
-                key = self._key(member.place.entry, uncached)
-                if (best is None or key < best.key) and wish.accept(member, uncached):
-                    best = Candidate(key, member, uncached)
+        for instance in instances:
+            if instance.place is not None:
+                uncached = wish.prompt.uncached(self._index.leading(instance.number, wish.prompt.keys))
+                key = self._key(instance.place.entry, uncached)
+                if (best is None or key < best.key) and wish.accept(instance, uncached):
+                    best = Candidate(key, instance, uncached)
         return best
 
     # Depth by depth
 
-    def _best(self, groups: list[Group], wish: Wish) -> Candidate | None:
+    def _best(self, groups: list[InstanceGroup], wish: Wish) -> Candidate | None:
         if not groups or _is_full(groups, wish):
             return None
         best: Candidate | None = None
@@ -180,7 +180,7 @@ class Search:
         """The first acceptable one of these, which come by load and have to compute so much, or `best` where that is better.
         `done`: seen at a greater depth. `holders`: only these."""
         by_prefix, prompt = self.by_prefix, wish.prompt
-        for load, chosen, number, member in entries:
+        for load, chosen, number, instance in entries:
             key = (load + uncached if by_prefix else load, chosen, number)
             if best is not None and key >= best.key:
                 return best
@@ -188,15 +188,15 @@ class Search:
                 continue
             if not by_prefix and prompt.keys:
                 uncached = prompt.uncached(self._index.leading(number, prompt.keys))
-            if wish.accept(member, uncached):
-                return Candidate(key, member, uncached)
+            if wish.accept(instance, uncached):
+                return Candidate(key, instance, uncached)
         return best
 
     def _key(self, entry: Entry, uncached: int) -> Key:
         return (entry[0] + uncached if self.by_prefix else entry[0], entry[1], entry[2])
 
 
-def _is_full(groups: list[Group], wish: Wish) -> bool:
+def _is_full(groups: list[InstanceGroup], wish: Wish) -> bool:
     """No instance has room, even where most of the prompt is cached, and the request may wait at none."""
     if wish.urgent or (wish.waits and any(group.waits for group in groups)):
         return False
@@ -204,15 +204,15 @@ def _is_full(groups: list[Group], wish: Wish) -> bool:
     return most < wish.room(1) or most < wish.room(wish.prompt.uncached(wish.prompt.deepest))
 
 
-def _of(groups: list[Group], holders: Holders) -> list[Entry]:
+def _of(groups: list[InstanceGroup], holders: Holders) -> list[Entry]:
     """Those of the groups that are holders, by load."""
     return sorted([entry for group in groups for entry in map(group.entries.get, holders) if entry is not None])
 
 
-def _split(groups: list[Group], wish: Wish, uncached: int) -> tuple[list[Entry], list[Group]]:
+def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list[Entry], list[InstanceGroup]]:
     """Those with enough room where these are few, and groups to walk through where they are many."""
     few: list[Entry] = []
-    many: list[Group] = []
+    many: list[InstanceGroup] = []
     for group in groups:
         if wish.urgent or (wish.waits and group.waits):
             many.append(group)
@@ -225,23 +225,23 @@ def _split(groups: list[Group], wish: Wish, uncached: int) -> tuple[list[Entry],
     return few, many
 
 
-def _by_load(groups: list[Group], holders: Holders | None) -> Iterable[Entry]:
+def _by_load(groups: list[InstanceGroup], holders: Holders | None) -> Iterable[Entry]:
     """All of the groups. Where holders are looked for, these alone from some point on: they may be the most loaded ones."""
     entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
     return entries if holders is None else _then_holders(entries, groups, holders)
 
 
-def _then_holders(entries: Iterable[Entry], groups: list[Group], holders: Holders) -> Iterator[Entry]:
+def _then_holders(entries: Iterable[Entry], groups: list[InstanceGroup], holders: Holders) -> Iterator[Entry]:
     yield from islice(entries, len(holders))
     yield from _of(groups, holders)
 
 
-def _entry(member: Member) -> Entry:
-    assert member.place is not None
-    return member.place.entry
+def _entry(instance: ClusterInstance) -> Entry:
+    assert instance.place is not None
+    return instance.place.entry
 
 
-def _at(lists: list[list[tuple[int, Member]]], place: int) -> Member:
+def _at(lists: list[list[tuple[int, ClusterInstance]]], place: int) -> ClusterInstance:
     for each in lists:
         if place < len(each):
             return each[place][1]

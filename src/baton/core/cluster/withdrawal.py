@@ -2,7 +2,7 @@
 
     QUEUED, RESERVING, HANDING    the router tells the end at once: nobody else has more to say about it
     PREFILLING                    so too; but where the first token is out, its usage follows at once and is waited for
-    SERVING                       home tells the end, with the usage
+    SERVING                       decode instance tells the end, with the usage
 
 Whatever is waited for, is for `withdraw_seconds_max`; a loss of the instance ends it too.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from baton.config import RouterConfig
 from baton.core.cluster.coordinator import Coordinator
-from baton.core.cluster.events import Tell
-from baton.core.cluster.handoff_table import TripFact, TripState
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.events import SendToInstance
+from baton.core.cluster.handoff_table import RequestFact, RequestState
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.control import AbortRequest
 from baton.protocol.ids import Instant
 from baton.protocol.request import FinishReason
@@ -26,50 +26,50 @@ class Withdrawal:
         self._config = config
         self._coordinator = coordinator
 
-    def withdraw(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
-        indices = [index for index in indices if index not in trip.withdrawn]
+    def withdraw(self, routed: RoutedRequest, indices: list[int], reason: FinishReason) -> None:
+        indices = [index for index in indices if index not in routed.withdrawn]
         if not indices:
             return
-        if trip.state is TripState.SERVING:
-            self._abort(trip, indices, reason)
-            self._wait(trip, indices, reason)
-        elif trip.state is TripState.PREFILLING and trip.leader in indices and self._usage_follows(trip):
-            self._wait(trip, indices, reason)
+        if routed.state is RequestState.SERVING:
+            self._abort(routed, indices, reason)
+            self._wait(routed, indices, reason)
+        elif routed.state is RequestState.PREFILLING and routed.leader in indices and self._usage_follows(routed):
+            self._wait(routed, indices, reason)
         else:
-            self.end(trip, [(index, reason) for index in indices])
+            self.end(routed, [(index, reason) for index in indices])
 
-    def end(self, trip: Trip, over: list[tuple[int, FinishReason]]) -> None:
+    def end(self, routed: RoutedRequest, over: list[tuple[int, FinishReason]]) -> None:
         """The router tells these ends. What the hand-off was about is over with its leader."""
-        coordinator, leader = self._coordinator, trip.leader
-        coordinator.end(trip, over)
-        if not trip.open:
-            coordinator.advance(trip, TripFact.CLOSED)
-        elif trip.state is TripState.QUEUED or trip.state is TripState.SERVING:
-            coordinator.clocks.arm(trip)
-        elif leader not in trip.open:
-            coordinator.advance(trip, TripFact.LEADER_OVER)
+        coordinator, leader = self._coordinator, routed.leader
+        coordinator.end(routed, over)
+        if not routed.open:
+            coordinator.advance(routed, RequestFact.CLOSED)
+        elif routed.state is RequestState.QUEUED or routed.state is RequestState.SERVING:
+            coordinator.clocks.arm(routed)
+        elif leader not in routed.open:
+            coordinator.advance(routed, RequestFact.LEADER_OVER)
         else:
             for index, reason in over:
-                self._abort(trip, [index], reason)
+                self._abort(routed, [index], reason)
 
-    def lapse(self, trip: Trip) -> None:
-        """Home has not told how they ended."""
-        trip.withdraw_by = None
-        self.end(trip, list(trip.withdrawn.items()))
+    def lapse(self, routed: RoutedRequest) -> None:
+        """Decode instance has not told how they ended."""
+        routed.withdraw_by = None
+        self.end(routed, list(routed.withdrawn.items()))
 
     @staticmethod
-    def _usage_follows(trip: Trip) -> bool:
-        return trip.usage is None and len(trip.open[trip.leader]) > trip.base
+    def _usage_follows(routed: RoutedRequest) -> bool:
+        return routed.usage is None and len(routed.open[routed.leader]) > routed.base
 
-    def _wait(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
+    def _wait(self, routed: RoutedRequest, indices: list[int], reason: FinishReason) -> None:
         for index in indices:
-            trip.withdrawn[index] = reason
-        trip.withdraw_by = Instant(self._coordinator.now + self._config.withdraw_seconds_max)
-        self._coordinator.clocks.arm(trip)
+            routed.withdrawn[index] = reason
+        routed.withdraw_by = Instant(self._coordinator.now + self._config.withdraw_seconds_max)
+        self._coordinator.clocks.arm(routed)
 
-    def _abort(self, trip: Trip, indices: list[int], reason: FinishReason) -> None:
-        if trip.home is None:
+    def _abort(self, routed: RoutedRequest, indices: list[int], reason: FinishReason) -> None:
+        if routed.decoder is None:
             return
-        whole = list(trip.open) == indices  # of a hand-off: those that ended are not open any more, and the others go on
+        whole = list(routed.open) == indices  # of a hand-off: those that ended are not open any more, and the others go on
         for index in [None] if whole else indices:
-            self._coordinator.effects.append(Tell(trip.home.session, AbortRequest(trip.id, index, reason)))
+            self._coordinator.effects.append(SendToInstance(routed.decoder.session, AbortRequest(routed.id, index, reason)))

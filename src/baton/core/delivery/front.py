@@ -1,11 +1,11 @@
 """The front of one engine as a machine: a lost engine takes no request with it.
 
-    Arrive -> Submit -> tokens (`take`) ... last end
+    ClientRequest -> SendRequest -> tokens (`take`) ... last end
                  EngineLost: sequences that are withdrawn or complete end; the others wait
                  EngineReady: Replay of what is open; with other weights, answers that have begun fail
 
-Tokens are not events: `take` delivers them without an object per token. While an engine is there, Withdraw leaves `ledgers` as
-they are, so a sink may withdraw its request from within `take`.
+Tokens are not events: `take` delivers them without an object per token. While an engine is there, ClientWithdrawal leaves
+`ledgers` as they are, so a sink may withdraw its request from within `take`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from baton.protocol.request import FinishReason, GenerateRequest, Refused
 # Events
 
 
-class Arrive(Struct, frozen=True):
+class ClientRequest(Struct, frozen=True):
     """A client's request, and where its answer goes."""
 
     request: GenerateRequest
     sink: Any
 
 
-class Withdraw(Struct, frozen=True):
+class ClientWithdrawal(Struct, frozen=True):
     """The client wants no more of one sequence, or of all. Its end is delivered like any other."""
 
     request: RequestId
@@ -86,12 +86,12 @@ class Close(Struct, frozen=True):
     error: Exception
 
 
-FrontEvent = Arrive | Withdraw | Leave | Reject | Unsendable | EngineLost | EngineReady | WeightsChanged | Close
+FrontEvent = ClientRequest | ClientWithdrawal | Leave | Reject | Unsendable | EngineLost | EngineReady | WeightsChanged | Close
 
 # Effects
 
 
-class Submit(Struct, frozen=True):
+class SendRequest(Struct, frozen=True):
     """Send a new request to the engine."""
 
     request: GenerateRequest
@@ -103,7 +103,7 @@ class Replay(Struct, frozen=True):
     request: GenerateRequest
 
 
-class Abort(Struct, frozen=True):
+class SendAbort(Struct, frozen=True):
     """Send this after the request that it names."""
 
     message: AbortRequest
@@ -116,24 +116,24 @@ class End(Struct, frozen=True):
     delta: Delta
 
 
-class Fail(Struct, frozen=True):
+class FailClient(Struct, frozen=True):
     """The request ends with this error."""
 
     sink: Any
     error: Exception
 
 
-class Refuse(Struct, frozen=True):
+class RefuseClient(Struct, frozen=True):
     """The request is refused before anything of it was delivered."""
 
     sink: Any
     refused: Refused
 
 
-FrontEffect = Submit | Replay | Abort | End | Fail | Refuse
+FrontEffect = SendRequest | Replay | SendAbort | End | FailClient | RefuseClient
 
 
-class Front:
+class FrontMachine:
     __slots__ = ("_handlers", "_now", "away", "closed", "identity", "ledgers")
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ class Front:
         "Of the weights that the engine computes with. None: no engine was ready yet."
         self._now = Instant(0.0)
         self._handlers: dict[type[Any], Any] = {
-            Arrive: self._on_arrive,
-            Withdraw: self._on_withdraw,
+            ClientRequest: self._on_arrive,
+            ClientWithdrawal: self._on_withdraw,
             Leave: self._on_leave,
             Reject: self._on_reject,
             Unsendable: lambda event: self._fail(event.request, event.error),
@@ -186,37 +186,37 @@ class Front:
 
     # Clients
 
-    def _on_arrive(self, event: Arrive) -> list[FrontEffect]:
+    def _on_arrive(self, event: ClientRequest) -> list[FrontEffect]:
         request, sink = event.request, event.sink
         if self.closed is not None:
-            return [Fail(sink, self.closed)]
+            return [FailClient(sink, self.closed)]
         if self.away is not None:
-            return [Fail(sink, Unavailable(self.away))]
+            return [FailClient(sink, Unavailable(self.away))]
         if request.id in self.ledgers:
-            return [Refuse(sink, Refused("duplicate_id"))]
+            return [RefuseClient(sink, Refused("duplicate_id"))]
         self.ledgers[request.id] = Ledger(request, self._now, sink)
-        return [Submit(request)]
+        return [SendRequest(request)]
 
-    def _on_withdraw(self, event: Withdraw) -> list[FrontEffect]:
+    def _on_withdraw(self, event: ClientWithdrawal) -> list[FrontEffect]:
         ledger = self.ledgers.get(event.request)
         if ledger is None:
             return []
         ledger.withdraw(event.index, event.reason)
         if self.away is not None:
             return self._end_over(ledger)
-        return [Abort(AbortRequest(event.request, event.index, event.reason))]
+        return [SendAbort(AbortRequest(event.request, event.index, event.reason))]
 
     def _on_leave(self, event: Leave) -> list[FrontEffect]:
         ledger = self.ledgers.get(event.request)
         if ledger is None or ledger.sink is not event.sink:
             return []
         del self.ledgers[event.request]
-        return [Abort(AbortRequest(event.request))] if self.away is None else []
+        return [SendAbort(AbortRequest(event.request))] if self.away is None else []
 
     def _on_close(self, event: Close) -> list[FrontEffect]:
         self.closed = event.error
         ledgers, self.ledgers = self.ledgers, {}
-        return [Fail(ledger.sink, event.error) for ledger in ledgers.values()]
+        return [FailClient(ledger.sink, event.error) for ledger in ledgers.values()]
 
     # The engine
 
@@ -226,9 +226,9 @@ class Front:
         if ledger is None:
             return []
         if ledger.attempt == ledger.request.attempt:
-            return [Refuse(ledger.sink, event.refused)]
+            return [RefuseClient(ledger.sink, event.refused)]
         why = f"the engine was lost, and the next one does not go on with the request: {event.refused}"
-        return [Fail(ledger.sink, Unavailable(why))]
+        return [FailClient(ledger.sink, Unavailable(why))]
 
     def _on_lost(self, event: EngineLost) -> list[FrontEffect]:
         self.away = event.reason
@@ -265,8 +265,8 @@ class Front:
 
     def _fail(self, request: RequestId, error: Exception) -> list[FrontEffect]:
         ledger = self.ledgers.pop(request, None)
-        return [] if ledger is None else [Fail(ledger.sink, error)]
+        return [] if ledger is None else [FailClient(ledger.sink, error)]
 
     def _break(self, ledger: Ledger) -> list[FrontEffect]:
         failed = self._fail(ledger.id, InvariantBroken(f"{ledger.id}: a token is missing before one that came", invariant=21))
-        return [Abort(AbortRequest(ledger.id)), *failed] if failed else []
+        return [SendAbort(AbortRequest(ledger.id)), *failed] if failed else []

@@ -1,7 +1,8 @@
 """The ledger of one request: what its client has been given, and what it is still owed.
 
 Each position is taken once, and only from the current attempt. All tokens given are kept, so that another engine or instance
-can continue from there (a replay). A routed request inherits the ledger (core/cluster/trip.py); the front of one engine owns it
+can continue from there (a replay). A routed request inherits the ledger (core/cluster/routed_request.py); the front of one
+engine owns it
 (core/delivery/front.py).
 """
 

@@ -25,20 +25,20 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
         if sequence is not None and sequence.phase is not Phase.CLOSING:
             board.end(sequence, FinishReason.ERROR, failure.error, failure.reason)
     for slot in rows.chunks:
-        sequence = board.slots.occupant(slot)
+        sequence = board.slots.slot_owner(slot)
         if sequence.blocks:
             _confirm(board, sequence, chunks.get(slot, 1))
     _absorb_tokens(board, chunks, rows)
     for slot in rows.acks:
-        board.acknowledge(board.slots.occupant(slot))
+        board.acknowledge(board.slots.slot_owner(slot))
 
 
 def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
     """One token for each row. Hot: no call per row but those that append."""
-    occupants, occupant, size = board.slots.occupants, board.slots.occupant, board.block_size
+    slot_owners, slot_owner, size = board.slots.slot_owners, board.slots.slot_owner, board.block_size
     emit, closing, taken = board.out.tokens.append, Phase.CLOSING, 0
     for slot, token in rows.sampled:
-        sequence = occupants[slot] or occupant(slot)  # which raises: the slot is empty
+        sequence = slot_owners[slot] or slot_owner(slot)  # which raises: the slot is empty
         sequence.in_flight -= 1
         if sequence.phase is closing:
             continue  # it ended while this token was in flight; the client has had its last

@@ -1,4 +1,4 @@
-"""What can keep the head of the line from being admitted. Admission asks a list, cheap questions first; a feature adds an
+"""What can keep the head of the queue from being admitted. Admission asks a list, cheap questions first; a feature adds an
 entry, not a branch.
 
 A limit answers None, or a Shortage whose word is also the metric label. It is asked about a `Room`: that of the step being
@@ -89,7 +89,7 @@ def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 
 def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """Nobody overtakes a more urgent sequence that was preempted and is not back in line yet."""
+    """Nobody overtakes a more urgent sequence that was preempted and is not back in the queue yet."""
     if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
         return Shortage("order", 1)
     return None

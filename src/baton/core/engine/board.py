@@ -17,11 +17,11 @@ from baton.config import InstanceConfig
 from baton.core.deadlines import Deadlines
 from baton.core.engine.outbox import Outbox
 from baton.core.engine.phase import ON_WORKER, Fact, Phase
-from baton.core.engine.request import Group, Kept, Order, Sequence, Stay, by_urgency
+from baton.core.engine.request import Group, LoadingReason, PinnedBlocks, QueueKey, Sequence, by_urgency
 from baton.core.engine.reserve import GrowthReserve
 from baton.core.engine.slots import SlotTable
 from baton.core.engine.stats import Stats
-from baton.core.engine.waiting import WaitingLine
+from baton.core.engine.waiting import WaitingQueue
 from baton.core.kv.block_hash import BlockHasher
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.eviction import POLICIES
@@ -90,7 +90,7 @@ class Board:
         self.tiers = Tiers(config.tiers, self.cache, self.pool, config.kv.block_size)
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client is still owed an end."
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.slots = SlotTable(config.scheduler.slots)
         self.running: list[Sequence] = []
         "PREFILL and DECODE, most urgent first: the tail is the next victim."
@@ -101,14 +101,14 @@ class Board:
         self.loading = 0
         "LOADING."
         self.lined_up: list[Sequence] = []
-        "Joined the line in this event; lower tiers are looked at for them (loading.py)."
-        self.kept: dict[RequestId, Kept] = {}
+        "Joined the queue in this event; lower tiers are looked at for them (loading.py)."
+        self.kept: dict[RequestId, PinnedBlocks] = {}
         "Prompts that are computed for another instance. Their blocks are held beyond the life of their sequence. Few."
-        self.kept_until: Deadlines[Kept] = Deadlines()
+        self.kept_until: Deadlines[PinnedBlocks] = Deadlines()
         "How long those stay whose sequence has ended."
-        self.to_offer: dict[RequestId, Kept] = {}
+        self.to_offer: dict[RequestId, PinnedBlocks] = {}
         "Those whose sequence may have more whole blocks since the end of the last event."
-        self.handed_over: list[Kept] = []
+        self.handed_over: list[PinnedBlocks] = []
         "Of those, the ones whose sequence has ended in this event and goes on elsewhere (handoff/source.py)."
         self.preempting: list[Sequence] = []
         "Given up their blocks, not acknowledged yet. Few."
@@ -140,7 +140,7 @@ class Board:
     # Joining and ending
 
     def join(self, group: Group) -> None:
-        """A request enters. Its leader goes in line; the others follow when the leader's prompt is computed."""
+        """A request enters. Its leader goes in the queue; the others follow when the leader's prompt is computed."""
         self.groups[group.request.id] = group
         for sequence in group.sequences:
             if sequence.queued:
@@ -162,12 +162,12 @@ class Board:
                 self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """What it was held for is over: it goes in line."""
+        """What it was held for is over: it goes in the queue."""
         sequence.advance(Fact.RELEASED)
         self._line_up(sequence)
 
     def hold(self, sequence: Sequence) -> None:
-        """A suspect leaves the line until its turn comes (recovery.py)."""
+        """A suspect leaves the queue until its turn comes (recovery.py)."""
         sequence.advance(Fact.SUSPECTED)
         self.waiting.leave(sequence)
         self.drop_lease(sequence)
@@ -227,7 +227,7 @@ class Board:
 
     # Loading
 
-    def begin_loading(self, sequence: Sequence, load: Stay) -> None:
+    def begin_loading(self, sequence: Sequence, load: LoadingReason) -> None:
         """Out of line until `load` is over."""
         sequence.advance(Fact.LOAD_BEGUN)
         self.loading += 1
@@ -255,11 +255,11 @@ class Board:
             self.leased.remove(sequence)
             self.cache.release(sequence.detach_blocks())
 
-    def idle_leases(self, behind: Order) -> list[Sequence]:
+    def idle_leases(self, behind: QueueKey) -> list[Sequence]:
         """Sequences that hold blocks without running and would give them up for one with this place in the queue."""
         return [s for s in self.leased if s.gives_way and s.order > behind]
 
-    def revoke_lease(self, behind: Order) -> bool:
+    def revoke_lease(self, behind: QueueKey) -> bool:
         """Blocks are short: the last behind this place that holds some without running gives them up. False: there is none."""
         idle = self.idle_leases(behind)
         if idle:
@@ -272,13 +272,13 @@ class Board:
 
     # Blocks that are kept for another instance
 
-    def keep_blocks(self, kept: Kept, count: int) -> None:
+    def keep_blocks(self, kept: PinnedBlocks, count: int) -> None:
         """The first so many blocks of its sequence stay as they are from now on, whatever becomes of the sequence."""
         more = kept.sequence.blocks[len(kept.blocks) : count]
         self.cache.pool.share(more)
         kept.blocks += more
 
-    def drop_kept(self, kept: Kept) -> None:
+    def drop_kept(self, kept: PinnedBlocks) -> None:
         """Its blocks go back. Whoever copies them finds out when it asks for their release."""
         self.cache.release(kept.blocks)
         kept.blocks = []
@@ -287,19 +287,19 @@ class Board:
         if kept.finished and self.kept.get(kept.sequence.request.id) is kept:
             del self.kept[kept.sequence.request.id]
 
-    def idle_kept(self, behind: Order) -> list[Sequence]:
+    def idle_kept(self, behind: QueueKey) -> list[Sequence]:
         """Of those whose sequence does not hold the same blocks itself, the ones behind this place. The head's own too, if
         nothing runs: one that must compute its prompt anew does not find them, and would wait for itself."""
         held = [kept.sequence for kept in self.kept.values() if kept.blocks and not kept.sequence.blocks]
         return [s for s in held if s.order > behind or (s.order == behind and not self.running)]
 
-    def _revoke_kept(self, behind: Order) -> bool:
+    def _revoke_kept(self, behind: QueueKey) -> bool:
         idle = self.idle_kept(behind)
         if idle:
             self.drop_kept(self.kept[max(idle, key=by_urgency).request.id])
         return bool(idle)
 
-    def _end_kept(self, kept: Kept, reason: FinishReason) -> bool:
+    def _end_kept(self, kept: PinnedBlocks, reason: FinishReason) -> bool:
         """True: it has the one token that was asked for and goes on elsewhere, so this is not its end for the client."""
         sequence = kept.sequence
         sequence.kept = None
@@ -330,8 +330,8 @@ class Board:
         hit = self.cache.match(sequence.keys, full) if readable else 0
         return Need(hit, self.cache.idle_among(sequence.keys, hit), -(-known // self.block_size) - hit)
 
-    def seat(self, sequence: Sequence) -> None:
-        """The head of the line is admitted: it takes a slot and all blocks that it needs now."""
+    def assign_slot(self, sequence: Sequence) -> None:
+        """The head of the queue is admitted: it takes a slot and all blocks that it needs now."""
         self.waiting.pop()
         sequence.advance(Fact.ADMITTED)
         self.away.pop(sequence, None)
@@ -354,7 +354,7 @@ class Board:
         sequence.admissions += 1
         if sequence.queued:
             self._leave_queue(sequence)
-        self.slots.seat(sequence)
+        self.slots.assign_slot(sequence)
         insort(self.running, sequence, key=by_urgency)
 
     def _take_blocks(self, sequence: Sequence, room: int = 0) -> int:
@@ -424,7 +424,7 @@ class Board:
 
     def clear_worker(self) -> None:
         """The worker is dead. Every occupant leaves its slot without an acknowledgement: nobody is left to give one."""
-        for sequence in self.slots.occupants:
+        for sequence in self.slots.slot_owners:
             if sequence is None:
                 continue
             sequence.advance(Fact.WORKER_LOST)

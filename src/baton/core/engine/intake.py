@@ -33,8 +33,9 @@ class Intake:
     # In
 
     def refusal(self, request: GenerateRequest, *, in_line: bool = True) -> Refused | None:
-        """Why the request is not taken, from the cheapest question to the dearest; None if it is. Who is not to wait in line
-        is not asked what the line holds."""
+        """Why the request is not taken, from the cheapest question to the dearest; None if it is. Who is not to wait in the
+        queue
+        is not asked what the queue holds."""
         kv, queue, board = self._config.kv, self._config.queue, self._board
         if self._worker.state is WorkerState.GONE:
             return Refused("worker_gone", self._worker.losses, self._config.scheduler.worker_restarts_max)
@@ -116,7 +117,7 @@ class Intake:
         group = board.groups.get(event.request)
         if group is None:
             return
-        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in line
+        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in the queue
             if sequence.phase in OPEN and event.index in (None, sequence.index):
                 board.end(sequence, event.reason)
 

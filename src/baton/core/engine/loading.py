@@ -1,7 +1,7 @@
 """Sequences that wait for KV from a lower tier. The scheduler never waits: whoever loads is out of line, the others go on.
 
-    in line --ask--> LOADING: storage is asked, then brings what it has to the host --> back in line
-    head    --load-> LOADING: it holds all its blocks, into which the host's copies are brought  --> back in line
+    in the queue --ask--> LOADING: storage is asked, then brings what it has to the host --> back in the queue
+    head    --load-> LOADING: it holds all its blocks, into which the host's copies are brought  --> back in the queue
 
 A load begins only if it is expected to be quicker than computing, by rates as measured, and only when the whole need of the
 sequence is available: it comes back needing nothing but a slot. Whatever comes of it, the sequence returns to its old place;
@@ -19,8 +19,8 @@ from baton.core.engine.admission import Room, blocks
 from baton.core.engine.board import Board
 from baton.core.engine.pace import StepPace
 from baton.core.engine.phase import Phase
-from baton.core.engine.request import Order, Sequence, Stay
-from baton.core.kv.move import Move, Pending, Waiter
+from baton.core.engine.request import LoadingReason, QueueKey, Sequence
+from baton.core.kv.move import Move, MoveWaiter, Pending
 from baton.core.kv.tiers import Tiers
 from baton.core.kv.token_links import NO_RUN
 from baton.errors import InvariantBroken
@@ -28,8 +28,8 @@ from baton.protocol.ids import BlockKey, Instant, StepNo
 from baton.protocol.moves import StorageAnswer
 
 
-class Answer(Enum):
-    """What becomes of the head of the line."""
+class LoadDecision(Enum):
+    """What becomes of the head of the queue."""
 
     PROCEED = "proceed"
     LEFT = "left"
@@ -38,7 +38,7 @@ class Answer(Enum):
     "It will load when there is room for that."
 
 
-class Load(Stay, Waiter):
+class SequenceLoad(LoadingReason, MoveWaiter):
     """One stay of a sequence in LOADING: it waits for a question, a fetch, or a load of its own or of another sequence."""
 
     __slots__ = ("begin", "loader", "sequence")
@@ -62,19 +62,19 @@ class Loader:
         self._unasked: deque[Sequence] = deque()
         self._bringing: dict[BlockKey, Move] = {}
         "Keys that a fetch or a load is about: another sequence that wants them waits for that one."
-        self._patience: Deadlines[Load] = Deadlines()
+        self._patience: Deadlines[SequenceLoad] = Deadlines()
         "How long each waits for storage. Later than that it is computed, whatever storage does."
         self._declined = 0
         "Loads that were not worth it."
-        self._held: Order | None = None
+        self._held: QueueKey | None = None
         "The head that waits until there is room to load it."
         self._held_until: Instant | None = None
         "None: it has waited long enough."
 
-    # In line
+    # In the queue
 
     def look_at_newcomers(self, now: Instant) -> None:
-        """Those that have joined the line: does storage have their KV?"""
+        """Those that have joined the queue: does storage have their KV?"""
         unasked = self._unasked
         unasked.extend(self._board.lined_up)
         self._board.lined_up.clear()
@@ -82,12 +82,12 @@ class Loader:
             sequence = unasked.popleft()
             if sequence.phase is Phase.WAITING and not sequence.tiers_asked:
                 self._ask(sequence, now)
-        if len(unasked) > 2 * len(self._board.waiting) + 64:  # most have left the line
+        if len(unasked) > 2 * len(self._board.waiting) + 64:  # most have left the queue
             waiting = [s for s in unasked if s.phase is Phase.WAITING and not s.tiers_asked]
             self._unasked = deque(dict.fromkeys(waiting))
 
     def _ask(self, sequence: Sequence, now: Instant) -> bool:
-        """True: it has left the line."""
+        """True: it has left the queue."""
         sequence.tiers_asked = True
         if not (self._tiers.config.storage and self._may_load(sequence)):
             return False
@@ -127,31 +127,31 @@ class Loader:
             return config.storage_seconds_max
         return min(config.storage_seconds_max, config.spare_seconds + price * wanted * self._board.block_size)
 
-    # At the head of the line
+    # At the head of the queue
 
-    def consider(self, head: Sequence, room: Room, now: Instant, step: StepNo) -> Answer:
+    def consider(self, head: Sequence, room: Room, now: Instant, step: StepNo) -> LoadDecision:
         if not self._tiers.host.total or not self._may_load(head):
-            return Answer.PROCEED
+            return LoadDecision.PROCEED
         if not head.tiers_asked and self._ask(head, now):
-            return Answer.LEFT
+            return LoadDecision.LEFT
         tiers = self._tiers
         keys, have, full = self._missing(head)
         if have < full and (under_way := self._bringing.get(keys[have])) is not None and under_way.kind == "load":
             self._wait(head, under_way)
-            return Answer.LEFT
+            return LoadDecision.LEFT
         run = tiers.host.run(keys, have, full)
         if run < tiers.config.load_blocks_min or not self._worth_loading(head):
-            return Answer.PROCEED
+            return LoadDecision.PROCEED
         need = self._board.need(head)
         if tiers.loading_blocks and tiers.loading_blocks + need.new > self._board.cache.pool.total // 2:
-            return Answer.HELD if self._holds(head, run, now) else Answer.PROCEED
+            return LoadDecision.HELD if self._holds(head, run, now) else LoadDecision.PROCEED
         if blocks(head, room, self._board) is not None:
-            return Answer.PROCEED  # which says so itself
+            return LoadDecision.PROCEED  # which says so itself
         self._board.lease(head)
         load = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
         self._bring(load)
         self._wait(head, load, begin=have)
-        return Answer.LEFT
+        return LoadDecision.LEFT
 
     def _worth_loading(self, head: Sequence) -> bool:
         """Asked at each look at the head, and decided once: it is loads that are counted, not looks."""
@@ -185,7 +185,7 @@ class Loader:
 
     def _wait(self, sequence: Sequence, pending: Pending, deadline: Instant | None = None, begin: int = -1) -> None:
         """Without a deadline for a copy in memory: that ends, or the service is found to hang."""
-        load = Load(self, sequence, begin)
+        load = SequenceLoad(self, sequence, begin)
         self._board.begin_loading(sequence, load)
         load.wait_for(pending)
         if deadline is not None:
@@ -225,7 +225,7 @@ class Loader:
         fetched = isinstance(pending, Move) and pending.kind == "fetch"
         waiters = pending.take_waiters()
         for load in waiters:
-            if not isinstance(load, Load):
+            if not isinstance(load, SequenceLoad):
                 continue
             if load.begin >= 0:
                 publish_loaded(self._board, load.sequence, load.begin, arrived)
@@ -233,13 +233,13 @@ class Loader:
                 load.sequence.fetched_blocks += arrived
         self._release(waiters)
 
-    def _release(self, waiters: list[Waiter]) -> None:
+    def _release(self, waiters: list[MoveWaiter]) -> None:
         for load in waiters:
-            if isinstance(load, Load):
+            if isinstance(load, SequenceLoad):
                 self._patience.discard(load)
                 self._board.end_loading(load.sequence)
 
-    def forget(self, load: Load) -> None:
+    def forget(self, load: SequenceLoad) -> None:
         """Its sequence does not wait any longer. What it waited for goes on."""
         load.leave()
         self._patience.discard(load)
@@ -273,7 +273,7 @@ class Loader:
         """Leases are void. What storage is asked for goes on: it does not touch the device."""
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
-            if sequence.phase is Phase.LOADING and isinstance(sequence.load, Load):
+            if sequence.phase is Phase.LOADING and isinstance(sequence.load, SequenceLoad):
                 self.forget(sequence.load)
                 self._board.end_loading(sequence)
         for move in self._tiers.pool_changed():
@@ -286,13 +286,13 @@ class Loader:
         sequences = [sequence for group in self._board.groups.values() for sequence in group.sequences]
         for sequence in sequences:
             load = sequence.load
-            if isinstance(load, Load) and (load.pending is None or load not in load.pending.waiters):
+            if isinstance(load, SequenceLoad) and (load.pending is None or load not in load.pending.waiters):
                 raise InvariantBroken(f"{sequence!r} waits for nothing", invariant=17)
-            if isinstance(load, Load) and load.pending is not None and not self._tiers.is_pending(load.pending):
+            if isinstance(load, SequenceLoad) and load.pending is not None and not self._tiers.is_pending(load.pending):
                 raise InvariantBroken(f"{sequence!r} waits for what is not under way", invariant=17)
         for pending in self._tiers.pending():
             for waiter in pending.waiters:
-                if waiter.pending is not pending or (isinstance(waiter, Load) and waiter.sequence.load is not waiter):
+                if waiter.pending is not pending or (isinstance(waiter, SequenceLoad) and waiter.sequence.load is not waiter):
                     raise InvariantBroken(f"a waiter of {pending.id} does not wait for it", invariant=17)
         if not all(self._tiers.is_pending(move) for move in self._bringing.values()):
             raise InvariantBroken("a key counts as being brought by what is not under way", invariant=17)

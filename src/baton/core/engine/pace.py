@@ -12,7 +12,7 @@ chunk must not be the one that finds out.
 
 A step with prompts may also cost something whatever their size (other kernels, no graph). Small chunks alone cannot tell that
 cost from the price: it would look like a price that is too high for larger ones, and prompts would crawl. So steps of up to
-CHUNK_MIN tokens and larger ones are averaged apart, and the line through both says cost and price:
+CHUNK_MIN tokens and larger ones are averaged apart, and the queue through both says cost and price:
 
     seconds beyond decoding   cost |---- price * tokens ----|
 
@@ -124,7 +124,7 @@ class StepPace:
         cost = large.seconds - price * large.tokens
         if cost <= 0.0:
             return seconds / self.price
-        # No more than twice of what was measured: beyond that the line is a guess.
+        # No more than twice of what was measured: beyond that the queue is a guess.
         return min(max(seconds - cost, cost) / price, 2 * large.tokens)
 
 

@@ -2,7 +2,7 @@
 
 HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
             as a suspect                                       or the suspects before it are cleared (recovery.py)
-WAITING     in line, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
+WAITING     in the queue, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
 LOADING     out of line while a lower tier is asked or      -> WAITING when that is over, whatever came of it (loading.py)
             brings its KV; may hold blocks, has no slot
 PREFILL     on the worker, prompt being computed            -> DECODE when its last chunk is planned

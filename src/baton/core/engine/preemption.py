@@ -3,7 +3,8 @@
 1. The victim is the tail of `running`: the least urgent, then the youngest. The oldest of the most urgent class is never it.
 2. `Board.preempt`: PREEMPTING, blocks given up, slot still taken, drop to be told. Tokens in flight are appended as they come.
 3. The worker answers the drop within that step, after the slot's last token, even if the batch is empty.
-4. `Board.acknowledge`: only now WAITING, at its old place in line. What to prefill is frozen at admission: prompt + outputs.
+4. `Board.acknowledge`: only now WAITING, at its old place in the queue. What to prefill is frozen at admission: prompt +
+outputs.
 5. An end while PREEMPTING (a stop token in flight, an abort) makes it CLOSING; the drop that was told serves for both.
 """
 
@@ -22,7 +23,7 @@ PrefillRoom = Callable[[int], int]
 
 
 def preempt_for_head(board: Board, room_for: Callable[[Sequence], PrefillRoom | None]) -> bool:
-    """Preempt less urgent sequences for the head of the line: as few as let it in, and nobody if all would not.
+    """Preempt less urgent sequences for the head of the queue: as few as let it in, and nobody if all would not.
 
     Equal urgency never gives way, so two of a class cannot push each other out in turn. `room_for`: None if running prompts
     that are as urgent use the prompt tokens up, whoever else leaves.

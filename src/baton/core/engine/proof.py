@@ -48,7 +48,7 @@ def _check_sequences(board: Board) -> None:
 
 def _check_running(board: Board) -> None:
     """25: `running` is who computes, in order. 30: the decoding ones are counted right."""
-    working = [s for s in board.slots.occupants if s is not None and s.phase in ON_WORKER]
+    working = [s for s in board.slots.slot_owners if s is not None and s.phase in ON_WORKER]
     if sorted(working, key=by_urgency) != board.running:
         raise InvariantBroken("running is not what has a slot and computes, most urgent first", invariant=25)
     if sum(s.phase is Phase.DECODE for s in working) != board.decoding:

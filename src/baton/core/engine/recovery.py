@@ -42,9 +42,10 @@ class Suspects:
         return bool(self._active or self._held)
 
     def worker_lost(self, board: Board, oldest: StepPlan | None, *, evidence: bool) -> bool:
-        """Everything on the worker goes back in line. True if the loss is explained: earlier suspects were narrowed down."""
+        """Everything on the worker goes back in the queue. True if the loss is explained: earlier suspects were narrowed
+        down."""
         self.settle(board)  # this very event may have brought a suspect past its place, before the worker was found lost
-        ran = [] if oldest is None else [board.slots.occupant(slot) for slot in oldest.run.slots]
+        ran = [] if oldest is None else [board.slots.slot_owner(slot) for slot in oldest.run.slots]
         board.clear_worker()
         explained = evidence and self._blame(board, ran)
         self.settle(board)

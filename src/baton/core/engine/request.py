@@ -12,11 +12,11 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, Incarnation, Instant, Slot
 from baton.protocol.request import FinishReason, GenerateRequest, SamplingParams
 
-Order = tuple[int, float, int]
+QueueKey = tuple[int, float, int]
 """(priority, arrival, counter): smaller runs first and is preempted last."""
 
 
-class Stay:
+class LoadingReason:
     """Why a sequence is LOADING. One object for each stay: an outcome of an earlier one is known by it."""
 
     __slots__ = ()
@@ -30,7 +30,7 @@ class Stay:
         """The sequence has ended in it."""
 
 
-class Kept:
+class PinnedBlocks:
     """Blocks of a prompt that was computed for another instance: they stay as they are until that one has copied them.
 
         sequence    computing | preempted | computing | ended
@@ -114,14 +114,14 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, group: Group, index: int, order: Order, root: BlockKey) -> None:
+    def __init__(self, group: Group, index: int, order: QueueKey, root: BlockKey) -> None:
         request, sampling = group.request, group.request.sampling
         self.group = group
         self.request = request
         self.attempt = request.attempt
         self.index = index
         self.order = order
-        "Place in line. Kept for life."
+        "Place in the queue. Kept for life."
         self.priority = order[0]
         self.root = root
         self.leads = not group.sequences
@@ -160,16 +160,16 @@ class Sequence:
         self.cached_tokens = 0
         "Prompt tokens that the first admission did not have to compute."
         self.preemptions = 0
-        self.load: Stay | None = None
+        self.load: LoadingReason | None = None
         "While LOADING: the current stay. Results of earlier ones are ignored."
-        self.kept: Kept | None = None
+        self.kept: PinnedBlocks | None = None
         "It computes a prompt for another instance: blocks that stay for that one (handoff/source.py)."
         self.pulled_tokens = 0
         "Brought by a hand-off before its first admission (handoff/destination.py)."
         self.tiers_asked = False
-        "Since it is in line: storage was asked, or need not be."
+        "Since it is in the queue: storage was asked, or need not be."
         self.load_anyway: bool | None = None
-        "Since it is in line: whether it is loaded though computing it is quicker. None: not decided."
+        "Since it is in the queue: whether it is loaded though computing it is quicker. None: not decided."
         self.loaded_blocks = self.fetched_blocks = 0
         "Brought by a lower tier before its first admission; and how many of those came from storage."
         self.host_tokens = self.storage_tokens = 0
@@ -237,7 +237,7 @@ class Sequence:
         return blocks
 
 
-def by_urgency(sequence: Sequence) -> Order:
+def by_urgency(sequence: Sequence) -> QueueKey:
     return sequence.order
 
 
@@ -262,5 +262,5 @@ class Group:
     def leader(self) -> Sequence:
         return self.sequences[0]
 
-    def add(self, index: int, order: Order, root: BlockKey) -> None:
+    def add(self, index: int, order: QueueKey, root: BlockKey) -> None:
         self.sequences.append(Sequence(self, index, order, root))

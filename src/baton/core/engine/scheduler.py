@@ -15,14 +15,14 @@ from msgspec import Struct
 from baton.config import SchedulerConfig
 from baton.core.engine.admission import Room, shortage
 from baton.core.engine.board import Board
-from baton.core.engine.loading import Answer, Loader
+from baton.core.engine.loading import LoadDecision, Loader
 from baton.core.engine.pace import StepPace
 from baton.core.engine.phase import Phase
 from baton.core.engine.preemption import PrefillRoom, preempt_for_head
 from baton.core.engine.request import Sequence, by_urgency
 from baton.core.engine.sharing import divide
 from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
-from baton.protocol.step import NewSequence, Run, StepPlan
+from baton.protocol.step import BatchRows, NewSequence, StepPlan
 
 
 class Draft:
@@ -93,13 +93,14 @@ class Scheduler:
         return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available, board.new_bytes_max)
 
     def _load_heads(self, room: Room, step: StepNo, now: Instant) -> bool:
-        """Heads of the line whose KV a lower tier has leave it. True: the one that is left is about to. Called only while there
+        """Heads of the queue whose KV a lower tier has leave it. True: the one that is left is about to. Called only while
+        there
         is a cache service: without one no head loads."""
         board = self._board
         while (head := board.waiting.head()) is not None:
             answer = self._loader.consider(head, room, now, step)
-            if answer is not Answer.LEFT:
-                return answer is Answer.HELD
+            if answer is not LoadDecision.LEFT:
+                return answer is LoadDecision.HELD
             room.refresh(board)
         return False
 
@@ -267,7 +268,7 @@ class Scheduler:
     def _seat(self, head: Sequence, draft: Draft) -> None:
         board, room = self._board, draft.room
         leased = bool(head.blocks)
-        board.seat(head)
+        board.assign_slot(head)
         draft.new.append(_new_sequence(head, room.admitted(board, head, leased=leased)))
         left, wanted = room.prefill_left, head.target - head.scheduled
         if wanted > left:
@@ -277,9 +278,9 @@ class Scheduler:
 
     def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, decoding: int, now: Instant) -> PlanInFlight:
         board = self._board
-        folded: tuple[tuple[Slot, int, BlockId], ...] = ()
+        deduplicated: tuple[tuple[Slot, int, BlockId], ...] = ()
         if board.folds:
-            folded = tuple(
+            deduplicated = tuple(
                 (sequence.slot, place, block)
                 for sequence, incarnation, place, block in board.folds
                 if sequence.incarnation == incarnation and sequence.blocks
@@ -287,8 +288,8 @@ class Scheduler:
             board.folds.clear()
         drops = tuple(board.drops)
         board.drops.clear()
-        run = Run(tuple(draft.slots), tuple(draft.counts))
-        plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), folded, run, tuple(draft.room.settings))
+        run = BatchRows(tuple(draft.slots), tuple(draft.counts))
+        plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), deduplicated, run, tuple(draft.room.settings))
         prompt_tokens = sum(draft.chunks.values()) if draft.chunks else 0
         return PlanInFlight(plan, tuple(draft.unfinished), prompt_tokens, decoding, now)
 

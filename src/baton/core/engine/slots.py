@@ -10,17 +10,17 @@ from baton.protocol.step import StepResult
 
 
 class SlotTable:
-    __slots__ = ("_free", "incarnations", "occupants")
+    __slots__ = ("_free", "incarnations", "slot_owners")
 
     def __init__(self, slots: int) -> None:
-        self.occupants: list[Sequence | None] = [None] * slots
+        self.slot_owners: list[Sequence | None] = [None] * slots
         self.incarnations = [0] * slots
         "Of the present or last occupant. Never falls, so that a late row of an earlier one is known by it."
         self._free = [Slot(slot) for slot in reversed(range(slots))]
 
     @property
     def total(self) -> int:
-        return len(self.occupants)
+        return len(self.slot_owners)
 
     @property
     def free(self) -> int:
@@ -28,20 +28,20 @@ class SlotTable:
 
     @property
     def taken(self) -> int:
-        return len(self.occupants) - len(self._free)
+        return len(self.slot_owners) - len(self._free)
 
-    def seat(self, sequence: Sequence) -> None:
+    def assign_slot(self, sequence: Sequence) -> None:
         slot = self._free.pop()
         self.incarnations[slot] += 1
-        self.occupants[slot] = sequence
+        self.slot_owners[slot] = sequence
         sequence.slot = slot
         sequence.incarnation = Incarnation(self.incarnations[slot])
 
     def vacate(self, sequence: Sequence) -> None:
         slot = sequence.slot
-        if self.occupants[slot] is not sequence:
+        if self.slot_owners[slot] is not sequence:
             raise InvariantBroken(f"{sequence!r} leaves a slot that it does not have", invariant=25)
-        self.occupants[slot] = None
+        self.slot_owners[slot] = None
         self._free.append(slot)
         sequence.slot = Slot(-1)
 
@@ -55,21 +55,21 @@ class SlotTable:
     def occupant_of(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Who a row is about; None for a row of an occupant that is gone."""
         present = 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
-        return self.occupants[slot] if present else None
+        return self.slot_owners[slot] if present else None
 
-    def occupant(self, slot: Slot) -> Sequence:
+    def slot_owner(self, slot: Slot) -> Sequence:
         """Who has the slot. The caller has checked that a planned row is about the present occupant."""
-        sequence = self.occupants[slot]
+        sequence = self.slot_owners[slot]
         if sequence is None:
             raise InvariantBroken(f"slot {slot} was planned for and is empty", invariant=25)
         return sequence
 
     def check(self) -> None:
         """25: who has a slot knows it and may have one. 30: the free ones are counted right."""
-        seated = [sequence for sequence in self.occupants if sequence is not None]
+        seated = [sequence for sequence in self.slot_owners if sequence is not None]
         if len(seated) != self.taken:
             raise InvariantBroken(f"{len(seated)} sequences in {self.taken} taken slots", invariant=30)
-        for slot, sequence in enumerate(self.occupants):
+        for slot, sequence in enumerate(self.slot_owners):
             if sequence is None:
                 continue
             if sequence.slot != slot or sequence.incarnation != self.incarnations[slot]:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from baton.protocol.request import FinishReason, RefusalReason
 
 HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
-"""What the head of the line was short of."""
+"""What the head of the queue was short of."""
 
 
 class Stats:
@@ -56,4 +56,4 @@ class Stats:
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
         self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
         self.held_back: dict[HeldBack, int] = dict.fromkeys(get_args(HeldBack), 0)
-        "Steps in which the head of the line did not fit, by what was short."
+        "Steps in which the head of the queue did not fit, by what was short."

@@ -40,7 +40,7 @@ class Load(NamedTuple):
     "Prompts whose blocks are kept for another instance, or will be."
 
 
-class InstanceView:
+class SchedulerView:
     __slots__ = ("_board", "_in_flight")
 
     def __init__(self, board: Board, in_flight: deque[PlanInFlight]) -> None:
@@ -67,7 +67,7 @@ class InstanceView:
 
     @property
     def has_work(self) -> bool:
-        """Something runs, waits in line or is to be told to the worker."""
+        """Something runs, waits in the queue or is to be told to the worker."""
         board = self._board
         return bool(board.running or board.waiting.waiting or board.drops)
 
@@ -89,7 +89,7 @@ class InstanceView:
         group = self._board.groups.get(request)
         return list(group.sequences) if group is not None else []
 
-    def occupant(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
+    def slot_owner(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
         """Whose slot it is; None if that incarnation is over."""
         return self._board.slots.occupant_of(slot, incarnation)
 
@@ -101,7 +101,7 @@ class InstanceView:
         return self._board.waiting.head()
 
     def preempted_requests(self, most: int) -> list[RequestId]:
-        """Of sequences that were preempted and do not run now. At most so many, the first in line first."""
+        """Of sequences that were preempted and do not run now. At most so many, the first in the queue first."""
         away = [sequence for sequence in self._board.away if sequence.phase in AWAY]
         away.sort(key=lambda sequence: sequence.order)
         return list(dict.fromkeys(sequence.request.id for sequence in away))[:most]

@@ -1,23 +1,23 @@
-"""The line. Head and join cost the same whether ten wait or ten thousand; leaving is free (the entry is skipped later)."""
+"""The queue. Head and join cost the same whether ten wait or ten thousand; leaving is free (the entry is skipped later)."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
 from baton.core.engine.phase import Phase
-from baton.core.engine.request import Order, Sequence
+from baton.core.engine.request import QueueKey, Sequence
 from baton.errors import InvariantBroken
 
 
-class WaitingLine:
+class WaitingQueue:
     """Ordered by `Sequence.order`, which a sequence keeps for life: one that was preempted is back at its old place."""
 
     __slots__ = ("_heap", "returned", "waiting")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Order, Sequence]] = []
+        self._heap: list[tuple[QueueKey, Sequence]] = []
         self.waiting = 0
-        "Sequences in line."
+        "Sequences in the queue."
         self.returned = 0
         "How many of them have been on the worker before: preempted, or their worker was lost."
 

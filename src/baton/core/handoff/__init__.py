@@ -1,1 +1,1 @@
-"""A prefilled prompt goes from one instance to another: the table of the trip, and its two ends."""
+"""A prefilled prompt goes from one instance to another: the table of the routed request, and its two ends."""

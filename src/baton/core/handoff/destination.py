@@ -3,8 +3,8 @@
     Expect    -> LOADING, with all its blocks; Expecting. Or refused: there is no room now
     PeerOffer -> those blocks are pulled into its own (kv/tiers.py), while the next ones are computed there
     the last  -> and the tokens that its client has by then
-    all over  -> AskRelease -> Released(kept): the copy is believed. In line, needing a slot; Adopted
-    anything else             the copy is not believed: in line like a replay; what is not here is computed; Adopted
+    all over  -> Release -> Released(kept): the copy is believed. In the queue, needing a slot; Adopted
+    anything else             the copy is not believed: in the queue like a replay; what is not here is computed; Adopted
 
 Blocks that are being written by a pull are pinned: whoever gives up, they are nobody's until the pull is over. A reservation
 without a pull under way gives its blocks up when blocks are short, as any lease does: it stays LOADING without them until it
@@ -20,10 +20,10 @@ from baton.config import TierConfig
 from baton.core.deadlines import Deadlines
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
-from baton.core.engine.request import Group, Sequence, Stay
-from baton.core.kv.move import Move, Peer, Waiter
+from baton.core.engine.request import Group, LoadingReason, Sequence
+from baton.core.kv.move import Move, MoveWaiter, Peer
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, PeerOffer, Released
+from baton.protocol.handoff import Adopted, PeerOffer, Release, Released, Reserved
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import Refused
 
@@ -32,7 +32,7 @@ ROOM: Final = 1
 """Tokens that the request will have when it goes on, and does not have yet: the one that the other instance samples."""
 
 
-class Pull(Waiter):
+class Pull(MoveWaiter):
     """A reservation waits for these blocks of its table."""
 
     __slots__ = ("count", "first", "reservation")
@@ -44,7 +44,7 @@ class Pull(Waiter):
         self.count = count
 
 
-class Reservation(Stay):
+class Reservation(LoadingReason):
     __slots__ = (
         "asked",
         "begin",
@@ -119,7 +119,7 @@ class Destination:
     # Reserving
 
     def refusal(self, group: Group) -> Refused | None:
-        """Is there room now? All that hold blocks keep room to grow, and who is in line before it comes first."""
+        """Is there room now? All that hold blocks keep room to grow, and who is in the queue before it comes first."""
         if len(self._reservations) >= self._config.reservations_max:
             return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
         board, sequence = self._board, group.leader
@@ -134,7 +134,7 @@ class Destination:
         return Refused("no_room", wanted, available) if wanted > available else None
 
     def reserve(self, group: Group, lease_seconds: float, fence: StepNo, now: Instant) -> None:
-        """Its leader is in line, and leaves it with all its blocks."""
+        """Its leader is in the queue, and leaves it with all its blocks."""
         sequence = group.leader
         self._board.lease(sequence, ROOM)
         reservation = Reservation(self, sequence, fence, lease_seconds)
@@ -158,7 +158,7 @@ class Destination:
     def _expecting(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
         cached = reservation.begin * self._board.block_size if sequence.blocks else 0
-        self._outgoing.append(Expecting(sequence.request.id, sequence.attempt, cached))
+        self._outgoing.append(Reserved(sequence.request.id, sequence.attempt, cached))
 
     # Copying
 
@@ -217,7 +217,7 @@ class Destination:
         elif not reservation.asked:
             reservation.asked = True
             self.deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
-            self._outgoing.append(AskRelease(reservation.sequence.request.id, reservation.sequence.attempt))
+            self._outgoing.append(Release(reservation.sequence.request.id, reservation.sequence.attempt))
 
     # Going on
 
@@ -233,7 +233,7 @@ class Destination:
                 self._go_on(reservation, kept=False)
 
     def _go_on(self, reservation: Reservation, *, kept: bool) -> None:
-        """It is in line again, with what is believed of its copy."""
+        """It is in the queue again, with what is believed of its copy."""
         board, sequence = self._board, reservation.sequence
         self._close(reservation)
         whole = came = False

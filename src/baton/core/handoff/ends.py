@@ -15,7 +15,7 @@ from baton.core.events import HandoffEvent
 from baton.core.handoff.destination import Destination
 from baton.core.handoff.source import Source
 from baton.core.kv.move import Move
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Forget, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, PeerOffer, Prefill, Release, Released, Reserve
 from baton.protocol.ids import Instant, RequestId, StepNo
 from baton.protocol.request import GenerateRequest, Refused
 
@@ -39,11 +39,11 @@ class HandoffEnds:
         match event:
             case PeerOffer():
                 self._destination.offered(event, now)
-            case AskRelease():
+            case Release():
                 self._source.asked(event)
             case Released():
                 self._destination.released(event)
-            case Expect():
+            case Reserve():
                 self._on_expect(event, now, last_step)
             case Prefill():
                 self._on_prefill(event, now)
@@ -72,7 +72,7 @@ class HandoffEnds:
         self._source.keep(group.leader, event.keep_seconds)
         self._intake.begin(group)
 
-    def _on_expect(self, event: Expect, now: Instant, last_step: StepNo) -> None:
+    def _on_expect(self, event: Reserve, now: Instant, last_step: StepNo) -> None:
         request = event.request
         known = self._board.groups.get(request.id)
         if known is not None and known.request.attempt == request.attempt:

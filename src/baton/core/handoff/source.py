@@ -1,11 +1,11 @@
 """The prefill end of a hand-off: an ordinary request whose blocks are kept for the instance that goes on with it.
 
-    Prefill -> in line -> computing    Offer   each time more leading blocks are whole (computed, found or loaded)
+    Prefill -> in the queue -> computing    Offer   each time more leading blocks are whole (computed, found or loaded)
                             |
               its one token |-- is a stop, or it failed: an ordinary end, and nothing is kept
                             `-- is not: Emit of the token, then Offer(last), no Ended. The blocks stay for keep_seconds
 
-    AskRelease -> Released(kept)     kept: every block was held from its offer until now, so the copy is what was computed
+    Release -> Released(kept)     kept: every block was held from its offer until now, so the copy is what was computed
 
 What is kept is a promise that may be broken at any time: whoever copies asks at the end (Kept in request.py). It is broken
 when time is up, when blocks are short (Board.revoke_lease), when the pool is lost or not to be trusted, and when its keys
@@ -17,8 +17,8 @@ from __future__ import annotations
 from baton.config import TierConfig
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
-from baton.core.engine.request import Kept, Sequence
-from baton.protocol.handoff import AskRelease, Offer, Released
+from baton.core.engine.request import PinnedBlocks, Sequence
+from baton.protocol.handoff import Offer, Release, Released
 from baton.protocol.ids import Instant
 
 
@@ -32,7 +32,7 @@ class Source:
 
     def keep(self, sequence: Sequence, keep_seconds: float) -> None:
         """What it computes from now on is offered."""
-        sequence.kept = Kept(sequence, keep_seconds)
+        sequence.kept = PinnedBlocks(sequence, keep_seconds)
         self._board.kept[sequence.request.id] = sequence.kept
 
     # Offers
@@ -56,7 +56,7 @@ class Source:
         if ended:
             self._bound()
 
-    def _offer(self, kept: Kept, tokens: int, *, last: bool = False) -> None:
+    def _offer(self, kept: PinnedBlocks, tokens: int, *, last: bool = False) -> None:
         sequence, place = kept.sequence, kept.offered
         kept.offered = len(kept.blocks)
         usage = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens) if last else ()
@@ -72,7 +72,7 @@ class Source:
 
     # Their end
 
-    def asked(self, message: AskRelease) -> None:
+    def asked(self, message: Release) -> None:
         """The copy is whole. Whatever the answer is, the blocks are not needed any longer."""
         kept = self._board.kept.get(message.request)
         mine = kept is not None and kept.finished and kept.sequence.attempt == message.attempt

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from baton.config import TierConfig
 from baton.core.kv.circuit import Permit
-from baton.core.kv.token_links import Link, Run
+from baton.core.kv.token_links import ChainLink, TokenChain
 from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Instant, MoveId, PoolIncarnation, StepNo
 from baton.protocol.moves import BlockMove, MoveKind
 
@@ -26,10 +26,10 @@ class Pending:
         self.keys = tuple(keys)
         self.permit: Permit | None = None
         "To or from storage: open at its circuit until storage answers or is late, whichever is first."
-        self.waiters: dict[Waiter, None] = {}
+        self.waiters: dict[MoveWaiter, None] = {}
         "In the order in which they came."
 
-    def take_waiters(self) -> list[Waiter]:
+    def take_waiters(self) -> list[MoveWaiter]:
         """It has ended: nothing waits for it any more."""
         waiters, self.waiters = list(self.waiters), {}
         for waiter in waiters:
@@ -37,7 +37,7 @@ class Pending:
         return waiters
 
 
-class Waiter:
+class MoveWaiter:
     """Waits for one question or move at a time."""
 
     __slots__ = ("pending",)
@@ -61,7 +61,7 @@ class Question(Pending):
 
     __slots__ = ("asked_at", "run")
 
-    def __init__(self, number: MoveId, keys: Sequence[BlockKey], run: Run, asked_at: Instant) -> None:
+    def __init__(self, number: MoveId, keys: Sequence[BlockKey], run: TokenChain, asked_at: Instant) -> None:
         super().__init__(number, keys)
         self.run = run
         "Token ids of the keys, where storage wants those."
@@ -82,7 +82,7 @@ class Move(Pending):
         "Of the device blocks of a store, as they were."
         self.on_to_storage: list[bool] = []
         "Of a store: which blocks are put when they have arrived."
-        self.links: Sequence[Link | None] = ()
+        self.links: Sequence[ChainLink | None] = ()
         "Of a store or fetch, where storage wants token ids: one for each key."
         self.fence: StepNo | None = None
         "Of a load or pull: the last plan that may write to its targets."

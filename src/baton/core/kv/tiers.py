@@ -32,7 +32,7 @@ from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
 from baton.core.kv.rates import BlockRate
 from baton.core.kv.storage_calls import StorageCalls
-from baton.core.kv.token_links import NO_RUN, Run, TokenLinks
+from baton.core.kv.token_links import NO_RUN, TokenChain, TokenLinks
 from baton.core.kv.write_policy import WritePolicy
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Instant, MoveId, StepNo
@@ -133,7 +133,7 @@ class Tiers:
             del to_put[next(iter(to_put))]
             self.stats.skipped_puts += 1
 
-    def _put_run(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> None:
+    def _put_run(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> None:
         permit = self.write_circuit.admit(now) if keys else None
         if permit is None:
             self.stats.skipped_puts += len(keys)
@@ -150,7 +150,7 @@ class Tiers:
         """To storage, not answered."""
         return len(self._questions)
 
-    def query(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> Question | None:
+    def query(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Question | None:
         """How many of these does storage have? None: it is not asked, because it has failed too often."""
         permit = self.read_circuit.admit(now)
         if permit is None:
@@ -161,7 +161,7 @@ class Tiers:
         self.outgoing.append(StorageQuery(question.id, question.keys, self.config.storage_seconds_max, run.tokens()))
         return question
 
-    def fetch(self, keys: Sequence[BlockKey], run: Run, now: Instant) -> Move | None:
+    def fetch(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Move | None:
         """From storage to the host, as much as there is room for. None: there is none."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
         permit = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent is one that failed

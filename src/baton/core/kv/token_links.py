@@ -21,7 +21,7 @@ from baton.protocol.ids import BlockId, BlockKey, HostBlockId
 from baton.protocol.moves import pack_tokens
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     place: int
     "How many blocks of its chain are before it."
     parent: BlockKey
@@ -30,23 +30,23 @@ class Link(NamedTuple):
     "Its own token ids, packed as in messages."
 
 
-class Run(NamedTuple):
+class TokenChain(NamedTuple):
     """Token ids of keys that follow each other in one chain."""
 
     before: bytes
     "Of all blocks before the first of them."
-    links: tuple[Link, ...]
+    links: tuple[ChainLink, ...]
     "One for each key."
 
-    def first(self, count: int) -> Run:
-        return Run(self.before, self.links[:count])
+    def first(self, count: int) -> TokenChain:
+        return TokenChain(self.before, self.links[:count])
 
     def tokens(self) -> bytes:
         """From the start of the sequence to the end of the last block."""
         return self.before + b"".join(link.ids for link in self.links)
 
 
-NO_RUN = Run(b"", ())
+NO_RUN = TokenChain(b"", ())
 """Where nobody asks for tokens."""
 
 
@@ -57,8 +57,8 @@ class TokenLinks:
         self._size = block_size
         # By number of the block. A link stays when its block is evicted, until the next one is published or inserted there;
         # links are looked up by way of the index of a tier, and by generation, so nobody finds it.
-        self._of_device: list[Link | None] = [None] * cache.pool.total
-        self._of_host: list[Link | None] = [None] * host.total
+        self._of_device: list[ChainLink | None] = [None] * cache.pool.total
+        self._of_host: list[ChainLink | None] = [None] * host.total
 
     # What blocks stand for
 
@@ -66,19 +66,19 @@ class TokenLinks:
         """A sequence with these tokens has put this block in the device's cache, under keys[place]."""
         self._of_device[block] = self._link(keys, place, tokens)
 
-    def on_device(self, block: BlockId) -> Link | None:
+    def on_device(self, block: BlockId) -> ChainLink | None:
         """Of a block that was published and not handed on since."""
         return self._of_device[block]
 
-    def inserted(self, block: HostBlockId, link: Link | None) -> None:
+    def inserted(self, block: HostBlockId, link: ChainLink | None) -> None:
         """The host tier has it now. None: nobody knows its ids, because it was computed before they were asked for."""
         self._of_host[block] = link
 
-    def _link(self, keys: Sequence[BlockKey], place: int, tokens: Sequence[int]) -> Link:
+    def _link(self, keys: Sequence[BlockKey], place: int, tokens: Sequence[int]) -> ChainLink:
         own = tokens[place * self._size : (place + 1) * self._size]
-        return Link(place, keys[place - 1] if place else BlockKey(b""), pack_tokens(own))
+        return ChainLink(place, keys[place - 1] if place else BlockKey(b""), pack_tokens(own))
 
-    def _of(self, key: BlockKey) -> Link | None:
+    def _of(self, key: BlockKey) -> ChainLink | None:
         link = None
         if (on_host := self._host.block_of(key)) is not None:
             link = self._of_host[on_host]
@@ -88,12 +88,12 @@ class TokenLinks:
 
     # What messages say
 
-    def asked(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> Run:
+    def asked(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> TokenChain:
         """Of keys[begin:end] of a sequence with these tokens."""
         before = pack_tokens(tokens[: begin * self._size])
-        return Run(before, tuple(self._link(keys, place, tokens) for place in range(begin, end)))
+        return TokenChain(before, tuple(self._link(keys, place, tokens) for place in range(begin, end)))
 
-    def runs(self, keys: Sequence[BlockKey]) -> list[tuple[list[BlockKey], Run]]:
+    def runs(self, keys: Sequence[BlockKey]) -> list[tuple[list[BlockKey], TokenChain]]:
         """The same keys by chains: in each run the parent of a key is before it. Those behind a gap are left out."""
         known = {key: link for key in keys if (link := self._of(key)) is not None}
         chains: list[list[BlockKey]] = []
@@ -105,14 +105,14 @@ class TokenLinks:
                 chains.append(chain)
             chain.append(key)
             by_last[key] = chain
-        found: list[tuple[list[BlockKey], Run]] = []
+        found: list[tuple[list[BlockKey], TokenChain]] = []
         for chain in chains:
             before = self._before(known[chain[0]])
             if before is not None:
-                found.append((chain, Run(before, tuple(known[key] for key in chain))))
+                found.append((chain, TokenChain(before, tuple(known[key] for key in chain))))
         return found
 
-    def _before(self, link: Link) -> bytes | None:
+    def _before(self, link: ChainLink) -> bytes | None:
         """Ids of all blocks before this one. None: there is a gap."""
         parts: list[bytes] = []
         while link.place:

@@ -128,7 +128,7 @@ class FileBackend:
     def get(
         self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
     ) -> int:
-        reading = _Reading(self, keys)
+        reading = _FileRead(self, keys)
         try:
             for key, block in zip(keys, into, strict=True):
                 if deadline.passed():
@@ -145,7 +145,7 @@ class FileBackend:
             self._counters.add("bytes_read", reading.done * self.object_bytes)
         return reading.done
 
-    def _read(self, reading: _Reading, key: bytes, block: memoryview) -> bool:
+    def _read(self, reading: _FileRead, key: bytes, block: memoryview) -> bool:
         """Whether the block is now in place, whole and verified. If the file is damaged it is removed."""
         descriptor = reading.next_file()
         if descriptor is None:
@@ -255,7 +255,7 @@ class FileBackend:
         """Nothing is held open between calls."""
 
 
-class _Reading:
+class _FileRead:
     """The files of one `get`. As long as they are in memory, one is open at a time; from the first that is not, the disk is
     asked for the next ones too."""
 

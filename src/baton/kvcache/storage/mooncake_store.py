@@ -23,8 +23,8 @@ from typing import Any
 from baton.errors import InvalidConfig, StorageFailed, StorageReason
 from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
 from baton.kvcache.storage.counters import Counters
-from baton.kvcache.storage.lanes import Call, Lane, Lanes
 from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
+from baton.kvcache.storage.thread_pool import PoolCall, PoolThread, ThreadPool
 from baton.kvcache.storage.url import StorageURL
 
 PORT = 50051
@@ -95,7 +95,7 @@ class MooncakeBackend:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         whole, address = memoryview(self._memory), self._address
         starts = range(0, LANES * lane_bytes, lane_bytes)
-        self._lanes = Lanes([(whole[start : start + lane_bytes], address + start) for start in starts])
+        self._lanes = ThreadPool([(whole[start : start + lane_bytes], address + start) for start in starts])
         self._make_store = make_store
         self._store: Any = None
         self._may_connect: deque[None] = deque([None])
@@ -137,7 +137,7 @@ class MooncakeBackend:
 
     def _batches(
         self,
-        lane: Lane,
+        lane: PoolThread,
         keys: Sequence[bytes],
         deadline: Deadline,
         prepare: Callable[[tuple[Sequence[bytes], memoryview]], Callable[..., list[int]]],
@@ -147,7 +147,7 @@ class MooncakeBackend:
         A batch has half of the lane's memory: the next one is under way while the caller deals with one. `prepare` is told
         a batch and its memory, fills that if it is to, and says which function of the client moves it.
         """
-        under_way: deque[tuple[Sequence[bytes], memoryview, Call[list[int]]]] = deque()
+        under_way: deque[tuple[Sequence[bytes], memoryview, PoolCall[list[int]]]] = deque()
         half_bytes, size, asked = self._per_half * self._object_bytes, self._object_bytes, 0
         half = 0
         while under_way or asked < len(keys):
@@ -213,7 +213,7 @@ class MooncakeBackend:
     def _name(self, key: bytes) -> str:
         return f"baton:kv:{self.layout.object_name(key)}"
 
-    def _connected(self, lane: Lane, deadline: Deadline) -> Any:
+    def _connected(self, lane: PoolThread, deadline: Deadline) -> Any:
         if self._store is None:
             try:
                 self._may_connect.pop()

@@ -16,7 +16,7 @@ from baton.errors import InvalidConfig, StorageFailed
 from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
 from baton.kvcache.storage.counters import Counters
 from baton.kvcache.storage.object import HEADER_BYTES, fault_of, seal
-from baton.kvcache.storage.resp import WRONG_TYPE, Address, Buffer, Connection, command
+from baton.kvcache.storage.resp import WRONG_TYPE, Buffer, Connection, RedisAddress, command
 from baton.kvcache.storage.url import StorageURL
 
 PORT = 6379
@@ -33,23 +33,23 @@ def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
     return RedisBackend(address, layout, ttl_seconds)
 
 
-def redis_settings(url: StorageURL) -> tuple[Address, int]:
+def redis_settings(url: StorageURL) -> tuple[RedisAddress, int]:
     """Where it is, and after how many seconds objects expire. Nothing is opened but the file with the password."""
     url.allow("ttl_hours", "password_file", *(["ca_file"] if url.scheme == "rediss" else []))
     ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
     return address_of(url), ttl_seconds
 
 
-def address_of(url: StorageURL) -> Address:
+def address_of(url: StorageURL) -> RedisAddress:
     password = _password(url)
     if url.scheme == "redis+unix":
         if not url.path.startswith("/"):
             raise InvalidConfig("a Redis socket needs its path: redis+unix:///run/redis/redis.sock")
-        return Address(socket_path=url.path, user=url.user, password=password)
+        return RedisAddress(socket_path=url.path, user=url.user, password=password)
     database = url.path.strip("/") or "0"
     if not url.host or not database.isdecimal():
         raise InvalidConfig(f"{url!r} is no address of a Redis; write {url.scheme}://host:{PORT}/0")
-    return Address(
+    return RedisAddress(
         host=url.host,
         port=url.port or PORT,
         tls=url.scheme == "rediss",
@@ -73,7 +73,7 @@ def _password(url: StorageURL) -> str:
 class RedisBackend:
     wants_tokens = False
 
-    def __init__(self, address: Address, layout: LayoutName, ttl_seconds: int = 0) -> None:
+    def __init__(self, address: RedisAddress, layout: LayoutName, ttl_seconds: int = 0) -> None:
         self.address, self.layout = address, layout
         self._object_bytes = HEADER_BYTES + layout.block_bytes
         self._window = max(1, BYTES_IN_FLIGHT // self._object_bytes)
@@ -103,7 +103,7 @@ class RedisBackend:
     def get(
         self, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
     ) -> int:
-        reading = _Reading(self, keys, into, deadline)
+        reading = _RedisRead(self, keys, into, deadline)
         try:
             return self._on_a_connection(reading.run, deadline, lambda: reading.done)
         finally:
@@ -209,7 +209,7 @@ class RedisBackend:
             self._idle.pop().close()
 
 
-class _Reading:
+class _RedisRead:
     """One `get`. It goes on where it was if its first connection turns out to be dead."""
 
     def __init__(self, backend: RedisBackend, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline) -> None:

@@ -41,7 +41,7 @@ ARM_AGAIN_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class RedisAddress:
     host: str = ""
     port: int = 0
     socket_path: str = ""
@@ -64,7 +64,7 @@ def command(*words: bytes) -> bytes:
 class Connection:
     """Raises OSError where the socket fails (TimeoutError after the deadline) and StorageFailed for error replies."""
 
-    def __init__(self, address: Address, deadline: Deadline) -> None:
+    def __init__(self, address: RedisAddress, deadline: Deadline) -> None:
         self._address = address
         self.in_step = True
         "Nothing that was asked is unanswered: the connection can be used for something else."
@@ -202,7 +202,7 @@ class Connection:
         self._socket.close()
 
 
-def _connect(address: Address, deadline: Deadline) -> socket.socket:
+def _connect(address: RedisAddress, deadline: Deadline) -> socket.socket:
     seconds = deadline.left()
     if seconds <= 0:
         raise TimeoutError

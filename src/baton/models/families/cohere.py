@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
 from baton.models.config import NO_ROPE, RopeConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 FULL_EVERY = 4
@@ -23,7 +23,7 @@ class Cohere(Architecture):
     hf_defaults = MappingProxyType({"tie_word_embeddings": True})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         if fields.get("use_qk_norm"):
             raise ModelUnsupported(f"{fields.origin}: use_qk_norm (a LayerNorm for every head) is not supported")
         bias = fields.boolean("attention_bias", False)
@@ -45,11 +45,11 @@ class Cohere(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_hf(cls, fields: Fields) -> float:
+    def norm_eps_from_hf(cls, fields: ConfigFields) -> float:
         return fields.number("layer_norm_eps", 1e-5)
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         layers, window = fields.layer_count("block_count"), fields.integer_or_none("attention.sliding_window", None)
         full = [window is None or (layer + 1) % FULL_EVERY == 0 for layer in range(layers)]
         rope = RopeConfig(theta=fields.number("rope.freq_base"))
@@ -62,15 +62,15 @@ class Cohere(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_gguf(cls, fields: Fields) -> float:
+    def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_epsilon")
 
 
-def _with_kinds(fields: Fields) -> Fields:
+def _with_kinds(fields: ConfigFields) -> ConfigFields:
     """Older files say how often a layer is full instead of naming the kind of each."""
     if fields.get("layer_types"):
         return fields
     every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)
     layers = range(fields.layer_count("num_hidden_layers"))
     kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in layers]
-    return Fields({**fields.values, "layer_types": kinds}, fields.origin)
+    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class Ernie(Architecture):
@@ -28,14 +28,14 @@ class Ernie(Architecture):
     )
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         bias = fields.boolean("use_bias", False)
         if bias and fields.get("moe_num_experts"):
             raise ModelUnsupported(f"{fields.origin}: use_bias with experts is not supported")
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts | None:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts | None:
         count = fields.get("moe_num_experts")
         if not count:
             return None
@@ -56,11 +56,11 @@ class Ernie(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qkv_bias="blk.0.attn_q.bias" in tensors)
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts | None:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts | None:
         count = fields.integer("expert_count", 0)
         if not count:
             return None

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
 from baton.models.config import RopeConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 FULL_EVERY = 6
@@ -35,7 +35,7 @@ class Gemma3(Architecture):
     gguf_layer_names = MappingProxyType({"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             if fields.get(key) is not None:
                 raise ModelUnsupported(f"{fields.origin}: {key} is not supported")
@@ -51,11 +51,11 @@ class Gemma3(Architecture):
         )
 
     @classmethod
-    def rope_from_hf(cls, fields: Fields) -> RopeConfig:
+    def rope_from_hf(cls, fields: ConfigFields) -> RopeConfig:
         return _rope(fields, "full_attention")
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         layers, window = fields.layer_count("block_count"), fields.integer("attention.sliding_window")
         full = [(layer + 1) % FULL_EVERY == 0 for layer in range(layers)]
         turned, local = RopeConfig(theta=fields.number("rope.freq_base")), RopeConfig(theta=LOCAL_THETA)
@@ -88,7 +88,7 @@ def _traits(
     )
 
 
-def _rope(fields: Fields, kind: str) -> RopeConfig:
+def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
     settings = fields.get("rope_parameters")
     if isinstance(settings, dict) and kind in settings:
         return rope_from_hf(fields, kind)
@@ -97,11 +97,11 @@ def _rope(fields: Fields, kind: str) -> RopeConfig:
     return RopeConfig(theta=fields.number("rope_local_base_freq", LOCAL_THETA))
 
 
-def _with_kinds(fields: Fields) -> Fields:
+def _with_kinds(fields: ConfigFields) -> ConfigFields:
     """Older files say how often a layer is full instead of naming the kind of each."""
     if fields.get("layer_types"):
         return fields
     every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)
     layers = range(fields.layer_count("num_hidden_layers"))
     kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in layers]
-    return Fields({**fields.values, "layer_types": kinds}, fields.origin)
+    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 HALF = MappingProxyType({"partial_rotary_factor": 0.5})
 
@@ -28,12 +28,12 @@ class Glm(Architecture):
     )
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         after = "Glm4ForCausalLM" in fields.get("architectures", ())
         return Traits(qkv_bias=fields.boolean("attention_bias", True), norms="both" if after else "before")
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         after = "blk.0.post_attention_norm.weight" in tensors
         return Traits(qkv_bias="blk.0.attn_q.bias" in tensors, norms="both" if after else "before")
 
@@ -54,11 +54,11 @@ class Glm4Moe(Architecture):
     gguf_layer_names = MappingProxyType({"post_attention_norm": "mlp_norm"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         return Traits(qkv_bias=fields.boolean("attention_bias", False), qk_norm=fields.boolean("use_qk_norm", False))
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts:
         groups = fields.integer("n_group", 1)
         if groups != 1:
             raise ModelUnsupported(f"{fields.origin}: experts in {groups} groups are not supported; supported is one group")
@@ -77,5 +77,5 @@ class Glm4Moe(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         raise ModelUnsupported(f"{fields.origin}: GLM-4.5 is supported from safetensors, not from GGUF files")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture, windows_by_kind
 from baton.models.config import OAI_LIMIT, OAI_SLOPE, Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class GptOss(Architecture):
@@ -33,7 +33,7 @@ class GptOss(Architecture):
     gguf_layer_names = MappingProxyType({"attn_sinks.weight": "attention.sinks", "post_attention_norm": "mlp_norm"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         for key, wanted in (("swiglu_limit", OAI_LIMIT), ("swiglu_alpha", OAI_SLOPE)):
             if fields.number(key, wanted) != wanted:
                 raise ModelUnsupported(f"{fields.origin}: {key} is {fields.get(key)}; supported is {wanted}")
@@ -41,7 +41,7 @@ class GptOss(Architecture):
         return _traits(windows_by_kind(_with_kinds(fields), fields.integer("sliding_window")), bias=bias)
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("num_local_experts"),
             per_token=fields.integer("num_experts_per_tok", 4),
@@ -51,13 +51,13 @@ class GptOss(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         window = fields.integer("attention.sliding_window")
         layers = range(fields.layer_count("block_count"))
         return _traits(tuple(None if layer % 2 else window for layer in layers), bias="blk.0.attn_q.bias" in tensors)
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("expert_count"),
             per_token=fields.integer("expert_used_count"),
@@ -71,10 +71,10 @@ def _traits(windows: tuple[int | None, ...], *, bias: bool) -> Traits:
     return Traits(qkv_bias=bias, output_bias=bias, sinks=True, activation="swiglu_oai", layer_windows=windows)
 
 
-def _with_kinds(fields: Fields) -> Fields:
+def _with_kinds(fields: ConfigFields) -> ConfigFields:
     """A file without kinds of layers has a window on every other one, from the first on."""
     if fields.get("layer_types"):
         return fields
     layers = range(fields.layer_count("num_hidden_layers"))
     kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
-    return Fields({**fields.values, "layer_types": kinds}, fields.origin)
+    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

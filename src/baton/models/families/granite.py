@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class Granite(Architecture):
@@ -20,7 +20,7 @@ class Granite(Architecture):
     gguf_pairs = "neighbours"
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         bias = fields.boolean("attention_bias", False)
         return Traits(
             qkv_bias=bias,
@@ -32,11 +32,11 @@ class Granite(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_hf(cls, fields: Fields) -> float:
+    def norm_eps_from_hf(cls, fields: ConfigFields) -> float:
         return fields.number("rms_norm_eps") / fields.positive("residual_multiplier", 1.0) ** 2
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(
             embedding_scale=fields.positive("embedding_scale", 1.0) / fields.positive("residual_scale", 1.0),
             attention_scale=fields.positive("attention.scale"),
@@ -44,5 +44,5 @@ class Granite(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_gguf(cls, fields: Fields) -> float:
+    def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_rms_epsilon") / fields.positive("residual_scale", 1.0) ** 2

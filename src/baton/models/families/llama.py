@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 MISTRAL_WINDOW_DEFAULT = 4096
 """What a Mistral config.json without the key means. A null there means no window."""
@@ -19,7 +19,7 @@ class Llama(Architecture):
     gguf_pairs = "neighbours"
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         if "MistralForCausalLM" in fields.get("architectures", ()):
             window = fields.integer_or_none("sliding_window", MISTRAL_WINDOW_DEFAULT)
             return Traits(layer_windows=(window,) * fields.layer_count("num_hidden_layers") if window else ())
@@ -27,7 +27,7 @@ class Llama(Architecture):
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False))
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         window = fields.integer_or_none("attention.sliding_window", None)
         return Traits(
             qkv_bias="blk.0.attn_q.bias" in tensors,
@@ -37,7 +37,7 @@ class Llama(Architecture):
         )
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts | None:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts | None:
         """Of Mixtral, whose files have this name."""
         count = fields.integer("expert_count", 0)
         if not count:

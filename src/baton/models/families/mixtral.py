@@ -8,7 +8,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class Mixtral(Architecture):
@@ -18,12 +18,12 @@ class Mixtral(Architecture):
     hf_layer_names = MappingProxyType({"block_sparse_moe.gate": "mlp.router"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         window = fields.integer_or_none("sliding_window", None)
         return Traits(layer_windows=(window,) * fields.layer_count("num_hidden_layers") if window else ())
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("num_local_experts"),
             per_token=fields.integer("num_experts_per_tok"),
@@ -32,5 +32,5 @@ class Mixtral(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         raise ModelUnsupported(f"{fields.origin}: GGUF files of {cls.name} are of the architecture llama")

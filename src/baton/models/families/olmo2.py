@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
 from baton.models.config import RopeConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 
@@ -22,7 +22,7 @@ class Olmo2(Architecture):
     gguf_layer_names = MappingProxyType({"post_attention_norm": "attention_post_norm", "post_ffw_norm": "mlp_post_norm"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         bias = fields.boolean("attention_bias", False)
         windows: tuple[int | None, ...] = ()
         ropes: tuple[RopeConfig, ...] = ()
@@ -40,9 +40,9 @@ class Olmo2(Architecture):
         )
 
     @classmethod
-    def rope_from_hf(cls, fields: Fields) -> RopeConfig:
+    def rope_from_hf(cls, fields: ConfigFields) -> RopeConfig:
         return rope_from_hf(fields, "full_attention")
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qk_norm=True, qk_norm_across_heads=True, norms="after")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class Phi3(Architecture):
@@ -19,12 +19,12 @@ class Phi3(Architecture):
     gguf_layer_names = MappingProxyType({"ffn_up": "mlp.gate_up"})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         window = fields.integer_or_none("sliding_window", None)
         return _windowed(window, fields.integer("max_position_embeddings"), fields.layer_count("num_hidden_layers"))
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         window = fields.integer_or_none("attention.sliding_window", None)
         return _windowed(window, fields.integer("context_length"), fields.layer_count("block_count"))
 

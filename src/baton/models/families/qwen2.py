@@ -7,7 +7,7 @@ from collections.abc import Collection
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class Qwen2(Architecture):
@@ -16,15 +16,15 @@ class Qwen2(Architecture):
     gguf_names = ("qwen2",)
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         return Traits(qkv_bias=True, layer_windows=qwen_windows(fields))
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qkv_bias=True)
 
 
-def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
+def qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     """Windows by layer: from `layer_types` where it is given, else layers from `max_window_layers` on."""
     layers = fields.layer_count("num_hidden_layers")
     window = fields.integer_or_none("sliding_window", None)

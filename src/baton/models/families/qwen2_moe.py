@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.families.qwen2 import qwen_windows
 
 
@@ -25,11 +25,11 @@ class Qwen2Moe(Architecture):
     )
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         return Traits(qkv_bias=fields.boolean("qkv_bias", True), layer_windows=qwen_windows(fields))
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("num_experts"),
             per_token=fields.integer("num_experts_per_tok"),
@@ -41,11 +41,11 @@ class Qwen2Moe(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qkv_bias=True)
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("expert_count"),
             per_token=fields.integer("expert_used_count"),
@@ -56,7 +56,7 @@ class Qwen2Moe(Architecture):
         )
 
 
-def sparse_layers(fields: Fields) -> tuple[bool, ...]:
+def sparse_layers(fields: ConfigFields) -> tuple[bool, ...]:
     """Which layers have experts. Empty: all of them."""
     dense, every = fields.get("mlp_only_layers") or [], fields.integer("decoder_sparse_step", 1)
     layers = fields.layer_count("num_hidden_layers")

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.families.qwen2 import qwen_windows
 
 
@@ -16,10 +16,10 @@ class Qwen3(Architecture):
     gguf_names = ("qwen3",)
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         bias = fields.boolean("attention_bias", False)
         return Traits(qkv_bias=bias, output_bias=bias, qk_norm=True, layer_windows=qwen_windows(fields))
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qk_norm=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.families.qwen2_moe import sparse_layers
 from baton.models.families.qwen3 import Qwen3
 
@@ -17,11 +17,11 @@ class Qwen3Moe(Architecture):
     gguf_names = ("qwen3moe",)
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         return Qwen3.traits_from_hf(fields)
 
     @classmethod
-    def experts_from_hf(cls, fields: Fields) -> Experts:
+    def experts_from_hf(cls, fields: ConfigFields) -> Experts:
         # transformers 5 may call them local experts.
         count = fields.integer("num_experts", fields.get("num_local_experts"))
         return Experts(
@@ -33,11 +33,11 @@ class Qwen3Moe(Architecture):
         )
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qk_norm=True)
 
     @classmethod
-    def experts_from_gguf(cls, fields: Fields) -> Experts:
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts:
         return Experts(
             count=fields.integer("expert_count"),
             per_token=fields.integer("expert_used_count"),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import NO_ROPE, RopeConfig, Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 EVERY = 4
@@ -22,7 +22,7 @@ class SmolLM3(Architecture):
     hf_defaults = MappingProxyType({"tie_word_embeddings": True})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         if fields.boolean("use_sliding_window", False):
             raise ModelUnsupported(f"{fields.origin}: a sliding window is not supported for {cls.name}")
         layers, bias = fields.layer_count("num_hidden_layers"), fields.boolean("attention_bias", False)
@@ -34,7 +34,7 @@ class SmolLM3(Architecture):
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False), layer_ropes=ropes)
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         rope = RopeConfig(theta=fields.number("rope.freq_base"))
         layers = fields.layer_count("block_count")
         return Traits(layer_ropes=tuple(NO_ROPE if (layer + 1) % EVERY == 0 else rope for layer in range(layers)))

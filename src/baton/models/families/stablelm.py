@@ -8,7 +8,7 @@ from types import MappingProxyType
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Traits
-from baton.models.config_fields import Fields
+from baton.models.config_fields import ConfigFields
 
 
 class StableLM(Architecture):
@@ -18,7 +18,7 @@ class StableLM(Architecture):
     hf_defaults = MappingProxyType({"partial_rotary_factor": 0.25, "head_dim": None})
 
     @classmethod
-    def traits_from_hf(cls, fields: Fields) -> Traits:
+    def traits_from_hf(cls, fields: ConfigFields) -> Traits:
         if fields.boolean("qk_layernorm", False):
             raise ModelUnsupported(f"{fields.origin}: qk_layernorm (a LayerNorm for every head) is not supported")
         return Traits(
@@ -29,11 +29,11 @@ class StableLM(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_hf(cls, fields: Fields) -> float:
+    def norm_eps_from_hf(cls, fields: ConfigFields) -> float:
         return fields.number("layer_norm_eps", 1e-5)
 
     @classmethod
-    def traits_from_gguf(cls, fields: Fields, tensors: Collection[str]) -> Traits:
+    def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         if "blk.0.attn_q_norm.weight" in tensors:
             raise ModelUnsupported(f"{fields.origin}: a LayerNorm for every head is not supported")
         return Traits(
@@ -44,5 +44,5 @@ class StableLM(Architecture):
         )
 
     @classmethod
-    def norm_eps_from_gguf(cls, fields: Fields) -> float:
+    def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_epsilon")

@@ -33,7 +33,7 @@ from baton.protocol.control import (
     SleepInstance,
     WakeInstance,
 )
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Forget, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
@@ -42,14 +42,14 @@ MARK: Final = "|"
 UNANSWERED_MAX: Final = 256
 """Orders, or pings, of all callers that wait for their answer."""
 
-ToRouter = Expecting | Offer | AskRelease | Released | Adopted
+ToRouter = Reserved | Offer | Release | Released | Adopted
 """Effects that go to whoever the request is of, as they are."""
 
 
 class Asked(Protocol):
     """What of the engine callers reach. The numbers are ours."""
 
-    def tell(self, event: Event) -> None: ...
+    def dispatch(self, event: Event) -> None: ...
 
     def ping(self, number: int) -> None: ...
 
@@ -106,7 +106,7 @@ class Callers:
         self._orders.forget(caller)
         self._pings.forget(caller)
         for request in [request for request in self._engine.open_requests() if caller.owns(request)]:
-            self._engine.tell(Abort(request))
+            self._engine.dispatch(Abort(request))
 
     def send_all(self, message: Message) -> None:
         for caller in [*self._tagged.values(), *([self._untagged] if self._untagged is not None else [])]:
@@ -117,19 +117,19 @@ class Callers:
     def on_message(self, caller: Caller, message: Message) -> None:
         match message:
             case GenerateRequest():
-                self._engine.tell(Submit(self._owned(caller, message)))
+                self._engine.dispatch(Submit(self._owned(caller, message)))
             case GenerateBatch():
                 for request in message.requests():
-                    self._engine.tell(Submit(self._owned(caller, request)))
+                    self._engine.dispatch(Submit(self._owned(caller, request)))
             case AbortRequest(id_, index, reason):
                 ours = caller.ours(RequestId(id_))
-                self._engine.tell(Abort(ours, index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
-            case Expect() | Prefill():
-                self._engine.tell(replace(message, request=self._owned(caller, message.request)))
+                self._engine.dispatch(Abort(ours, index, FinishReason.STOP if reason == "stop" else FinishReason.ABORT))
+            case Reserve() | Prefill():
+                self._engine.dispatch(replace(message, request=self._owned(caller, message.request)))
             case PeerOffer(offer):
-                self._engine.tell(replace(message, offer=replace(offer, request=caller.ours(offer.request))))
-            case AskRelease() | Released() | Forget():
-                self._engine.tell(replace(message, request=caller.ours(message.request)))
+                self._engine.dispatch(replace(message, offer=replace(offer, request=caller.ours(offer.request))))
+            case Release() | Released() | Forget():
+                self._engine.dispatch(replace(message, request=caller.ours(message.request)))
             case Ping():
                 self._on_ping(caller, message.number)
             case PauseInstance() | ResumeInstance() | SleepInstance() | WakeInstance() | ClearCache():
@@ -158,13 +158,13 @@ class Callers:
             return
         match order:
             case PauseInstance(_, seconds):
-                self._engine.tell(Pause(seconds, number))
+                self._engine.dispatch(Pause(seconds, number))
             case ResumeInstance():
-                self._engine.tell(Resume(number))
+                self._engine.dispatch(Resume(number))
             case SleepInstance():
-                self._engine.tell(Sleep(number))
+                self._engine.dispatch(Sleep(number))
             case ClearCache(_, device, host):
-                self._engine.tell(ForgetCache(number, device, host))
+                self._engine.dispatch(ForgetCache(number, device, host))
             case WakeInstance(_, model):
                 self._engine.wake(number, model)
 

@@ -12,11 +12,11 @@ from baton.protocol.control import CacheHello, CacheStats, LoadProgress, Pong, P
 from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.protocol.pool import HostPoolReady, PoolAttached, PoolDetached, PoolReady, PoolSized
 from baton.protocol.step import StepResult
-from baton.runtime.engine.cache_keeper import CACHE, CacheKeeper
+from baton.runtime.engine.cache_supervisor import CACHE, CacheSupervisor
 from baton.runtime.engine.instance_loop import InstanceLoop
-from baton.runtime.engine.pool_holder import PoolHolder
+from baton.runtime.engine.pool_registry import PoolRegistry
 from baton.runtime.engine.startup import Startup
-from baton.runtime.engine.worker_keeper import WORKER, WorkerKeeper
+from baton.runtime.engine.worker_supervisor import WORKER, WorkerSupervisor
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.wire.channel import Channel
 
@@ -26,10 +26,10 @@ logger = logging.getLogger("baton.engine")
 class ChildMessages:
     """Satisfies child_set.Parent."""
 
-    pool: PoolHolder
+    pool: PoolRegistry
     startup: Startup
-    cache: CacheKeeper
-    worker: WorkerKeeper
+    cache: CacheSupervisor
+    worker: WorkerSupervisor
     "These four know the children, so they are made after them, and set before the first one is started."
 
     def __init__(self, machine: InstanceLoop, supervisor: Channel, on_over: Callable[[BaseException], None]) -> None:
@@ -63,7 +63,7 @@ class ChildMessages:
 
     def on_message(self, child: Child, message: Message) -> None:
         if type(message) is StepResult:  # nearly all of them
-            self._machine.tell(StepDone(message))
+            self._machine.dispatch(StepDone(message))
         else:
             self._on_rare_message(child, message)
 
@@ -82,10 +82,10 @@ class ChildMessages:
             case PoolDetached():
                 self.pool.on_detached(child, message.incarnation)
             case MoveResult():
-                self._machine.tell(BlocksMoved(message))
+                self._machine.dispatch(BlocksMoved(message))
                 self.cache.look_at_storage()
             case StorageAnswer():
-                self._machine.tell(StorageAnswered(message))
+                self._machine.dispatch(StorageAnswered(message))
                 self.cache.look_at_storage()
             case CacheHello():
                 self.cache.on_hello(message)

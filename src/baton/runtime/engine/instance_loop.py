@@ -48,10 +48,10 @@ class InstanceLoop:
         if self._driver is not None:
             self._driver.close()
 
-    def tell(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         if self._driver is None or self.instance is None:
             return
-        self._driver.tell(event)
+        self._driver.dispatch(event)
         if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
             losses = self.instance.worker.losses
             self._on_over(EngineError(f"the worker was lost {losses} time(s) in a row: the server ends"))
@@ -65,7 +65,7 @@ class InstanceLoop:
     def tell_from_loop(self, event: Event) -> None:
         """For what the loop itself calls: asyncio would only log an error there."""
         try:
-            self.tell(event)
+            self.dispatch(event)
         except Exception as error:
             self._on_over(error)
 

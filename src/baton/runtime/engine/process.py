@@ -31,28 +31,28 @@ from typing import Any
 
 from baton.config import EngineConfig, InstanceConfig, PoolAccess, SchedulerConfig, TierConfig, TiersConfig, without_password
 from baton.config.device_defaults import BY_DEVICE, OPTIONS, as_options
-from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, StopWorker, TellCache
+from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache, StopWorker
 from baton.core.events import Event, WorkerReady
 from baton.core.instance import Instance
 from baton.core.startup import StartupPlan, plan_startup
 from baton.errors import ChildKilled, EngineError
 from baton.observe.logs import configure
 from baton.protocol.control import InstanceReady, InstanceStats, ModeReport, OrderAnswer, StartFailed, WorkerHello
-from baton.protocol.handoff import Adopted, AskRelease, Expecting, Offer, Released
+from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import RequestId
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.output import Emit
-from baton.runtime.engine.cache_keeper import CacheKeeper
+from baton.runtime.engine.cache_supervisor import CacheSupervisor
 from baton.runtime.engine.callers import Callers
 from baton.runtime.engine.child_messages import ChildMessages
+from baton.runtime.engine.graceful_shutdown import Leaving
 from baton.runtime.engine.instance_loop import InstanceLoop
-from baton.runtime.engine.leaving import Leaving
-from baton.runtime.engine.pool_holder import PoolHolder
+from baton.runtime.engine.pool_registry import PoolRegistry
 from baton.runtime.engine.reporting import Reporting
 from baton.runtime.engine.router_links import RouterLinks
 from baton.runtime.engine.snapshot import beat_of
 from baton.runtime.engine.startup import Startup
-from baton.runtime.engine.worker_keeper import WorkerKeeper
+from baton.runtime.engine.worker_supervisor import WorkerSupervisor
 from baton.runtime.processes.child import Child
 from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
@@ -110,12 +110,12 @@ class Engine:
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )
         self._callers = Callers(self)
-        self._pool = messages.pool = PoolHolder(plan, self._children)
+        self._pool = messages.pool = PoolRegistry(plan, self._children)
         seconds = scheduler.worker_start_seconds_max
         self._startup = messages.startup = Startup(plan, self._children, config.worker.blocks, seconds)
         self._reporting = Reporting(front, supervisor, machine)
-        self._cache = messages.cache = CacheKeeper(plan, self._children, machine, self._startup)
-        self._keeper = messages.worker = WorkerKeeper(
+        self._cache = messages.cache = CacheSupervisor(plan, self._children, machine, self._startup)
+        self._keeper = messages.worker = WorkerSupervisor(
             config.worker.model, self._children, self._pool, machine, self._callers, self._reporting, self._spawn
         )
         self._leaving = Leaving()
@@ -227,7 +227,7 @@ class Engine:
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:
             logger.info("digest of the weights: %.1f s beside loading", hello.digest_seconds)
-        self.tell(WorkerReady(hello.epoch, hello.pool, hello.identity))
+        self.dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity))
         self._cache.on_begun()
         if self._links is not None:
             self._spawn(self._links.run())
@@ -250,8 +250,8 @@ class Engine:
 
     # The machine
 
-    def tell(self, event: Event) -> None:
-        self._machine.tell(event)
+    def dispatch(self, event: Event) -> None:
+        self._machine.dispatch(event)
 
     def _ports(self) -> dict[type[Any], Callable[[Any], None]]:
         """Who carries out what the machine wants done."""
@@ -259,12 +259,12 @@ class Engine:
             RunStep: self._keeper.run_step,
             Emit: self._callers.emit,
             Refuse: self._callers.refuse,
-            **dict.fromkeys((Expecting, Offer, AskRelease, Released, Adopted), self._callers.pass_on),
+            **dict.fromkeys((Reserved, Offer, Release, Released, Adopted), self._callers.pass_on),
             ModeChanged: self._on_mode,
             OrderAnswer: self._keeper.answer_order,
             RestartWorker: self._keeper.restart,
             StopWorker: self._keeper.stop,
-            TellCache: self._cache.send,
+            SendToCache: self._cache.send,
             RestartCache: self._cache.restart,
         }
 
@@ -294,10 +294,10 @@ class Engine:
         """A session with a router leaves from this address of ours. Will our next hello say something else?"""
         return self._cache.reached(host, on_gpu=self._pool.pool is not None and self._pool.pool.memory is not None)
 
-    def hello(self) -> NodeHello:
+    def hello(self) -> InstanceHello:
         return self._reporting.hello(self.config)
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         assert self._instance is not None
         return beat_of(self._instance, self._keeper.fault())
 

@@ -2,7 +2,7 @@
 
 front        InstanceReady once, numbers while it works and when it comes to rest, ModelChanged
 supervisor   InstanceReady, ModelChanged: the next engine begins with these weights
-routers      NodeHello, Beat, numbers (router_links.py asks for them)
+routers      InstanceHello, Beat, numbers (router_links.py asks for them)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.core.events import Event, Pause, Resume, WorkerLost, WorkerReady
 from baton.core.instance import Instance
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, WorkerHello
-from baton.protocol.node import NodeHello
+from baton.protocol.instance import InstanceHello
 from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
 from baton.runtime.engine.callers import Caller
@@ -100,12 +100,12 @@ class Reporting:
 
     # Routers
 
-    def hello(self, config: EngineConfig) -> NodeHello:
+    def hello(self, config: EngineConfig) -> InstanceHello:
         assert self.ready is not None
         instance = self._machine.instance
         tiers = TierConfig() if instance is None else instance.config.tiers
         adopt_seconds = tiers.adopt_seconds_max if tiers.peers else 0.0
-        return NodeHello(
+        return InstanceHello(
             config.name,
             self._incarnation,
             config.role,

@@ -1,7 +1,8 @@
 """The instance's side of the cluster: a session to every router that it was given, for as long as the engine lives.
 
-    dial --> NodeHello --> RouterHello: open --> Beat, RouterBeat, requests, tokens ... --> over --> dial again, forever
-                      `--> NodeRefused: said why, tried again, slowly
+    dial --> InstanceHello --> RouterHello: open --> Beat, RouterHeartbeat, requests, tokens ... --> over --> dial again,
+    forever
+                      `--> InstanceRefused: said why, tried again, slowly
 
 A session is over when its connection is, when the router says something that it may not, and when nothing was heard of it for
 as long as it said (lapse_seconds). Then all that it asked for is aborted here; the router, or another one, begins it anew.
@@ -24,7 +25,7 @@ from baton.config import WireConfig
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.repeats import printable
 from baton.runtime.engine.callers import Caller, Callers
 from baton.runtime.wire.link import WIRE, Link, dial
@@ -59,16 +60,16 @@ SAY_AGAIN_SECONDS: Final = 60.0
 """The same trouble with the same router is logged this often."""
 
 
-class Member(Protocol):
+class EngineFacts(Protocol):
     """What of the engine routers are told."""
 
     def reached(self, host: str) -> bool:
         """A connection to a router leaves from this address of ours; empty: a unix socket. Does the hello change by that?"""
         ...
 
-    def hello(self) -> NodeHello: ...
+    def hello(self) -> InstanceHello: ...
 
-    def beat(self) -> Beat: ...
+    def beat(self) -> Heartbeat: ...
 
     def stats(self) -> InstanceStats: ...
 
@@ -104,14 +105,14 @@ class RouterSession:
         self.over = ""
         "Why, for people. Empty: it is not."
 
-    def own(self, beat: Beat) -> Beat:
+    def own(self, beat: Heartbeat) -> Heartbeat:
         """As this router may hear it: nothing of requests of others."""
         return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
 
 
 class RouterLinks:
     def __init__(
-        self, routers: Sequence[str], secret: Secret, member: Member, callers: Callers, wire: WireConfig = WIRE
+        self, routers: Sequence[str], secret: Secret, member: EngineFacts, callers: Callers, wire: WireConfig = WIRE
     ) -> None:
         self._wire = wire
         self._addresses = [parse_address(router) for router in routers]
@@ -203,7 +204,7 @@ class RouterLinks:
             return
         session.heard = self._loop.time()
         match message:
-            case RouterBeat():
+            case RouterHeartbeat():
                 pass
             case RouterHello(router, beat_seconds, lapse_seconds):
                 session.router, session.opened = router, session.heard
@@ -214,7 +215,7 @@ class RouterLinks:
                 session.beat_due = session.stats_due = session.heard
                 self._send_beats([session])
                 self._arm()
-            case NodeRefused(reason):
+            case InstanceRefused(reason):
                 if session.opened is None:
                     self._end(session, f"{REFUSED}{printable(reason)}", "refused")
                 else:

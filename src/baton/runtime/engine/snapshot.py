@@ -8,7 +8,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
 from baton.core.kv.tiers import Tiers
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
 PREEMPTED_TOLD: Final = 64
@@ -74,11 +74,11 @@ def mode_of(instance: Instance) -> str:
     return "asleep" if instance.worker.state is WorkerState.ASLEEP else instance.mode.value
 
 
-def beat_of(instance: Instance, fault: str) -> Beat:
+def beat_of(instance: Instance, fault: str) -> Heartbeat:
     """`fault`: of its worker. One that is told to take no requests says so too. A worker that is lost is being replaced; one
     that is there and has a fault stands still."""
     board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
-    return Beat(
+    return Heartbeat(
         fault=fault or ("" if mode == "serving" else f"it is {mode}"),
         token_seconds=instance.prompt_token_seconds,
         blocks_available=pool.free + pool.idle,

@@ -9,7 +9,7 @@ import asyncio
 from typing import Final, Literal
 
 from baton.config import EngineConfig
-from baton.core.startup import Action, StartupPlan, Step
+from baton.core.startup import Action, StartupPlan, StartupStep
 from baton.errors import Unavailable
 from baton.protocol.control import WorkerHello
 from baton.protocol.pool import CreatePool, PoolSized
@@ -61,13 +61,13 @@ class Startup:
         assert self._hello is not None
         return self._hello
 
-    async def _carry_out(self, step: Step) -> None:
+    async def _carry_out(self, step: StartupStep) -> None:
         if step.action == "start":
             await self._children.start(step.process)
             return
-        if step == Step("create", "cache") and (child := self._children.get(step.process)) is not None:
+        if step == StartupStep("create", "cache") and (child := self._children.get(step.process)) is not None:
             child.control.send(self._order)
-        if step == Step("create", "worker") and not self._plan.attachers:
+        if step == StartupStep("create", "worker") and not self._plan.attachers:
             return  # nobody else wants it, so it is not announced: the worker's hello says that it is there
         await self._wait(step.action, step.process)
 

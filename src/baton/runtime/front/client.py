@@ -17,24 +17,24 @@ from msgspec.structs import replace
 
 from baton.api.generate.engine_client import Delta, EngineRefused
 from baton.core.delivery.front import (
-    Abort,
-    Arrive,
+    ClientRequest,
+    ClientWithdrawal,
     Close,
     End,
     EngineLost,
     EngineReady,
-    Fail,
-    Front,
+    FailClient,
     FrontEffect,
     FrontEvent,
+    FrontMachine,
     Leave,
-    Refuse,
+    RefuseClient,
     Reject,
     Replay,
-    Submit,
+    SendAbort,
+    SendRequest,
     Unsendable,
     WeightsChanged,
-    Withdraw,
 )
 from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
@@ -66,14 +66,14 @@ class ChannelClient:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.front = Front()
+        self.front = FrontMachine()
         self._ports: dict[type[Any], Callable[[Any], None]] = {
-            Submit: self._submit,
+            SendRequest: self._submit,
             Replay: self._send_again,
-            Abort: self._send_abort,
+            SendAbort: self._send_abort,
             End: lambda effect: effect.sink.deliver(effect.delta),
-            Fail: lambda effect: effect.sink.fail(effect.error),
-            Refuse: lambda effect: effect.sink.fail(EngineRefused(effect.refused)),
+            FailClient: lambda effect: effect.sink.fail(effect.error),
+            RefuseClient: lambda effect: effect.sink.fail(EngineRefused(effect.refused)),
         }
         self._unsent: list[GenerateRequest] = []
         "Requests of this turn of the loop. The prompts of a list come together, and what they share is sent once."
@@ -155,7 +155,7 @@ class ChannelClient:
         for effect in effects:
             self._ports[type(effect)](effect)
 
-    def _submit(self, effect: Submit) -> None:
+    def _submit(self, effect: SendRequest) -> None:
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._send_requests)
         self._unsent.append(effect.request)
@@ -166,7 +166,7 @@ class ChannelClient:
         except EngineError as error:  # with its outputs it is too large for a frame
             self._dispatch(Unsendable(effect.request.id, error))
 
-    def _send_abort(self, effect: Abort) -> None:
+    def _send_abort(self, effect: SendAbort) -> None:
         self._send_requests()  # an abort never overtakes its request
         self._channel.send(effect.message)
 
@@ -206,7 +206,7 @@ class ChannelClient:
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         stream = Stream(request, take)
-        self._dispatch(Arrive(request, stream))
+        self._dispatch(ClientRequest(request, stream))
         try:
             await stream.done
         finally:
@@ -224,7 +224,7 @@ class ChannelClient:
                     self._dispatch(Unsendable(request.id, error))
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
-        self._dispatch(Withdraw(request, index, reason))
+        self._dispatch(ClientWithdrawal(request, index, reason))
 
     async def ping(self, timeout_seconds: float) -> None:
         await self._orders.ping(timeout_seconds)

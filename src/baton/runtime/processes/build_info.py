@@ -12,7 +12,7 @@ from typing import Final
 
 import baton
 from baton import DISTRIBUTION, __version__
-from baton.protocol.node import Build
+from baton.protocol.instance import Build
 
 COMMIT_DIGITS: Final = 12
 COMMIT_FILE: Final = "_commit.txt"

@@ -24,8 +24,8 @@ from baton.errors import CallerError, EngineError, Unavailable
 from baton.protocol.request import Refused
 from baton.repeats import printable
 from baton.runtime.front.orders import OrderLate
-from baton.runtime.router.node import Node
-from baton.runtime.router.node_set import NodeSet
+from baton.runtime.router.instance_session import InstanceSession
+from baton.runtime.router.instance_set import InstanceSet
 
 logger = logging.getLogger("baton.router")
 
@@ -42,7 +42,7 @@ class Streams(Protocol):
 
 
 class ClusterOrders:
-    def __init__(self, streams: Streams, instances: NodeSet) -> None:
+    def __init__(self, streams: Streams, instances: InstanceSet) -> None:
         self._streams = streams
         self._instances = instances
         self.mode = "serving"
@@ -58,9 +58,9 @@ class ClusterOrders:
             return None
         return Refused("draining" if self.mode == "draining" else "paused")
 
-    def on_joined(self, node: Node) -> None:
+    def on_joined(self, instance: InstanceSession) -> None:
         if self.mode not in ("serving", "draining"):
-            node.orders.pause_again()
+            instance.orders.pause_again()
 
     def on_stream_ended(self) -> None:
         self._stream_ended.set()
@@ -76,7 +76,7 @@ class ClusterOrders:
             self._streams.withdraw_all()
             left = 0.0
         self._require_not_resumed()
-        await self._there(lambda node: node.orders.pause(left))
+        await self._there(lambda instance: instance.orders.pause(left))
         self._require_not_resumed()
         if self.mode == "draining":
             self.mode = "paused"
@@ -93,18 +93,18 @@ class ClusterOrders:
     async def resume(self) -> None:
         self.mode = "serving"
         self._stream_ended.set()  # whoever waits for the drain looks again
-        await self._there(lambda node: node.orders.resume())
+        await self._there(lambda instance: instance.orders.resume())
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
-        await self._all(lambda node: node.orders.clear_cache(device=device, host=host))
+        await self._all(lambda instance: instance.orders.clear_cache(device=device, host=host))
 
     async def sleep(self, drain_seconds: float | None) -> None:
         await self.pause(drain_seconds)
-        await self._all(lambda node: node.orders.sleep())
+        await self._all(lambda instance: instance.orders.sleep())
         self.mode = "asleep"
 
     async def wake(self) -> None:
-        await self._all(lambda node: node.orders.wake())
+        await self._all(lambda instance: instance.orders.wake())
         await self.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
@@ -122,68 +122,74 @@ class ClusterOrders:
 
     async def _reload(self, model: str) -> None:
         """All are asleep."""
-        nodes = self._instances.nodes
-        before = {node: node.hello.model for node in nodes}
-        outcomes = await self._outcomes(nodes, lambda node: node.orders.wake_with(model))
-        refused = [(node, error) for node, error in zip(nodes, outcomes, strict=True) if isinstance(error, CallerError)]
+        sessions = self._instances.sessions
+        before = {instance: instance.hello.model for instance in sessions}
+        outcomes = await self._outcomes(sessions, lambda instance: instance.orders.wake_with(model))
+        refused = [
+            (instance, error) for instance, error in zip(sessions, outcomes, strict=True) if isinstance(error, CallerError)
+        ]
         if refused:
-            await self._give_back({node: before[node] for node, error in zip(nodes, outcomes, strict=True) if error is None})
-        self._rejoin(nodes)
+            await self._give_back(
+                {instance: before[instance] for instance, error in zip(sessions, outcomes, strict=True) if error is None}
+            )
+        self._rejoin(sessions)
         await self.resume()
         if refused:
-            raise CallerError("; ".join(f"{node.hello.name}: {error}" for node, error in refused))
+            raise CallerError("; ".join(f"{instance.hello.name}: {error}" for instance, error in refused))
         if None not in outcomes:
             raise Unavailable(ALL_LOST)
 
     async def _serve_again(self) -> None:
         """What was paused, and in part asleep, for an order that has failed."""
-        await self._outcomes(self._instances.nodes, lambda node: node.orders.wake())
+        await self._outcomes(self._instances.sessions, lambda instance: instance.orders.wake())
         with contextlib.suppress(EngineError):  # of one; the others serve
             await self.resume()
 
-    async def _give_back(self, models: Mapping[Node, str]) -> None:
+    async def _give_back(self, models: Mapping[InstanceSession, str]) -> None:
         """To those that have the new weights what each had before. A path is of one machine."""
 
-        async def give_back(node: Node) -> None:
-            await node.orders.sleep()
-            await node.orders.wake_with(models[node])
+        async def give_back(instance: InstanceSession) -> None:
+            await instance.orders.sleep()
+            await instance.orders.wake_with(models[instance])
 
         changed = list(models)
-        for node, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
+        for instance, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
             if error is not None:
-                logger.warning("instance %s does not get its old weights again: %s", printable(node.hello.name), error)
+                logger.warning("instance %s does not get its old weights again: %s", printable(instance.hello.name), error)
 
-    def _rejoin(self, nodes: Sequence[Node]) -> None:
+    def _rejoin(self, sessions: Sequence[InstanceSession]) -> None:
         """First all leave: while one with the old identity is there, none with another fits."""
-        self._instances.rejoin(nodes)
-        there = self._instances.nodes
+        self._instances.rejoin(sessions)
+        there = self._instances.sessions
         if there:
             self.on_identity(there[0].hello.ready.identity)
 
-    async def _all(self, order: Callable[[Node], Awaitable[None]]) -> None:
+    async def _all(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
         """Somebody must be there to do it."""
-        if not self._instances.nodes:
+        if not self._instances.sessions:
             raise Unavailable("no instance is connected: try again later")
         await self._there(order)
-        if not self._instances.nodes:
+        if not self._instances.sessions:
             raise Unavailable(ALL_LOST)
 
-    async def _there(self, order: Callable[[Node], Awaitable[None]]) -> None:
+    async def _there(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
         """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
-        nodes = self._instances.nodes
-        for node, error in zip(nodes, await self._outcomes(nodes, order), strict=True):
-            if error is not None and node in self._instances.nodes:
+        sessions = self._instances.sessions
+        for instance, error in zip(sessions, await self._outcomes(sessions, order), strict=True):
+            if error is not None and instance in self._instances.sessions:
                 raise error
 
-    async def _outcomes(self, nodes: Sequence[Node], order: Callable[[Node], Awaitable[None]]) -> list[EngineError | None]:
-        async def outcome(node: Node) -> EngineError | None:
+    async def _outcomes(
+        self, sessions: Sequence[InstanceSession], order: Callable[[InstanceSession], Awaitable[None]]
+    ) -> list[EngineError | None]:
+        async def outcome(instance: InstanceSession) -> EngineError | None:
             try:
-                await order(node)
+                await order(instance)
             except OrderLate as late:
-                self._instances.give_up(node, str(late))
+                self._instances.give_up(instance, str(late))
                 return late
             except EngineError as error:
                 return error
             return None
 
-        return list(await asyncio.gather(*map(outcome, nodes)))
+        return list(await asyncio.gather(*map(outcome, sessions)))

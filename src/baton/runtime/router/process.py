@@ -23,18 +23,18 @@ from starlette.applications import Starlette
 from baton.addresses import parse_address
 from baton.api.app import make_app
 from baton.api.config import api_config_of, limits_of
-from baton.api.http.reception import Reception
 from baton.api.http.server import make_server
+from baton.api.http.startup_app import Reception
 from baton.api.http.tls import tls_context
 from baton.api.routes.cluster import cluster_route
 from baton.config import shown, wire_config
-from baton.core.cluster.events import CloseDoor
+from baton.core.cluster.events import StopAdmission
 from baton.core.cluster.router import Router
 from baton.errors import EngineError
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
-from baton.protocol.node import NodeHello
+from baton.protocol.instance import InstanceHello
 from baton.runtime.front.fingerprint import system_fingerprint
 from baton.runtime.front.process import allow_many_files, drain, listen_on, load_text, served_model, until_end
 from baton.runtime.processes.build_info import own_build
@@ -102,7 +102,7 @@ class RouterProcess:
             for task in (client.over, meeting):
                 if task in done:
                     task.result()
-            client.tell(CloseDoor())
+            client.dispatch(StopAdmission())
             await drain(server, serving, client, serve.drain_seconds_max, hurry)
         finally:
             starting.cancel()
@@ -134,7 +134,7 @@ class RouterProcess:
         self._supervisor.send(hello.ready)
         self._send_view()
 
-    def _app(self, text: ModelText, hello: NodeHello) -> Starlette:
+    def _app(self, text: ModelText, hello: InstanceHello) -> Starlette:
         config, client = self._config, self._client
         settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
         collector = ClusterCollector(client.view, self._session_counts)

@@ -1,7 +1,7 @@
 """The cluster as the API sees it: one engine. Requests go to the router machine, which places them on instances.
 
-    API --generate, abort--> RouterClient --Arrive, Withdraw--> router machine --Tell--> instance
-        <-------- deltas ---              <-- Deliver, TurnAway --             <--Say---
+    API --generate, abort--> RouterClient --SubmitRequest, WithdrawRequest--> router machine --SendToInstance--> instance
+        <-------- deltas ---              <-- Deliver, RejectRequest --             <--Say---
 
 Instances dial. The first thing in a session is a NodeHello, the answer a RouterHello or a NodeRefused. Orders (pause, sleep,
 weights) go to all instances, beside the machine (cluster_orders.py).
@@ -24,21 +24,21 @@ from msgspec.structs import replace
 from baton.api.generate.engine_client import Delta, EngineRefused
 from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import (
-    Arrive,
-    BreakOff,
+    CloseSession,
     ClusterEffect,
     ClusterEvent,
     Deliver,
-    HangUp,
-    Join,
-    Part,
+    FailRequest,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceMessage,
+    RejectRequest,
+    RouterTick,
     RunPass,
-    Say,
     SchedulePass,
-    Tell,
-    Tick,
-    TurnAway,
-    Withdraw,
+    SendToInstance,
+    SubmitRequest,
+    WithdrawRequest,
 )
 from baton.core.cluster.router import Router
 from baton.core.delivery.take import deliver
@@ -47,14 +47,14 @@ from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import Adopted, Offer, request_of
 from baton.protocol.ids import RequestId
-from baton.protocol.node import ClusterView, PathView
+from baton.protocol.instance import ClusterView, PathView
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 from baton.repeats import printable
 from baton.runtime.driver import Driver
 from baton.runtime.front.stream import Stream
 from baton.runtime.router.cluster_orders import ClusterOrders
-from baton.runtime.router.node import Node
-from baton.runtime.router.node_set import NodeSet
+from baton.runtime.router.instance_session import InstanceSession
+from baton.runtime.router.instance_set import InstanceSet
 from baton.runtime.wire.channel import Channel
 
 logger = logging.getLogger("baton.router")
@@ -75,22 +75,22 @@ class RouterClient:
         self.name = name or secrets.token_hex(8)
         self._prefix = f"{self.name}."
         ports: dict[type[Any], Callable[[Any], None]] = {
-            Tell: self._send_to_instance,
+            SendToInstance: self._send_to_instance,
             Deliver: lambda effect: deliver(effect.emit, self._streams),
-            TurnAway: self._turn_away,
-            BreakOff: self._break_off,
-            HangUp: lambda effect: self.instances.lose(effect.session, effect.reason),
+            RejectRequest: self._turn_away,
+            FailRequest: self._break_off,
+            CloseSession: lambda effect: self.instances.lose(effect.session, effect.reason),
             SchedulePass: self._schedule_pass,
         }
         self._machine = machine
-        self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.tell(Tick()))
+        self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.dispatch(RouterTick()))
         self._events: deque[ClusterEvent] = deque()
         self._telling = False
         self._check_due = 0.0
         self._streams: dict[RequestId, Stream] = {}
         "By the name on the wire."
         self._loop = asyncio.get_running_loop()
-        self.instances = NodeSet(self.name, config, self, wire)
+        self.instances = InstanceSet(self.name, config, self, wire)
         self.orders = ClusterOrders(self, self.instances)
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
         "What the last ones took, in seconds."
@@ -103,8 +103,8 @@ class RouterClient:
     # Instances
 
     @property
-    def nodes(self) -> list[Node]:
-        return self.instances.nodes
+    def sessions(self) -> list[InstanceSession]:
+        return self.instances.sessions
 
     async def serve_instance(self, channel: Channel) -> None:
         """One session, from its hello to its end."""
@@ -123,7 +123,7 @@ class RouterClient:
 
     # What the machine wants done
 
-    def _send_to_instance(self, effect: Tell) -> None:
+    def _send_to_instance(self, effect: SendToInstance) -> None:
         message = effect.message
         try:
             self.instances.send(effect.session, message)
@@ -131,21 +131,21 @@ class RouterClient:
             request = request_of(message)
             if request is not None and (stream := self._streams.get(request.id)) is not None:
                 stream.fail(error)
-                self.tell(Withdraw(request.id))
+                self.dispatch(WithdrawRequest(request.id))
 
     def _schedule_pass(self, effect: SchedulePass) -> None:
         """Behind all that is ready in this turn of the loop: one pass for however many heartbeats and requests."""
-        self._loop.call_soon(self.tell, RunPass())
+        self._loop.call_soon(self.dispatch, RunPass())
 
-    def _turn_away(self, effect: TurnAway) -> None:
+    def _turn_away(self, effect: RejectRequest) -> None:
         if (stream := self._streams.get(effect.request)) is not None:
             stream.fail(EngineRefused(effect.refused, effect.retry_seconds))
 
-    def _break_off(self, effect: BreakOff) -> None:
+    def _break_off(self, effect: FailRequest) -> None:
         if (stream := self._streams.get(effect.request)) is not None:
             stream.fail(Unavailable(effect.detail))
 
-    def tell(self, event: ClusterEvent) -> None:
+    def dispatch(self, event: ClusterEvent) -> None:
         """One after the other: who is told a token may at once withdraw its request. A machine whose state is impossible must
         not go on."""
         self._events.append(event)
@@ -171,11 +171,11 @@ class RouterClient:
         except InvariantBroken:
             raise
         except Exception as error:
-            if not isinstance(event, Say | Join):
+            if not isinstance(event, InstanceMessage | InstanceJoined):
                 raise
             self._machine.check()
             self.instances.end_malformed(event.session, error)
-            self._events.appendleft(Part(event.session, "malformed"))
+            self._events.appendleft(InstanceLeft(event.session, "malformed"))
         else:
             self._driver.carry_out(effects)
 
@@ -217,22 +217,22 @@ class RouterClient:
         renamed = replace(request, id=name)
         stream = self._streams[name] = Stream(renamed, take_named)
         try:
-            self.tell(Arrive(renamed))
+            self.dispatch(SubmitRequest(renamed))
             await stream.done
         finally:
             del self._streams[name]
             if stream.open:  # of a request that the machine has ended nothing is left to withdraw
-                self.tell(Withdraw(name))
+                self.dispatch(WithdrawRequest(name))
             self.orders.on_stream_ended()
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         name = RequestId(self._prefix + request)
         if name in self._streams:
-            self.tell(Withdraw(name, index, reason))
+            self.dispatch(WithdrawRequest(name, index, reason))
 
     def withdraw_all(self) -> None:
         for name in list(self._streams):
-            self.tell(Withdraw(name))
+            self.dispatch(WithdrawRequest(name))
 
     @property
     def streams_open(self) -> int:
@@ -242,8 +242,8 @@ class RouterClient:
         """Instances say by themselves, several times a second, whether they get on: nobody need be asked."""
         if self.over.done():
             raise Unavailable("the router failed")
-        faults = [f"{node.hello.name}: {node.fault}" for node in self.nodes if node.fault]
-        if len(faults) == len(self.nodes):
+        faults = [f"{instance.hello.name}: {instance.fault}" for instance in self.sessions if instance.fault]
+        if len(faults) == len(self.sessions):
             raise Unavailable("; ".join(faults) or NO_INSTANCE)
 
     def stats(self) -> InstanceStats:
@@ -296,19 +296,19 @@ class RouterClient:
             mode=self.orders.mode,
             queued=self._machine.queued,
             open=len(self._streams),
-            instances=tuple(node.view() for node in self.nodes),
+            instances=tuple(instance.view() for instance in self.sessions),
             counters=counters,
             handoff_seconds=sum(took) / len(took) if took else 0.0,
             failed_paths=self._failed_paths(),
         )
 
     def _failed_paths(self) -> tuple[PathView, ...]:
-        members = self._machine.membership.members
+        instances = self._machine.membership.instances
         failed = (
-            PathView(printable(reader.name), printable(members[source].name), path.failures, printable(path.fault))
-            for reader in members.values()
+            PathView(printable(reader.name), printable(instances[source].name), path.failures, printable(path.fault))
+            for reader in instances.values()
             for source, path in reader.paths.failed().items()
-            if source in members
+            if source in instances
         )
         return tuple(islice(failed, PATHS_SHOWN))
 

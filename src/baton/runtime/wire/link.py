@@ -6,7 +6,7 @@
 Messages come in order and once, from somebody who knows the cluster's secret (trust/); or the session is over.
 `send` gathers: all messages of one turn of the loop go out in one sealed frame, for the price of one MAC. A peer that does not
 read is given up when too much has piled up. Whether it lives is for others to say: the end of a TCP connection can stay
-unseen for hours, so both sides beat (protocol/node.py).
+unseen for hours, so both sides beat (protocol/instance.py).
 """
 
 from __future__ import annotations

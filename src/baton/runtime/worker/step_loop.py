@@ -29,8 +29,8 @@ from baton.protocol.step import StepPlan
 from baton.runtime.wire.channel import BlockingChannel
 
 if TYPE_CHECKING:  # numpy comes with the model
+    from baton.worker.in_flight_step import InFlightStep
     from baton.worker.model_runner import ModelRunner
-    from baton.worker.ticket import Ticket
 
 END_SECONDS_MAX: Final = 5.0
 """How long the end waits for a step that is under way. A device that hangs is left to the kernel."""
@@ -41,7 +41,7 @@ class StepLoop:
         self._runner = runner
         self._channel = channel
         self._progress = progress
-        self._tickets: deque[Ticket] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
 
     def run(self) -> None:
         """Until the engine closes the channel."""
@@ -58,17 +58,17 @@ class StepLoop:
         if type(message) is StepPlan:
             if self._runner.must_wait(message):
                 self._finish_all(waiter)
-            ticket = self._runner.submit(message)
-            self._tickets.append(ticket)
+            in_flight = self._runner.submit(message)
+            self._in_flight.append(in_flight)
             if waiter is not None:
-                waiter.watch(ticket)
+                waiter.watch(in_flight)
         elif type(message) is Ping:
             self._channel.send(Pong(message.number))
 
     def _next(self, waiter: Waiter) -> Message | None:
         """The next message, None at the end. Meanwhile the results of steps that are done are sent."""
-        while self._tickets:
-            full = len(self._tickets) >= self._runner.steps_ahead
+        while self._in_flight:
+            full = len(self._in_flight) >= self._runner.steps_ahead
             if not full and self._channel.has_message:
                 break
             ready = waiter.poll(None if full else self._channel.fileno())
@@ -79,15 +79,15 @@ class StepLoop:
         return self._channel.receive()
 
     def _finish_all(self, waiter: Waiter | None = None) -> None:
-        while self._tickets:
+        while self._in_flight:
             self._finish(waiter)
 
     def _finish(self, waiter: Waiter | None) -> None:
         """The oldest step: its result is sent."""
         if waiter is not None:
             waiter.pass_one()
-        ticket = self._tickets.popleft()
-        self._channel.send(self._runner.collect(ticket))
+        in_flight = self._in_flight.popleft()
+        self._channel.send(self._runner.collect(in_flight))
         self._progress.advance()
 
 
@@ -96,12 +96,12 @@ class Waiter:
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
-        self._queue: SimpleQueue[Ticket | None] = SimpleQueue()
+        self._queue: SimpleQueue[InFlightStep | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="step waiter", daemon=True)
         self._thread.start()
 
-    def watch(self, ticket: Ticket) -> None:
-        self._queue.put(ticket)
+    def watch(self, in_flight: InFlightStep) -> None:
+        self._queue.put(in_flight)
 
     def poll(self, other: int | None) -> list[int]:
         """Waits until a ticket is done, or `other` can be read: those descriptors of the two that say so."""
@@ -125,7 +125,7 @@ class Waiter:
             os.close(self.fd)
 
     def _run(self) -> None:
-        while (ticket := self._queue.get()) is not None:
+        while (in_flight := self._queue.get()) is not None:
             with contextlib.suppress(Exception):  # whoever collects the step gets the same error
-                ticket.wait()
+                in_flight.wait()
             os.eventfd_write(self.fd, 1)

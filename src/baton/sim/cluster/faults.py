@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.sim.cluster.clients import ClusterClients
 from baton.sim.cluster.node import ClusterNode
-from baton.sim.cluster.router import RouterProcess
+from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wires
 from baton.sim.scenario import Cluster, ClusterFault, Stage
@@ -28,7 +28,7 @@ class Faults:
         wires: Wires,
         nodes: list[ClusterNode],
         strays: list[ClusterNode],
-        routers: list[RouterProcess],
+        routers: list[SimulatedRouter],
         clients: ClusterClients,
     ) -> None:
         self._timeline = timeline

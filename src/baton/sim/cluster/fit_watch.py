@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import HangUp, Join, Session
+from baton.core.cluster.events import CloseSession, InstanceJoined, Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import InstanceStats
 from baton.protocol.handoff import request_of
-from baton.protocol.node import NodeHello
+from baton.protocol.instance import InstanceHello
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.tags import identity_of
 
@@ -30,7 +30,7 @@ class Here:
 
     __slots__ = ("hello", "mode")
 
-    def __init__(self, hello: NodeHello) -> None:
+    def __init__(self, hello: InstanceHello) -> None:
         self.hello = hello
         self.mode = "serving"
 
@@ -66,7 +66,7 @@ class FitWatch:
 
     # What the router hears
 
-    def heard(self, session: Session, message: Any, now: float) -> None:
+    def received(self, session: Session, message: Any, now: float) -> None:
         self._heard[session] = now
         if type(message) is InstanceStats and session in self._here:
             self._here[session].mode = message.mode
@@ -82,9 +82,9 @@ class FitWatch:
         if not self._here:
             self._nobody_since = now
 
-    def joins(self, event: Join, effects: list[Any], now: float) -> None:
+    def joins(self, event: InstanceJoined, effects: list[Any], now: float) -> None:
         """With these effects."""
-        hello, hung_up = event.hello, [effect.session for effect in effects if type(effect) is HangUp]
+        hello, hung_up = event.hello, [effect.session for effect in effects if type(effect) is CloseSession]
         refused = event.session in hung_up
         if not self._here and self._nobody_since is None:
             self._nobody_since = now
@@ -106,13 +106,13 @@ class FitWatch:
         self._here[event.session] = Here(hello)
         self._nobody_since = None
 
-    def _is_name_taken(self, hello: NodeHello, now: float, drift: float) -> bool:
+    def _is_name_taken(self, hello: InstanceHello, now: float, drift: float) -> bool:
         """By another life that was heard of a moment ago."""
         found = [session for session, here in self._here.items() if here.hello.name == hello.name]
         others = [session for session in found if self._here[session].hello.incarnation != hello.incarnation]
         return any(now - self._heard[session] < self._suspect_seconds * drift for session in others)
 
-    def _beside_others(self, hello: NodeHello, *, refused: bool, drives_out: bool) -> None:
+    def _beside_others(self, hello: InstanceHello, *, refused: bool, drives_out: bool) -> None:
         fits = all(here.hello.ready.identity == hello.ready.identity for here in self._here.values())
         if fits == refused:
             raise InvariantBroken(f"{hello.name} is {'refused, and fits' if fits else 'taken, and does not fit'}", invariant=60)
@@ -122,7 +122,7 @@ class FitWatch:
             known = any(here.hello.name == hello.name for here in self._here.values())
             self._watch.saw("one that does not fit was refused" + (", though it has the name of another" if known else ""))
 
-    def _alone(self, hello: NodeHello, *, refused: bool, now: float) -> None:
+    def _alone(self, hello: InstanceHello, *, refused: bool, now: float) -> None:
         waits = [self._left(at, now) for name, (at, identity) in self._lost.items()
                  if name != hello.name and identity != hello.ready.identity]  # fmt: skip
         if hello.refused and self._nobody_since is not None and not self._was_here(hello):
@@ -137,7 +137,7 @@ class FitWatch:
         elif any(identity != hello.ready.identity for _, identity in self._lost.values()):
             self._watch.saw("a router has other weights than before")
 
-    def _was_here(self, hello: NodeHello) -> bool:
+    def _was_here(self, hello: InstanceHello) -> bool:
         """As it is: it is one of those that may come back."""
         return hello.name in self._lost and self._lost[hello.name][1] == hello.ready.identity
 
@@ -147,10 +147,10 @@ class FitWatch:
 
     # What it says
 
-    def told(self, session: Session, message: Any) -> None:
+    def sent(self, session: Session, message: Any) -> None:
         request = request_of(message)
         if request is None:
             return
-        weights, here = self._watch.trips[request.id].weights, self._here.get(session)
+        weights, here = self._watch.client_requests[request.id].weights, self._here.get(session)
         if weights is not None and here is not None and here.hello.ready.identity != identity_of(weights):
             raise InvariantBroken(f"{request.id} is begun, and is given to one with other weights", invariant=59)

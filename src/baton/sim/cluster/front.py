@@ -11,29 +11,29 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from baton.core.delivery import front as machine
-from baton.core.delivery.front import Front, FrontEvent
+from baton.core.delivery.front import FrontEvent, FrontMachine
 from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest
 from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
-from baton.protocol.node import NodeHello, RouterHello
+from baton.protocol.instance import InstanceHello, RouterHello
 from baton.protocol.output import OTHER_WEIGHTS, Delta, Emit, TokenRow
 from baton.protocol.request import GenerateRequest
 from baton.protocol.step import RowLogprobs
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import identity_of
 from baton.sim.timeline import Timeline
-from baton.sim.trip import Trip
 
 NEVER: Final = 1e9
 """Seconds: a front has no heartbeats."""
 
 
-class Hearers(Protocol):
+class FrontDelivery(Protocol):
     """The clients of a front."""
 
     def delivered(self, emit: Emit) -> None: ...
-    def failed(self, trip: Trip) -> None: ...
+    def failed(self, client_request: SimulatedRequest) -> None: ...
 
 
 class SinkWatch:
@@ -68,8 +68,8 @@ class FrontProcess:
     """`baton serve`'s front: it never dies, since the server ends with it."""
 
     def __init__(self, timeline: Timeline, watch: ClusterWatch) -> None:
-        self.machine = Front()
-        self.hearers: Hearers
+        self.machine = FrontMachine()
+        self.hearers: FrontDelivery
         self._timeline = timeline
         self._watch = watch
         self._wire: Wire | None = None
@@ -91,32 +91,32 @@ class FrontProcess:
         if message is HANGUP:
             self._wire = None
             self._watch.saw("the front lost its engine")
-            self._tell(machine.EngineLost("the engine was lost"))
+            self._dispatch(machine.EngineLost("the engine was lost"))
             unread, self._unread = self._unread, []
             for entry in unread:
                 self.arrived(*entry)
             return
         match message:
-            case NodeHello():
+            case InstanceHello():
                 wire.send("down", RouterHello("front", 0.25, NEVER))
-                self._tell(machine.EngineReady(message.ready.identity))
+                self._dispatch(machine.EngineReady(message.ready.identity))
             case Emit():
                 self._carry_out(self.machine.take(message))
                 self.machine.check()
             case RefusedRequest():
-                self._tell(machine.Reject(message.request, message.refused))
+                self._dispatch(machine.Reject(message.request, message.refused))
 
     # Clients
 
     def arrives(self, request: GenerateRequest) -> None:
         sink = self._sinks[request.id] = SinkWatch(self, request)
-        self._tell(machine.Arrive(request, sink))
+        self._dispatch(machine.ClientRequest(request, sink))
 
-    def withdraw(self, event: machine.Withdraw) -> None:
-        self._tell(event)
+    def withdraw(self, event: machine.ClientWithdrawal) -> None:
+        self._dispatch(event)
 
     def leaves(self, request: RequestId) -> None:
-        self._tell(machine.Leave(request, self._sinks[request]))
+        self._dispatch(machine.Leave(request, self._sinks[request]))
         if request in self.machine.ledgers:
             raise InvariantBroken(f"{request} has left, and is kept", invariant=22)
 
@@ -126,25 +126,25 @@ class FrontProcess:
 
     # The machine
 
-    def _tell(self, event: FrontEvent) -> None:
+    def _dispatch(self, event: FrontEvent) -> None:
         self._carry_out(self.machine.handle(event, Instant(self._timeline.now)))
         self.machine.check()
 
     def _carry_out(self, effects: list[machine.FrontEffect]) -> None:
         for effect in effects:
             match effect:
-                case machine.Submit(request) | machine.Replay(request):
+                case machine.SendRequest(request) | machine.Replay(request):
                     self._send(request)
-                case machine.Abort(message):
+                case machine.SendAbort(message):
                     self._post(message)
                 case machine.End(sink, delta):
                     sink.deliver(delta)
-                case machine.Fail(sink, error):
+                case machine.FailClient(sink, error):
                     self._failed(sink, str(error))
-                case machine.Refuse(sink, refused):
+                case machine.RefuseClient(sink, refused):
                     if refused.reason != "never_fits":
                         raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
-                    self.hearers.failed(self._watch.trips[sink.request])
+                    self.hearers.failed(self._watch.client_requests[sink.request])
 
     def _post(self, message: Any) -> None:
         if self._wire is None:
@@ -154,12 +154,12 @@ class FrontProcess:
 
     def _send(self, request: GenerateRequest) -> None:
         """32: an engine continues with what the client has. 43: each engine gets an attempt of its own."""
-        trip = self._watch.trips[request.id]
-        owed = [index for index, ended in enumerate(trip.ended) if ended is None]
+        client_request = self._watch.client_requests[request.id]
+        owed = [index for index, ended in enumerate(client_request.ended) if ended is None]
         if list(request.wanted) != owed:
             raise InvariantBroken(f"{request.id} is sent for {list(request.wanted)}, and owes {owed}", invariant=32)
         for index in request.wanted:
-            if list(request.delivered(index)) != trip.delivered[index]:
+            if list(request.delivered(index)) != client_request.delivered[index]:
                 raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
         attempt = self._attempts.get(request.id, 0)
         if request.attempt <= attempt:
@@ -170,15 +170,17 @@ class FrontProcess:
 
     def _failed(self, sink: SinkWatch, why: str) -> None:
         """22, 59: only without an engine, before the request began; or with other weights, after that."""
-        trip = self._watch.trips[sink.request]
+        client_request = self._watch.client_requests[sink.request]
         if why == OTHER_WEIGHTS:
             served = self.machine.identity
-            begun = any(trip.ended) if trip.weights is None else identity_of(trip.weights) != served
+            begun = (
+                any(client_request.ended) if client_request.weights is None else identity_of(client_request.weights) != served
+            )
             if not begun:
-                raise InvariantBroken(f"{trip.name} ends, and could go on with its weights", invariant=59)
+                raise InvariantBroken(f"{client_request.name} ends, and could go on with its weights", invariant=59)
             self._watch.saw("an answer ended, as other weights are served")
         elif self.machine.away is None or sink.request in self._attempts:
-            raise InvariantBroken(f"{trip.name} fails for nothing: {why}", invariant=22)
+            raise InvariantBroken(f"{client_request.name} fails for nothing: {why}", invariant=22)
         else:
             self._watch.saw("no engine was there")
-        self.hearers.failed(trip)
+        self.hearers.failed(client_request)

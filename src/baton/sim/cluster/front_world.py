@@ -6,23 +6,23 @@ from collections.abc import Callable
 from random import Random
 from typing import cast
 
-from baton.core.delivery.front import Withdraw
+from baton.core.delivery.front import ClientWithdrawal
 from baton.core.events import Pause
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 from baton.protocol.request import FinishReason
 from baton.sim.clock import Clock
-from baton.sim.cluster.clients import Begun, ClusterClients
+from baton.sim.cluster.clients import ClusterClients, RequestBegun
 from baton.sim.cluster.front import FrontProcess
 from baton.sim.cluster.node import ClusterNode
-from baton.sim.cluster.router import RouterProcess
+from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
-from baton.sim.engine import POOLS_EACH, Engine
+from baton.sim.engine import POOLS_EACH, SimulatedEngine
 from baton.sim.generate import PromptTree, stream
 from baton.sim.scenario import VOCAB, Client, Cluster, ClusterFault, NodeSpec, Scenario
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.timeline import Timeline
-from baton.sim.trip import Trip
 from baton.sim.world import World
 
 SECONDS_MAX = 60.0
@@ -33,53 +33,55 @@ class FrontClients(ClusterClients):
     """Every second client that goes closes its connection; the others ask for an abort, and get their end."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, front: FrontProcess) -> None:
-        super().__init__(scenario, timeline, watch, cast("list[RouterProcess]", [front]))
+        super().__init__(scenario, timeline, watch, cast("list[SimulatedRouter]", [front]))
         self._front = front
 
     def begin(self) -> None:
-        for trip in self._watch.all_trips:
-            self._timeline.at(trip.client.at, self._arrive, trip)
-            if trip.client.abort_at is not None:
-                self._timeline.at(trip.client.abort_at, self._leave_at, trip)
-            if trip.client.stop_last_at is not None:
-                self._timeline.at(trip.client.stop_last_at, self._stop_last, trip)
+        for client_request in self._watch.all_trips:
+            self._timeline.at(client_request.client.at, self._arrive, client_request)
+            if client_request.client.abort_at is not None:
+                self._timeline.at(client_request.client.abort_at, self._leave_at, client_request)
+            if client_request.client.stop_last_at is not None:
+                self._timeline.at(client_request.client.stop_last_at, self._stop_last, client_request)
 
-    def _arrive(self, trip: Trip) -> None:
+    def _arrive(self, client_request: SimulatedRequest) -> None:
         self.to_come -= 1
-        self._ask(trip, 0)
+        self._ask(client_request, 0)
 
-    def _ask(self, trip: Trip, router: int) -> None:
-        trip.submitted = True
+    def _ask(self, client_request: SimulatedRequest, router: int) -> None:
+        client_request.submitted = True
         self.open += 1
-        self._begun[trip.client.id] = Begun(0, self._timeline.now)
-        self._watch.arrives(trip.client.id, 0)
-        self._front.arrives(trip.request)
+        self._begun[client_request.client.id] = RequestBegun(0, self._timeline.now)
+        self._watch.arrives(client_request.client.id, 0)
+        self._front.arrives(client_request.request)
 
     def leave(self, request: str) -> None:
-        trip = self._watch.trips[request]
-        if not trip.submitted or trip.is_answered or trip.aborted:
+        client_request = self._watch.client_requests[request]
+        if not client_request.submitted or client_request.is_answered or client_request.aborted:
             return
-        trip.aborted = True
+        client_request.aborted = True
         self._watch.saw("a client left" if self._front.machine.away is None else "a client left without an engine")
-        if trip.client.seed % 2:
-            self._front.withdraw(Withdraw(RequestId(request)))
+        if client_request.client.seed % 2:
+            self._front.withdraw(ClientWithdrawal(RequestId(request)))
             return
-        trip.ended = [reason or FinishReason.ABORT for reason in trip.ended]
-        self._answered(trip)
+        client_request.ended = [reason or FinishReason.ABORT for reason in client_request.ended]
+        self._answered(client_request)
         self._front.leaves(RequestId(request))
 
-    def _stop_last(self, trip: Trip) -> None:
-        if trip.submitted and not trip.is_answered and trip.ended[-1] is None:
+    def _stop_last(self, client_request: SimulatedRequest) -> None:
+        if client_request.submitted and not client_request.is_answered and client_request.ended[-1] is None:
             self._watch.saw("one sequence was withdrawn")
-            self._stopped[trip.client.id] = None
-            self._front.withdraw(Withdraw(RequestId(trip.client.id), trip.client.n - 1, FinishReason.STOP))
+            self._stopped[client_request.client.id] = None
+            self._front.withdraw(
+                ClientWithdrawal(RequestId(client_request.client.id), client_request.client.n - 1, FinishReason.STOP)
+            )
 
-    def failed(self, trip: Trip) -> None:
-        if trip.weights is None and not any(trip.ended):
-            trip.refused = "no engine"
-            self._answered(trip)
+    def failed(self, client_request: SimulatedRequest) -> None:
+        if client_request.weights is None and not any(client_request.ended):
+            client_request.refused = "no engine"
+            self._answered(client_request)
         else:
-            self._end_all(trip)
+            self._end_all(client_request)
 
 
 class FrontWorld(World):
@@ -98,12 +100,12 @@ class FrontWorld(World):
             0, scenario.cluster.nodes[0], scenario, self.timeline, self.watch, self._dial, self._engine, 1, "engine", 0
         )
         self._faults = scenario.cluster.faults
-        self._engines: list[Engine] = []
+        self._engines: list[SimulatedEngine] = []
 
     def _dial(self, node: ClusterNode, router: int) -> Wire | None:
         return self._wires.open(node, self.front, self._path)
 
-    def _engine(self, node: ClusterNode) -> Engine:
+    def _engine(self, node: ClusterNode) -> SimulatedEngine:
         clock = Clock(self.timeline, self.scenario.seed, 0, skewed=False)
         engine = node.make_engine(clock, {}, self, node.lives * POOLS_EACH)
         self._engines.append(engine)
@@ -135,7 +137,7 @@ class FrontWorld(World):
         self._must(lambda: not self.clients.open, "answered, though fresh")
         self.clients.check_fresh()
         if self.node.engine is not None:
-            self.node.engine.tell(Pause())
+            self.node.engine.dispatch(Pause())
         self._must(lambda: self.node.engine is not None and self.node.engine.is_drained, "at rest")
         self.clients.at_rest()
         self.node.at_rest()

@@ -177,11 +177,11 @@ def _node(role: NodeRole, worst: int, tiers: bool, rng: Random) -> NodeSpec:
 
 def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
     """Some nodes cannot hold every request; one that answers can. Now and then that very node restarts."""
-    homes = [number for number, node in enumerate(cluster.nodes) if node.role != "prefill"]
-    if rng.random() >= UNEQUAL or len(homes) < 2:
+    decoders = [number for number, node in enumerate(cluster.nodes) if node.role != "prefill"]
+    if rng.random() >= UNEQUAL or len(decoders) < 2:
         return
     worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
-    large = rng.choice(homes)
+    large = rng.choice(decoders)
     for number, node in enumerate(cluster.nodes):
         if number == large:
             node.blocks = max(node.blocks, worst + 1)

@@ -24,7 +24,7 @@ class GivenWatch:
         """The router begins anew."""
         self._given.clear()
 
-    def told(self, session: Session, message: Any) -> None:
+    def sent(self, session: Session, message: Any) -> None:
         match message:
             case Forget():
                 self._given.get(message.request, {}).pop(session, None)
@@ -35,7 +35,7 @@ class GivenWatch:
             case _ if (request := request_of(message)) is not None:
                 self._given.setdefault(request.id, {})[session] = dict.fromkeys(request.wanted)
 
-    def heard(self, session: Session, message: Any) -> None:
+    def received(self, session: Session, message: Any) -> None:
         match message:
             case RefusedRequest() | Released():
                 self._given.get(message.request, {}).pop(session, None)

@@ -8,9 +8,9 @@ pass, and at each heartbeat after which it has nothing to do: a pass that it for
 from __future__ import annotations
 
 from baton.config import RouterConfig
-from baton.core.cluster.member import Member
+from baton.core.cluster.cluster_instance import ClusterInstance
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.router import Router
-from baton.core.cluster.trip import Trip
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
@@ -20,12 +20,16 @@ def check_idle(router: Router, config: RouterConfig) -> None:
     deadline = router.next_deadline()
     if router.pass_scheduled or (deadline is not None and deadline <= now):
         return
-    waiting = [trip for trip in router.coordinator.line.trips() if not (_avoids(trip, now) or trip.unfit or trip.short)]
+    waiting = [
+        client_request
+        for client_request in router.coordinator.line.routed_requests()
+        if not (_avoids(client_request, now) or client_request.unfit or client_request.short)
+    ]
     if not waiting:
         return
     usable = [
         member
-        for member in router.membership.members.values()
+        for member in router.membership.instances.values()
         if member.mode == "serving"
         and member.held_until <= now
         and not member.beat.fault
@@ -34,34 +38,34 @@ def check_idle(router: Router, config: RouterConfig) -> None:
     if any(member.inhibited_until > now or member.paths for member in usable):
         return  # who may have what is more than this watch knows
     idle = [member for member in usable if _is_idle(member)]
-    for trip in waiting:
+    for client_request in waiting:
         for member in idle:
-            if member.capacity >= trip.tokens_max and _serves(trip, member, usable):
-                raise InvariantBroken(f"{trip!r} waits, and {member!r} has nothing to do", invariant=62)
+            if member.capacity >= client_request.tokens_max and _serves(client_request, member, usable):
+                raise InvariantBroken(f"{client_request!r} waits, and {member!r} has nothing to do", invariant=62)
 
 
-def _avoids(trip: Trip, now: Instant) -> bool:
-    return any(until > now for until in trip.avoided.values())
+def _avoids(client_request: RoutedRequest, now: Instant) -> bool:
+    return any(until > now for until in client_request.avoided.values())
 
 
-def _is_idle(member: Member) -> bool:
+def _is_idle(member: ClusterInstance) -> bool:
     ready, beat = member.hello.ready, member.beat
     if member.short_for:  # it has just refused a request for want of room, which waits for its next heartbeat
         return False
-    return not member.legs and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
+    return not member.assigned and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
 
 
-def _serves(trip: Trip, member: Member, usable: list[Member]) -> bool:
+def _serves(client_request: RoutedRequest, member: ClusterInstance, usable: list[ClusterInstance]) -> bool:
     """Could this idle instance have the request, alone or with an idle prefill instance?"""
-    one_token = trip.tokens_left <= 1
-    homes = [m for m in usable if m.hello.role != "prefill" and m.capacity >= trip.tokens_max]
-    prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > trip.tokens]
-    alone = any(m.hello.role == "prefill" and m.capacity >= trip.tokens_max for m in usable)
+    one_token = client_request.tokens_left <= 1
+    decoders = [m for m in usable if m.hello.role != "prefill" and m.capacity >= client_request.tokens_max]
+    prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > client_request.tokens]
+    alone = any(m.hello.role == "prefill" and m.capacity >= client_request.tokens_max for m in usable)
     match member.hello.role:
         case "mixed":
             return True
         case "prefill":
-            return one_token or not homes
+            return one_token or not decoders
         case "decode":
             return (one_token and alone) or not prefills or any(_is_idle(prefill) for prefill in prefills)
     return False

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from baton.config import RouterConfig
-from baton.core.cluster.events import BreakOff, Deliver, TurnAway
+from baton.core.cluster.events import Deliver, FailRequest, RejectRequest
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Expect
+from baton.protocol.handoff import Reserve
 from baton.protocol.request import GenerateRequest
 
 
@@ -44,28 +44,28 @@ class LineWatch:
 
     def answered(self, request: GenerateRequest, queued: int, effects: list[Any]) -> None:
         """To its arrival, after which so many sequences are in line."""
-        refused = next((e.refused for e in effects if type(e) is TurnAway and e.request == request.id), None)
+        refused = next((e.refused for e in effects if type(e) is RejectRequest and e.request == request.id), None)
         needed, limit = queued + (len(request.wanted) if refused is not None else 0), self._config.queue_requests_max
         if refused is None or refused.reason == "queue_full":
-            told = (refused.needed, refused.limit) if refused is not None else None
-            if (told is None) != (needed <= limit) or (told is not None and told != (needed, limit)):
-                answer = "let in" if refused is None else f"turned away with {told}"
+            sent = (refused.needed, refused.limit) if refused is not None else None
+            if (sent is None) != (needed <= limit) or (sent is not None and sent != (needed, limit)):
+                answer = "let in" if refused is None else f"turned away with {sent}"
                 raise InvariantBroken(f"{request.id} is {answer}: {needed} would be in a line of {limit}", invariant=22)
 
     def effect(self, effect: Any) -> None:
         match effect:
-            case TurnAway() | BreakOff():
+            case RejectRequest() | FailRequest():
                 self._untried.pop(effect.request, None)
             case Deliver(emit):
                 for ended in emit.ended:
                     self._untried.pop(ended.request, None)
 
-    def told(self, message: Any, *, readable: bool) -> None:
+    def sent(self, message: Any, *, readable: bool) -> None:
         """`readable`: every instance can read from every other, as far as the router knew before."""
         match message:
             case GenerateRequest():
                 self._placed(message, exact=not self._pairs)
-            case Expect(request=request):
+            case Reserve(request=request):
                 self._placed(request, exact=readable)
 
     def _placed(self, request: GenerateRequest, *, exact: bool) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from random import Random
 
 from baton.config import RouterConfig
-from baton.core.cluster.choice import Choice, Shortage
+from baton.core.cluster.choice import Choice, ClusterShortage
 from baton.core.cluster.closed import Closed
-from baton.core.cluster.member import Member
+from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.roster import STEPS
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.router import Router
-from baton.core.cluster.trip import Trip
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockKey, Instant
 
@@ -29,84 +29,92 @@ class NaivePlacement:
         self._membership = membership
         self._placement = placement
 
-    def choose(self, trip: Trip, now: Instant, closed: Closed, rng: Random) -> Choice | Shortage:
-        members = list(self._membership.members.values())
-        if members and not any(self._could(member, trip) for member in members):
-            return Shortage.LOST if self._membership.lost_could(trip.tokens_max, trip.unfit, now) else Shortage.NEVER
-        usable = [member for member in members if self._is_usable(member, now)]
-        tiers, prefills = self._roles(trip, usable)
-        homes = [member for tier in tiers for member in tier]
-        if not homes:
-            return Shortage.NOBODY
-        left = _settled([member for member in homes if not trip.avoids(member, now)], now)
+    def choose(self, client_request: RoutedRequest, now: Instant, closed: Closed, rng: Random) -> Choice | ClusterShortage:
+        instances = list(self._membership.instances.values())
+        if instances and not any(self._could(member, client_request) for member in instances):
+            return (
+                ClusterShortage.LOST
+                if self._membership.lost_could(client_request.tokens_max, client_request.unfit, now)
+                else ClusterShortage.NEVER
+            )
+        usable = [member for member in instances if self._is_usable(member, now)]
+        tiers, prefills = self._roles(client_request, usable)
+        decoders = [member for tier in tiers for member in tier]
+        if not decoders:
+            return ClusterShortage.NOBODY
+        left = _settled([member for member in decoders if not client_request.avoids(member, now)], now)
         if not left:
-            return Shortage.AVOIDED
+            return ClusterShortage.AVOIDED
         pairs = bool(prefills)
-        prefills = _settled([member for member in prefills if not trip.avoids(member, now)], now)
-        keys = self._placement.keys(trip) if pairs or self._config.policy == "prefix" else []
+        prefills = _settled([member for member in prefills if not client_request.avoids(member, now)], now)
+        keys = self._placement.keys(client_request) if pairs or self._config.policy == "prefix" else []
         settled = left[0].inhibited_until <= now
-        best = self._prefill_for(trip, prefills, keys, now, closed, rng if prefills else None)
+        best = self._prefill_for(client_request, prefills, keys, now, closed, rng if prefills else None)
 
-        def option(home: Member) -> Choice | None:
-            if trip.is_short(home) or closed.is_closed(home):
+        def option(decoder: ClusterInstance) -> Choice | None:
+            if client_request.is_short(decoder) or closed.is_closed(decoder):
                 return None
-            return self._option(trip, home, self._uncached(home, trip, keys), pairs, prefills, best, keys, now, closed)
+            return self._option(
+                client_request, decoder, self._uncached(decoder, client_request, keys), pairs, prefills, best, keys, now, closed
+            )
 
         for preempted in (False, True):
             for number, tier in enumerate(tiers):
-                able = [m for m in left if m in tier and trip.was_preempted(m, now) == preempted]
-                ordered = sorted(able, key=lambda member: self._key(member, self._uncached(member, trip, keys)))
+                able = [m for m in left if m in tier and client_request.was_preempted(m, now) == preempted]
+                ordered = sorted(able, key=lambda member: self._key(member, self._uncached(member, client_request, keys)))
                 if not preempted and self._config.policy == "two_choices":
-                    roles = self._tier_roles(trip, number, usable)
+                    roles = self._tier_roles(client_request, number, usable)
                     ordered = (
                         self._drawn(roles, [m for m in usable if (m.inhibited_until <= now) == settled], able, rng) + ordered
                     )
-                for home in ordered:
-                    if (choice := option(home)) is not None:
+                for decoder in ordered:
+                    if (choice := option(decoder)) is not None:
                         return choice
         if pairs and best is None and any(member.hello.role == "decode" for member in left):
-            return Shortage.PREFILL if prefills else Shortage.AVOIDED
-        return Shortage.ROOM
+            return ClusterShortage.PREFILL if prefills else ClusterShortage.AVOIDED
+        return ClusterShortage.ROOM
 
     # Who could have it
 
     @staticmethod
-    def _could(member: Member, trip: Trip) -> bool:
-        return member.name not in trip.unfit and member.can_hold(trip.tokens_max)
+    def _could(member: ClusterInstance, client_request: RoutedRequest) -> bool:
+        return member.name not in client_request.unfit and member.can_hold(client_request.tokens_max)
 
-    def _is_usable(self, member: Member, now: Instant) -> bool:
+    def _is_usable(self, member: ClusterInstance, now: Instant) -> bool:
         suspect = member.is_suspect(now, self._config.suspect_seconds)
         return member.mode == "serving" and member.held_until <= now and not suspect
 
-    def _roles(self, trip: Trip, usable: list[Member]) -> tuple[list[list[Member]], list[Member]]:
-        alone = [member for member in usable if member.hello.role == "prefill" and self._could(member, trip)]
-        homes = [member for member in usable if member.hello.role != "prefill" and self._could(member, trip)]
-        if trip.tokens_left <= 1 and alone:
-            mixed = [member for member in homes if member.hello.role == "mixed"]
-            return [alone + mixed, [member for member in homes if member.hello.role == "decode"]], []
-        if not homes:
+    def _roles(
+        self, client_request: RoutedRequest, usable: list[ClusterInstance]
+    ) -> tuple[list[list[ClusterInstance]], list[ClusterInstance]]:
+        alone = [member for member in usable if member.hello.role == "prefill" and self._could(member, client_request)]
+        decoders = [member for member in usable if member.hello.role != "prefill" and self._could(member, client_request)]
+        if client_request.tokens_left <= 1 and alone:
+            mixed = [member for member in decoders if member.hello.role == "mixed"]
+            return [alone + mixed, [member for member in decoders if member.hello.role == "decode"]], []
+        if not decoders:
             return [alone], []
-        prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.name not in trip.unfit]
-        return [homes], [member for member in prefills if member.can_hold(trip.tokens + 1)]
+        prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.name not in client_request.unfit]
+        return [decoders], [member for member in prefills if member.can_hold(client_request.tokens + 1)]
 
-    def _tier_roles(self, trip: Trip, number: int, usable: list[Member]) -> tuple[str, ...]:
-        alone = any(member.hello.role == "prefill" and self._could(member, trip) for member in usable)
-        homes = any(member.hello.role != "prefill" and self._could(member, trip) for member in usable)
-        if trip.tokens_left <= 1 and alone:
+    def _tier_roles(self, client_request: RoutedRequest, number: int, usable: list[ClusterInstance]) -> tuple[str, ...]:
+        alone = any(member.hello.role == "prefill" and self._could(member, client_request) for member in usable)
+        decoders = any(member.hello.role != "prefill" and self._could(member, client_request) for member in usable)
+        if client_request.tokens_left <= 1 and alone:
             return (("prefill", "mixed"), ("decode",))[number]
-        return ("mixed", "decode") if homes else ("prefill",)
+        return ("mixed", "decode") if decoders else ("prefill",)
 
     # Order
 
-    def _uncached(self, member: Member, trip: Trip, keys: Sequence[BlockKey]) -> int:
+    def _uncached(self, member: ClusterInstance, client_request: RoutedRequest, keys: Sequence[BlockKey]) -> int:
         cached = 0
         for key in keys:
             if not self._membership.index.has(member.number, key):
                 break
             cached += 1
-        return max(1, trip.tokens - cached * member.hello.ready.block_size)
+        return max(1, client_request.tokens - cached * member.hello.ready.block_size)
 
-    def _key(self, member: Member, uncached: int) -> tuple[int, int, int]:
+    def _key(self, member: ClusterInstance, uncached: int) -> tuple[int, int, int]:
         match self._config.policy:
             case "prefix":
                 return member.load + uncached, member.chosen, member.number
@@ -114,7 +122,9 @@ class NaivePlacement:
                 return 0, member.chosen, member.number
         return member.load, member.chosen, member.number
 
-    def _drawn(self, roles: Sequence[str], usable: list[Member], able: list[Member], rng: Random) -> list[Member]:
+    def _drawn(
+        self, roles: Sequence[str], usable: list[ClusterInstance], able: list[ClusterInstance], rng: Random
+    ) -> list[ClusterInstance]:
         """With two choices: the less loaded of two that are drawn from all. Empty: it cannot have the request."""
         drawn_from = [m for role in roles for m in sorted(usable, key=lambda each: each.number) if m.hello.role == role]
         if len(drawn_from) <= 2:
@@ -127,69 +137,81 @@ class NaivePlacement:
 
     def _option(
         self,
-        trip: Trip,
-        home: Member,
+        client_request: RoutedRequest,
+        decoder: ClusterInstance,
         uncached: int,
         pairs: bool,
-        prefills: list[Member],
-        best: Member | None,
+        prefills: list[ClusterInstance],
+        best: ClusterInstance | None,
         keys: Sequence[BlockKey],
         now: Instant,
         closed: Closed,
     ) -> Choice | None:
-        size = home.hello.ready.block_size
-        blocks = -(-(uncached + 1) // size) + len(trip.open) - 1
-        room = _has_room(home, blocks)
+        size = decoder.hello.ready.block_size
+        blocks = -(-(uncached + 1) // size) + len(client_request.open) - 1
+        room = _has_room(decoder, blocks)
         near = prefills
-        if home.paths:
-            near = [member for member in prefills if home.paths.may_read(member.session, now)]
-            best = self._prefill_for(trip, near, keys, now, closed, None)
+        if decoder.paths:
+            near = [member for member in prefills if decoder.paths.may_read(member.session, now)]
+            best = self._prefill_for(client_request, near, keys, now, closed, None)
         unread = bool(prefills) and not near
-        stays = self._placement.stays(home, uncached, prefill=best is not None)
-        if not pairs or home.hello.role != "decode" or unread or stays:
-            return Choice(home, None, uncached, blocks, not room) if room or self._may_wait(home, trip) else None
+        stays = self._placement.stays(decoder, uncached, prefill=best is not None)
+        if not pairs or decoder.hello.role != "decode" or unread or stays:
+            return (
+                Choice(decoder, None, uncached, blocks, not room) if room or self._may_wait(decoder, client_request) else None
+            )
         if best is None or not room:
             return None
-        return Choice(home, best, self._uncached(best, trip, keys), blocks, waits=False)
+        return Choice(decoder, best, self._uncached(best, client_request, keys), blocks, waits=False)
 
     def _prefill_for(
-        self, trip: Trip, prefills: list[Member], keys: Sequence[BlockKey], now: Instant, closed: Closed, rng: Random | None
-    ) -> Member | None:
+        self,
+        client_request: RoutedRequest,
+        prefills: list[ClusterInstance],
+        keys: Sequence[BlockKey],
+        now: Instant,
+        closed: Closed,
+        rng: Random | None,
+    ) -> ClusterInstance | None:
         """`rng`: with two choices, two are drawn."""
 
-        def has_room(member: Member) -> bool:
+        def has_room(member: ClusterInstance) -> bool:
             if member.prompts < 1 + self._config.waiting_prompts_max:
                 return True
-            return member.prompt_tokens + self._uncached(member, trip, keys) <= STEPS * member.hello.step_tokens
+            return member.prompt_tokens + self._uncached(member, client_request, keys) <= STEPS * member.hello.step_tokens
 
-        free = [m for m in prefills if has_room(m) and not trip.is_short(m) and not closed.is_closed_prefill(m)]
+        free = [m for m in prefills if has_room(m) and not client_request.is_short(m) and not closed.is_closed_prefill(m)]
         ordered = sorted(
-            free, key=lambda member: (trip.was_preempted(member, now), self._key(member, self._uncached(member, trip, keys)))
+            free,
+            key=lambda member: (
+                client_request.was_preempted(member, now),
+                self._key(member, self._uncached(member, client_request, keys)),
+            ),
         )
         if rng is not None and self._config.policy == "two_choices":
             settled = prefills[0].inhibited_until <= now
-            usable = [m for m in self._membership.members.values() if self._is_usable(m, now) and m.hello.peers]
-            able = [member for member in free if not trip.was_preempted(member, now)]
+            usable = [m for m in self._membership.instances.values() if self._is_usable(m, now) and m.hello.peers]
+            able = [member for member in free if not client_request.was_preempted(member, now)]
             same = [member for member in usable if (member.inhibited_until <= now) == settled]
             ordered = self._drawn(("prefill",), same, able, rng) + ordered
         return ordered[0] if ordered else None
 
-    def _may_wait(self, member: Member, trip: Trip) -> bool:
+    def _may_wait(self, member: ClusterInstance, client_request: RoutedRequest) -> bool:
         """May one more wait there? Those that are less urgent are no reason against it."""
-        ahead = sum(order <= trip.order for order in member.overdrawn.values())
-        return ahead < self._config.waiting_prompts_max and len(member.overdrawn) < self._config.overdrawn_max
+        ahead = sum(order <= client_request.order for order in member.over_capacity.values())
+        return ahead < self._config.waiting_prompts_max and len(member.over_capacity) < self._config.overdrawn_max
 
 
-def _has_room(member: Member, blocks: int) -> bool:
+def _has_room(member: ClusterInstance, blocks: int) -> bool:
     """One that has nothing else can always begin."""
     if not member.sequences and member.beat.blocks_available >= member.hello.ready.blocks:
         return True
     return member.slots_free > 0 and member.blocks_available >= blocks
 
 
-def _settled(members: list[Member], now: Instant) -> list[Member]:
+def _settled(instances: list[ClusterInstance], now: Instant) -> list[ClusterInstance]:
     """Those that are not lost again and again, if there are any."""
-    return [member for member in members if member.inhibited_until <= now] or members
+    return [member for member in instances if member.inhibited_until <= now] or instances
 
 
 class CheckedPlacement:
@@ -205,14 +227,14 @@ class CheckedPlacement:
     def __getattr__(self, name: str) -> object:
         return getattr(self._placement, name)
 
-    def place(self, trip: Trip, now: Instant, closed: Closed) -> Choice | Shortage:
+    def place(self, client_request: RoutedRequest, now: Instant, closed: Closed) -> Choice | ClusterShortage:
         self.compared += 1
         rng = Random()
         rng.setstate(self._rng.getstate())
-        wanted = self._naive.choose(trip, now, closed, rng)
-        found = self._placement.place(trip, now, closed)
+        wanted = self._naive.choose(client_request, now, closed, rng)
+        found = self._placement.place(client_request, now, closed)
         if found != wanted:
-            raise InvariantBroken(f"{trip!r} is placed as {found}, sorted it is {wanted}", invariant=61)
+            raise InvariantBroken(f"{client_request!r} is placed as {found}, sorted it is {wanted}", invariant=61)
         return found
 
 

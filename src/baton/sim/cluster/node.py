@@ -12,23 +12,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, TellCache
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, SendToCache
 from baton.core.events import Abort, EvictSome, Pause, PreemptSome, Resume, Submit
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
-from baton.protocol.handoff import AskRelease, Expect, Forget, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
 from baton.protocol.ids import RequestId
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.protocol.moves import BlockMove
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.sim.cache import Peers, StoredObject
+from baton.sim.cache import SimulatedPeers, StoredObject
 from baton.sim.clock import Clock
 from baton.sim.cluster.plans import NodePlans
 from baton.sim.cluster.watch import MARK, ClusterWatch, untagged
 from baton.sim.cluster.wires import HANGUP, Wire
-from baton.sim.engine import Engine, Outward, Owner, config_of
+from baton.sim.engine import EngineOwner, Outward, SimulatedEngine, config_of
 from baton.sim.noise import noise
 from baton.sim.scenario import VOCAB, NodeSpec, Scenario
 from baton.sim.timeline import Timeline
@@ -39,7 +39,7 @@ REFUSED_SECONDS = 8.0
 """After a refusal, with jitter."""
 
 
-class Link:
+class RouterLink:
     """What a node knows of one router."""
 
     __slots__ = ("beat_seconds", "dial_at", "failures", "heard_at", "lapse_seconds", "opened", "refused", "tag", "wire")
@@ -61,7 +61,7 @@ class Link:
         "Not before."
 
 
-class ClusterNode(Owner):
+class ClusterNode(EngineOwner):
     def __init__(
         self,
         number: int,
@@ -70,7 +70,7 @@ class ClusterNode(Owner):
         timeline: Timeline,
         watch: ClusterWatch,
         dial: Callable[[ClusterNode, int], Wire | None],
-        start: Callable[[ClusterNode], Engine],
+        start: Callable[[ClusterNode], SimulatedEngine],
         routers: int,
         name: str,
         kind: int,
@@ -83,9 +83,9 @@ class ClusterNode(Owner):
         "That its files are now."
         self.spec = spec
         self.role = spec.role
-        self.engine: Engine | None = None
+        self.engine: SimulatedEngine | None = None
         self.lives = 0
-        self.links = [Link() for _ in range(routers)]
+        self.links = [RouterLink() for _ in range(routers)]
         self._scenario = scenario
         tiers = scenario.of_node(kind).config().tiers
         self._adopt_seconds_max = tiers.adopt_seconds_max if spec.role != "mixed" else 0.0
@@ -122,14 +122,14 @@ class ClusterNode(Owner):
         self,
         clock: Clock,
         storage: dict[bytes, StoredObject],
-        peers: Peers,
+        peers: SimulatedPeers,
         first_pool: int,
         plans_type: type[NodePlans] = NodePlans,
-    ) -> Engine:
+    ) -> SimulatedEngine:
         scenario, watch = self._scenario.of_node(self.kind), self._watch
         instance = Instance(config_of(scenario, self.role))
-        plans = plans_type(scenario, instance.view, watch.trips, watch.saw)
-        engine = Engine(
+        plans = plans_type(scenario, instance.view, watch.client_requests, watch.saw)
+        engine = SimulatedEngine(
             self.name, self.role, scenario, self._timeline, clock, instance, self, plans, plans,
             watch.contents, lambda: self.weights, storage, peers, first_pool,
         )  # fmt: skip
@@ -163,7 +163,7 @@ class ClusterNode(Owner):
             self.engine.freeze(self._frozen_until)
             self._timeline.at(self._frozen_until, self._thaw, self.engine)
 
-    def _thaw(self, engine: Engine) -> None:
+    def _thaw(self, engine: SimulatedEngine) -> None:
         if engine is not self.engine or not engine.frozen:
             return
         self._note("goes on")
@@ -176,16 +176,16 @@ class ClusterNode(Owner):
     def drain(self, seconds: float) -> None:
         if self.engine is not None and not self.engine.frozen:
             self._watch.saw("an instance drained")
-            self.engine.tell(Pause(seconds / 2))
+            self.engine.dispatch(Pause(seconds / 2))
             self._timeline.at(self._timeline.now + seconds, self._resume, self.engine)
 
-    def _resume(self, engine: Engine) -> None:
+    def _resume(self, engine: SimulatedEngine) -> None:
         if engine is self.engine and not engine.frozen and not self._healed:
-            engine.tell(Resume())
+            engine.dispatch(Resume())
 
     def press(self, kind: str, amount: int) -> None:
         if self.engine is not None and not self.engine.frozen:
-            self.engine.tell(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
+            self.engine.dispatch(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
 
     @property
     def loaded(self) -> int:
@@ -234,16 +234,16 @@ class ClusterNode(Owner):
         link.tag, link.opened = f"{wire.number}{MARK}", False
         wire.send("up", self._hello(engine, refused=link.refused))
 
-    def _redial(self, entry: tuple[Engine, int]) -> None:
+    def _redial(self, entry: tuple[SimulatedEngine, int]) -> None:
         if entry[0] is self.engine:
             self.connect(entry[1])
 
-    def _hello(self, engine: Engine, *, refused: bool) -> NodeHello:
+    def _hello(self, engine: SimulatedEngine, *, refused: bool) -> InstanceHello:
         spec, size = self.spec, self._scenario.block_size
         ready = InstanceReady(spec.blocks, size, spec.slots, VOCAB, spec.blocks * size + 1, identity=engine.identity)
         peers = (self.address,) if self.role != "mixed" else ()
         seconds = self._adopt_seconds_max
-        return NodeHello(
+        return InstanceHello(
             self.name, self.lives, self.role, ready, b"layout", peers,
             adopt_seconds_max=seconds, refused=refused, step_tokens=spec.tokens_per_step,
         )  # fmt: skip
@@ -261,8 +261,8 @@ class ClusterNode(Owner):
             return
         link = self.links[router]
         link.heard_at = self._timeline.now
-        if message is HANGUP or type(message) is NodeRefused:
-            if type(message) is NodeRefused and not link.opened:
+        if message is HANGUP or type(message) is InstanceRefused:
+            if type(message) is InstanceRefused and not link.opened:
                 self._refused(link, wire)
             self._session_over(router, "the router hung up")
         elif type(message) is RouterHello:
@@ -272,17 +272,17 @@ class ClusterNode(Owner):
                 self._watch.disturbed(self._timeline.now)
             link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
             self._send_stats(wire)
-        elif type(message) is not RouterBeat:
+        elif type(message) is not RouterHeartbeat:
             self._take(engine, link.tag, message)
 
-    def _refused(self, link: Link, wire: Wire) -> None:
+    def _refused(self, link: RouterLink, wire: Wire) -> None:
         link.refused = True
         wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
         link.dial_at = self._timeline.now + wait
         if not self.is_stray:  # others are short of it
             self._watch.disturbed(self._timeline.now)
 
-    def _take(self, engine: Engine, tag: str, message: Any) -> None:
+    def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
         self._watch.told_node(self.number, engine, message)
         match message:
             case GenerateRequest():
@@ -290,18 +290,18 @@ class ClusterNode(Owner):
             case AbortRequest():
                 stop = message.reason is FinishReason.STOP
                 ours = RequestId(tag + message.request)
-                engine.tell(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
-            case Expect(request=request) | Prefill(request=request):
+                engine.dispatch(Abort(ours, message.index, FinishReason.STOP if stop else FinishReason.ABORT))
+            case Reserve(request=request) | Prefill(request=request):
                 engine.ask(replace(message, request=replace(request, id=RequestId(tag + request.id))))
             case PeerOffer(offer=offer):
-                engine.tell(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))
+                engine.dispatch(replace(message, offer=replace(offer, request=RequestId(tag + offer.request))))
             case Forget():
                 ours = RequestId(tag + message.request)
-                engine.tell(Forget(ours, message.attempt))
+                engine.dispatch(Forget(ours, message.attempt))
                 if ours in engine.instance.view.request_ids():
                     raise InvariantBroken(f"{self.name}: {message.request} is to be forgotten, and is not", invariant=43)
-            case AskRelease() | Released():
-                engine.tell(replace(message, request=RequestId(tag + message.request)))
+            case Release() | Released():
+                engine.dispatch(replace(message, request=RequestId(tag + message.request)))
 
     def _session_over(self, router: int, why: str) -> None:
         """What it was asked for in there is asked for no more."""
@@ -311,7 +311,7 @@ class ClusterNode(Owner):
         if self.engine is not None:
             for request in self.engine.instance.view.request_ids():
                 if request.startswith(tag):
-                    self.engine.tell(Abort(request))
+                    self.engine.dispatch(Abort(request))
             again = max(self._timeline.now + REDIAL_SECONDS[0], link.dial_at)
             self._timeline.at(again, self._redial, (self.engine, router))
 
@@ -329,7 +329,7 @@ class ClusterNode(Owner):
         match effect:
             case RestartWorker():
                 self._note(f"restarts its worker: {effect.reason}")
-            case TellCache(BlockMove(kind="pull")):
+            case SendToCache(BlockMove(kind="pull")):
                 self._watch.pulls(self.number)
 
     def gets(self, effects: list[Outward]) -> None:
@@ -374,7 +374,7 @@ class ClusterNode(Owner):
 
     # Beats
 
-    def _beat(self, engine: Engine) -> None:
+    def _beat(self, engine: SimulatedEngine) -> None:
         """Several a second; also when it looks whether its routers still speak."""
         if engine is not self.engine or engine.frozen:
             return
@@ -392,11 +392,11 @@ class ClusterNode(Owner):
                     link.wire.send("up", self._state(engine, link))
         self._timeline.at(self._timeline.now + self.links[0].beat_seconds * 0.9, self._beat_again, (engine, self._beats))
 
-    def _beat_again(self, entry: tuple[Engine, int]) -> None:
+    def _beat_again(self, entry: tuple[SimulatedEngine, int]) -> None:
         if entry[1] == self._beats:
             self._beat(entry[0])
 
-    def _state(self, engine: Engine, link: Link) -> Beat:
+    def _state(self, engine: SimulatedEngine, link: RouterLink) -> Heartbeat:
         view = engine.instance.view
         load = view.load()
         state, mode = engine.instance.worker.state.value, engine.instance.mode.value
@@ -405,7 +405,7 @@ class ClusterNode(Owner):
             fault = f"the worker is {state}"
         else:
             fault = "the worker stands still" if stalled else f"it is {mode}" if mode != "serving" else ""
-        return Beat(
+        return Heartbeat(
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
             load.blocks_free + load.blocks_idle,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from baton.core.cluster.events import Session
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, Expect, Forget, Offer, Prefill, Released
+from baton.protocol.handoff import Adopted, Forget, Offer, Prefill, Released, Reserve
 from baton.sim.cluster.watch import ClusterWatch
 
 DRIFT: Final = 1.02
@@ -36,10 +36,10 @@ class Pair:
 class Copy:
     """One attempt to hand a request over."""
 
-    __slots__ = ("at", "attempt", "denied", "home", "offered", "source")
+    __slots__ = ("at", "attempt", "decoder", "denied", "offered", "source")
 
-    def __init__(self, attempt: int, home: Session, at: float) -> None:
-        self.attempt, self.home, self.at = attempt, home, at
+    def __init__(self, attempt: int, decoder: Session, at: float) -> None:
+        self.attempt, self.decoder, self.at = attempt, decoder, at
         self.source: Session | None = None
         self.offered: int | None = None
         "Tokens, when all is computed. None may be kept of it."
@@ -61,27 +61,27 @@ class PathWatch:
 
     # What the router says
 
-    def told(self, session: Session, message: Any, now: float) -> None:
+    def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
-            case Expect(request=request):
+            case Reserve(request=request):
                 copy = self._copies.get(request.id)
                 if copy is None or copy.attempt != request.attempt:  # not only told again to keep the room
                     self._copies[request.id] = Copy(request.attempt, session, now)
             case Prefill(request=request) if (copy := self._copies.get(request.id)) is not None:
                 copy.source = session
-                pair = self._pairs.get((copy.home, session))
+                pair = self._pairs.get((copy.decoder, session))
                 if pair is not None and pair.given_up_at < copy.at < pair.until:
                     raise InvariantBroken(f"{request.id} is handed over where {pair.in_vain} were in vain", invariant=58)
             case Released(kept=False):
                 self._deny(message.request)
             case Forget():
                 copy = self._copies.get(message.request)
-                if copy is not None and copy.home == session:
+                if copy is not None and copy.decoder == session:
                     del self._copies[message.request]
 
     # What it hears
 
-    def heard(self, session: Session, message: Any, now: float) -> None:
+    def received(self, session: Session, message: Any, now: float) -> None:
         match message:
             case Released(kept=False):
                 self._deny(message.request)
@@ -89,7 +89,7 @@ class PathWatch:
                 if (copy.attempt, copy.source) == (message.attempt, session):
                     copy.offered = message.tokens
             case Adopted() if (copy := self._copies.get(message.request)) is not None:
-                if (copy.attempt, copy.home) == (message.attempt, session):
+                if (copy.attempt, copy.decoder) == (message.attempt, session):
                     del self._copies[message.request]
                     self._adopted(copy, message.tokens, now)
 
@@ -114,7 +114,7 @@ class PathWatch:
     def _adopted(self, copy: Copy, tokens: int, now: float) -> None:
         if copy.source is None or copy.offered is None:
             return
-        pair = self._pairs.setdefault((copy.home, copy.source), Pair())
+        pair = self._pairs.setdefault((copy.decoder, copy.source), Pair())
         more_than_half = 2 * tokens - copy.offered
         if more_than_half > -UNSURE_TOKENS:  # one that began before arrives: there is a way again
             pair.until = float("-inf")

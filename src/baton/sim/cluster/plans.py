@@ -6,20 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId
 from baton.protocol.step import NewSequence, StepPlan
 from baton.sim.cluster.watch import untagged
 from baton.sim.scenario import Client, Scenario
-from baton.sim.trip import Trip
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.urgency_watch import UrgencyWatch
 
 
 class NodePlans:
     """Also the onlooker of the node's worker process."""
 
-    def __init__(self, scenario: Scenario, view: InstanceView, trips: Mapping[str, Trip], saw: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        view: SchedulerView,
+        client_requests: Mapping[str, SimulatedRequest],
+        saw: Callable[[str], None],
+    ) -> None:
         self.rows = 0
         self.saw = saw
         self.evidence = 0
@@ -29,7 +35,7 @@ class NodePlans:
         self._scenario = scenario
         self._size = scenario.block_size
         self._view = view
-        self._trips = trips
+        self._trips = client_requests
         self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
         self._tables: dict[int, list[BlockId]] = {}
         self._position: dict[int, int] = {}
@@ -53,7 +59,7 @@ class NodePlans:
         try:
             for slot, block in plan.grown:
                 self._tables[slot].append(block)
-            for slot, place, block in plan.folded:
+            for slot, place, block in plan.deduplicated:
                 self._tables[slot][place] = block
             for slot, count in zip(plan.run.slots, counts, strict=True):
                 self._writes(plan.step, slot, count, self._tables[slot])
@@ -62,24 +68,28 @@ class NodePlans:
         self._urgency.planned(plan)
 
     def _new(self, new: NewSequence) -> None:
-        sequence = self._view.occupant(new.slot, new.incarnation)
+        sequence = self._view.slot_owner(new.slot, new.incarnation)
         if sequence is None:
             raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
-        trip = self._trips[untagged(sequence.request.id)]
-        self._clients[new.slot, new.incarnation] = trip.client
+        client_request = self._trips[untagged(sequence.request.id)]
+        self._clients[new.slot, new.incarnation] = client_request.client
         self._tables[new.slot] = list(new.blocks)
         self._position[new.slot] = new.computed_tokens
-        prompt, weights = trip.client.prompt, self.weights()
+        prompt, weights = client_request.client.prompt, self.weights()
         outputs = list(new.tokens[len(prompt) :])
-        begun = [known for known in trip.weights_known if _begins(trip, new.index, outputs, known)]
+        begun = [known for known in client_request.weights_known if _begins(client_request, new.index, outputs, known)]
         if not begun or list(new.tokens[: len(prompt)]) != prompt:
-            raise InvariantBroken(f"{trip.name}.{new.index} prefills other tokens than the undisturbed ones", invariant=32)
-        if weights not in begun or (sequence.request.outputs and trip.weights != weights):
-            raise InvariantBroken(f"{trip.name}.{new.index} is to go on with weights {weights}, not its own", invariant=59)
+            raise InvariantBroken(
+                f"{client_request.name}.{new.index} prefills other tokens than the undisturbed ones", invariant=32
+            )
+        if weights not in begun or (sequence.request.outputs and client_request.weights != weights):
+            raise InvariantBroken(
+                f"{client_request.name}.{new.index} is to go on with weights {weights}, not its own", invariant=59
+            )
         if new.computed_tokens >= len(new.tokens) or new.prompt_tokens != len(prompt):
-            raise InvariantBroken(f"{trip.name}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
+            raise InvariantBroken(f"{client_request.name}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
         if len(new.blocks) * self._size < len(new.tokens) or len(dict.fromkeys(new.blocks)) != len(new.blocks):
-            raise InvariantBroken(f"{trip.name}: {len(new.blocks)} blocks for {len(new.tokens)} tokens", invariant=6)
+            raise InvariantBroken(f"{client_request.name}: {len(new.blocks)} blocks for {len(new.tokens)} tokens", invariant=6)
 
     def _writes(self, step: int, slot: int, count: int, table: list[BlockId]) -> None:
         begin = self._position[slot]
@@ -107,9 +117,9 @@ class NodePlans:
         """That it is found out is asked of each node alone (invariant 47, watch.py there)."""
 
 
-def _begins(trip: Trip, index: int, outputs: list[int], weights: int) -> bool:
+def _begins(client_request: SimulatedRequest, index: int, outputs: list[int], weights: int) -> bool:
     """With these weights its answer begins so."""
-    oracle = trip.oracles_of(weights)[index]
+    oracle = client_request.oracles_of(weights)[index]
     if outputs:
         oracle.token(len(outputs) - 1)
     return oracle.tokens[: len(outputs)] == outputs

@@ -16,8 +16,8 @@ from baton.config import RouterConfig
 from baton.core.cluster.events import Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import InstanceStats, RefusedRequest
-from baton.protocol.handoff import Expect, Forget, Prefill
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.handoff import Forget, Prefill, Reserve
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.watch import ClusterWatch
 
@@ -34,11 +34,11 @@ class Known:
 
     __slots__ = ("at", "beat", "hello", "mode", "refused_at")
 
-    def __init__(self, hello: NodeHello) -> None:
+    def __init__(self, hello: InstanceHello) -> None:
         self.hello = hello
         self.at = 0.0
         self.mode = "serving"
-        self.beat: Beat | None = None
+        self.beat: Heartbeat | None = None
         "None: it was sent something since."
         self.refused_at = float("-inf")
 
@@ -69,13 +69,13 @@ class PreemptWatch:
 
     # What it hears
 
-    def heard(self, session: Session, message: Any, now: float) -> None:
-        if type(message) is NodeHello:
+    def received(self, session: Session, message: Any, now: float) -> None:
+        if type(message) is InstanceHello:
             self._nodes[session] = Known(message)
         if (node := self._nodes.get(session)) is None:
             return
         node.at = now
-        if type(message) is Beat:
+        if type(message) is Heartbeat:
             node.beat = message
             for request in message.preempted:
                 if self._homes.get(request) == session:
@@ -89,11 +89,11 @@ class PreemptWatch:
 
     # What the router says
 
-    def told(self, session: Session, message: Any, now: float) -> None:
+    def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
             case GenerateRequest():
                 self._chosen(session, message, now, paired=False)
-            case Expect(request=request):
+            case Reserve(request=request):
                 self._chosen(session, request, now, paired=True)
             case Prefill(request=request):
                 self._sent(session, request.id)
@@ -143,9 +143,9 @@ class PreemptWatch:
             return False
         tokens = len(request.prompt) + request.sampling.max_tokens
         blocks = -(-(tokens + 1) // ready.block_size) + request.n
-        ours = sum(self._sequences(other) for other, home in self._homes.items() if home == session)
+        ours = sum(self._sequences(other) for other, decoder in self._homes.items() if decoder == session)
         fits = not 0 < ready.context_tokens < tokens and blocks <= ready.blocks
         return fits and beat.slots_free > 0 and ours < ready.slots and beat.blocks_available >= blocks
 
     def _sequences(self, request: str) -> int:
-        return sum(end is None for end in self._watch.trips[request].ended)
+        return sum(end is None for end in self._watch.client_requests[request].ended)

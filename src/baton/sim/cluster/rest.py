@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from baton.config import RouterConfig
-from baton.core.cluster.line import STALE_MAX
+from baton.core.cluster.request_queue import STALE_MAX
 from baton.core.cluster.router import Router
 from baton.errors import InvariantBroken
 from baton.sim.rest import Bound, Place, check_empty
@@ -15,13 +15,18 @@ FIXED_MAX: Final = 64
 """Tables whose keys are written in the source: handlers, roles, reasons, outcomes."""
 
 PER_INSTANCE: Final[tuple[Place, ...]] = (
-    *(("Membership", name) for name in ("members", "names", "with_paths", "_capacities", "_stalled")),
-    *(("Roster", name) for name in ("members", "_touched", "_by_time", "_urgent", "_classes")),
+    *(("Membership", name) for name in ("instances", "names", "with_paths", "_capacities", "_stalled")),
+    *(("Roster", name) for name in ("instances", "_touched", "_by_time", "_urgent", "_classes")),
     *(("PrefixIndex", name) for name in ("_keys", "_limits")),
 )
-ONCE_KNOWN: Final[tuple[Place, ...]] = (("Membership", "_losses"), ("Membership", "_gone"), ("Line", "_sizes"))
+ONCE_KNOWN: Final[tuple[Place, ...]] = (("Membership", "_losses"), ("Membership", "_gone"), ("RequestQueue", "_sizes"))
 """Also instances that left: those that may come back, and sizes as of the last placement pass."""
-LAZY: Final[tuple[Place, ...]] = (("Alarms", "_heap"), ("Line", "_lanes"), ("Line", "_waiters"), ("Line", "_cached"))
+LAZY: Final[tuple[Place, ...]] = (
+    ("Alarms", "_heap"),
+    ("RequestQueue", "_lanes"),
+    ("RequestQueue", "_waiters"),
+    ("RequestQueue", "_cached"),
+)
 """Entries of requests that ended are removed when there are too many."""
 FIXED: Final[tuple[Place, ...]] = (
     *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
@@ -35,13 +40,13 @@ NAMES_OBJECTS: Final[tuple[Place, ...]] = (*PER_INSTANCE, *FIXED, ("Alarms", "_h
 
 def check_router_rest(router: Router, config: RouterConfig) -> None:
     check_empty(router, bounds_of(router, config), NAMES_OBJECTS)
-    for member in router.membership.members.values():
-        if member.legs or member.overdrawn:
-            raise InvariantBroken(f"{member!r} at rest, {len(member.overdrawn)} overdrawn", invariant=9)
+    for member in router.membership.instances.values():
+        if member.assigned or member.over_capacity:
+            raise InvariantBroken(f"{member!r} at rest, {len(member.over_capacity)} overdrawn", invariant=9)
 
 
 def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
-    instances = len(router.membership.members)
+    instances = len(router.membership.instances)
     return {
         **dict.fromkeys(PER_INSTANCE, lambda _: instances),
         **dict.fromkeys(ONCE_KNOWN, lambda _: config.instances_max),

@@ -13,7 +13,7 @@ nobody else of their request has them (seed 516: siblings share also then).
 from __future__ import annotations
 
 from baton.core.engine.phase import Phase
-from baton.core.engine.view import InstanceView
+from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
 
@@ -22,7 +22,7 @@ class RoomWatch:
     """Made before an instance is asked to keep room, looked at after."""
 
     def __init__(
-        self, view: InstanceView, request: RequestId, order: tuple[int, float], block_size: int, *, cached: bool
+        self, view: SchedulerView, request: RequestId, order: tuple[int, float], block_size: int, *, cached: bool
     ) -> None:
         """`order`: priority and arrival, by the instance's clock. `cached`: blocks may be found."""
         self._view = view

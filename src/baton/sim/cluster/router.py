@@ -11,29 +11,29 @@ from typing import Any, Protocol
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import (
-    Arrive,
-    BreakOff,
+    CloseSession,
     ClusterEvent,
     Deliver,
-    HangUp,
-    Join,
-    Part,
+    FailRequest,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceMessage,
+    RejectRequest,
     Resumed,
+    RouterTick,
     RunPass,
-    Say,
     SchedulePass,
+    SendToInstance,
     Session,
-    Tell,
-    Tick,
-    TurnAway,
-    Withdraw,
+    SubmitRequest,
+    WithdrawRequest,
 )
 from baton.core.cluster.router import Router
 from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest
 from baton.protocol.handoff import Forget, Prefill, Released, request_of
 from baton.protocol.ids import Instant
-from baton.protocol.node import Beat, NodeHello, NodeRefused, RouterBeat, RouterHello
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.protocol.output import Emit
 from baton.sim.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
@@ -52,16 +52,16 @@ from baton.sim.timeline import Timeline
 SILENT_MARGIN = 0.01
 
 
-class Hearers(Protocol):
+class RouterDelivery(Protocol):
     """The clients of routers."""
 
     def delivered(self, emit: Emit) -> None: ...
-    def turned_away(self, effect: TurnAway) -> None: ...
-    def broken_off(self, effect: BreakOff) -> None: ...
+    def turned_away(self, effect: RejectRequest) -> None: ...
+    def broken_off(self, effect: FailRequest) -> None: ...
     def router_died(self, router: int) -> None: ...
 
 
-class RouterProcess:
+class SimulatedRouter:
     def __init__(
         self,
         number: int,
@@ -80,7 +80,7 @@ class RouterProcess:
         self.machine: Router | None = None
         self.frozen = False
         self.events = 0
-        self.hearers: Hearers
+        self.hearers: RouterDelivery
         self._seed = seed
         self._timeline = timeline
         self._clock = clock
@@ -163,7 +163,7 @@ class RouterProcess:
         self._stalls.was_frozen()
         self._heard.update(dict.fromkeys(self._wires, self._timeline.now))
         self.fit.resumed(self._timeline.now)
-        self._tell(Resumed())
+        self._dispatch(Resumed())
         self._armed = None
         self._beat(life)
         self._timeline.at(self._timeline.now, self._rearm, life)
@@ -180,47 +180,47 @@ class RouterProcess:
 
     # Clients
 
-    def submit(self, event: Arrive | Withdraw) -> None:
+    def submit(self, event: SubmitRequest | WithdrawRequest) -> None:
         """The process lives. What is sent to a frozen one waits."""
         if self.frozen:
             self._inbox.append(lambda: self.submit(event))
         else:
-            self._tell(event)
+            self._dispatch(event)
 
     # Sessions
 
     def arrived(self, wire: Wire, message: Any) -> None:
         if self.machine is None or (wire.number not in self._wires and wire.number not in self._dialled):
-            if self.machine is not None and message is not HANGUP and type(message) is not NodeHello:
+            if self.machine is not None and message is not HANGUP and type(message) is not InstanceHello:
                 if self.frozen:
                     self._inbox.append(lambda: self.arrived(wire, message))
                     return
                 self._watch.saw("a message of an earlier session reached a router")
-                self._tell(Say(wire.number, message))
+                self._dispatch(InstanceMessage(wire.number, message))
             return
         if self.frozen:
             self._inbox.append(lambda: self.arrived(wire, message))
             return
         if message is HANGUP:
             self._lose(wire.number)
-            self._tell(Part(wire.number, "the session is over"))
+            self._dispatch(InstanceLeft(wire.number, "the session is over"))
             return
         self._heard[wire.number] = self._timeline.now
-        self._stalls.heard(wire.number, message, self._timeline.now)
-        self._preemptions.heard(wire.number, message, self._timeline.now)
-        self._paths.heard(wire.number, message, self._timeline.now)
-        self.fit.heard(wire.number, message, self._timeline.now)
-        self._given.heard(wire.number, message)
-        if type(message) is NodeHello:
+        self._stalls.received(wire.number, message, self._timeline.now)
+        self._preemptions.received(wire.number, message, self._timeline.now)
+        self._paths.received(wire.number, message, self._timeline.now)
+        self.fit.received(wire.number, message, self._timeline.now)
+        self._given.received(wire.number, message)
+        if type(message) is InstanceHello:
             self._wires[wire.number] = self._dialled.pop(wire.number)
             self._sizes[wire.number] = self._timeline.now, message.ready.blocks
-            self._tell(Join(wire.number, message))
+            self._dispatch(InstanceJoined(wire.number, message))
             if wire.number in self._wires:
                 wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds))
             return
         if type(message) in (RefusedRequest, Released):  # it has nothing of it any more
             self._legs.get(message.request, {}).pop(wire.number, None)
-        self._tell(Say(wire.number, message))
+        self._dispatch(InstanceMessage(wire.number, message))
 
     def _lose(self, session: Session) -> None:
         if session in self._sizes and session in self._wires:
@@ -232,41 +232,41 @@ class RouterProcess:
         self._paths.gone(session)
         self.fit.gone(session, self._timeline.now)
         self._given.gone(session)
-        for legs in self._legs.values():
-            legs.pop(session, None)
+        for assigned in self._legs.values():
+            assigned.pop(session, None)
 
     def _beat(self, life: int) -> None:
         if life == self._lives and self.machine is not None and not self.frozen:
             for wire in list(self._wires.values()):
-                wire.send("down", RouterBeat())
+                wire.send("down", RouterHeartbeat())
             self._timeline.at(self._timeline.now + self.config.beat_seconds * 0.9, self._beat, life)
 
     # The machine
 
-    def _tell(self, event: ClusterEvent, at_least: float = 0.0) -> None:
+    def _dispatch(self, event: ClusterEvent, at_least: float = 0.0) -> None:
         machine = self.machine
         if machine is None:
             return
         self.events += 1
-        readable = not any(member.paths for member in machine.membership.members.values())
+        readable = not any(member.paths for member in machine.membership.instances.values())
         effects = machine.handle(event, Instant(max(self._clock.now(), at_least)))
-        if type(event) is Arrive:
+        if type(event) is SubmitRequest:
             self._line.arrives(event.request)
             self._line.answered(event.request, machine.queued, effects)
-        elif type(event) is Join:
+        elif type(event) is InstanceJoined:
             self.fit.joins(event, effects, self._timeline.now)
         for effect in effects:
             self._timeline.record(effect)
             self._line.effect(effect)
             match effect:
-                case Tell(session, message):
+                case SendToInstance(session, message):
                     self._look(session, message)
-                    self._line.told(message, readable=readable)
-                    self._stalls.told(session, message, self._timeline.now)
-                    self._preemptions.told(session, message, self._timeline.now)
-                    self._paths.told(session, message, self._timeline.now)
-                    self.fit.told(session, message)
-                    self._given.told(session, message)
+                    self._line.sent(message, readable=readable)
+                    self._stalls.sent(session, message, self._timeline.now)
+                    self._preemptions.sent(session, message, self._timeline.now)
+                    self._paths.sent(session, message, self._timeline.now)
+                    self.fit.sent(session, message)
+                    self._given.sent(session, message)
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
@@ -274,16 +274,16 @@ class RouterProcess:
                     self.hearers.delivered(emit)
                 case SchedulePass():  # behind all that happens at this moment
                     self._timeline.at(self._timeline.now, self._run_pass, self._lives)
-                case TurnAway():
+                case RejectRequest():
                     self._legs.pop(effect.request, None)
                     self.hearers.turned_away(effect)
-                case BreakOff():
+                case FailRequest():
                     self.hearers.broken_off(effect)
-                case HangUp(session, reason):
-                    self._hang_up(session, reason, refused=type(event) is Join and event.session == session)
+                case CloseSession(session, reason):
+                    self._hang_up(session, reason, refused=type(event) is InstanceJoined and event.session == session)
         self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
-        if type(event) is Say and type(event.message) is Beat:
+        if type(event) is InstanceMessage and type(event.message) is Heartbeat:
             check_idle(machine, self.config)
         if machine.open_requests and machine.next_deadline() is None:
             raise InvariantBroken(f"{self.name}: requests are open, and no deadline is armed", invariant=41)
@@ -295,7 +295,7 @@ class RouterProcess:
         if self.frozen:
             self._inbox.append(lambda: self._run_pass(life))
         else:
-            self._tell(RunPass())
+            self._dispatch(RunPass())
             if self.machine is not None:
                 check_idle(self.machine, self.config)
 
@@ -313,7 +313,7 @@ class RouterProcess:
             self._watch.saw("an instance was back before its earlier session was over")
         if (wire := self._wires.get(session)) is not None:
             if refused:
-                wire.send("down", NodeRefused(reason))
+                wire.send("down", InstanceRefused(reason))
             wire.close("down")
             self._lose(session)
 
@@ -330,21 +330,21 @@ class RouterProcess:
         request = request_of(message)
         if request is None:
             return
-        legs = self._legs.setdefault(request.id, {})
+        assigned = self._legs.setdefault(request.id, {})
         self._attempts[request.id] = request.attempt
         for index in request.wanted:
-            if list(request.delivered(index)) != self._watch.trips[request.id].delivered[index]:
+            if list(request.delivered(index)) != self._watch.client_requests[request.id].delivered[index]:
                 raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
-        for other, attempt in legs.items():
+        for other, attempt in assigned.items():
             if attempt > request.attempt or (attempt < request.attempt and other != session):
                 raise InvariantBroken(
                     f"{request.id}: attempt {request.attempt} begins, {attempt} is still with session {other}", invariant=43
                 )
         silent = self._timeline.now - self._heard[session]
-        chosen_now = not isinstance(message, Prefill) and session not in legs
+        chosen_now = not isinstance(message, Prefill) and session not in assigned
         if chosen_now and silent > self.config.suspect_seconds * 1.02 + SILENT_MARGIN:
             raise InvariantBroken(f"{request.id} is given to one that was silent for {silent:.2f} s", invariant=46)
-        legs[session] = request.attempt
+        assigned[session] = request.attempt
 
     def _arm(self) -> None:
         deadline = self.machine.next_deadline() if self.machine is not None else None
@@ -364,7 +364,7 @@ class RouterProcess:
         if deadline is None:
             return
         if self._clock.virtual(deadline) <= self._timeline.now + 1e-9:
-            self._tell(Tick(), at_least=deadline)
+            self._dispatch(RouterTick(), at_least=deadline)
             self._look_at_queue()
             armed = self.machine.next_deadline()
             if armed is not None and armed <= deadline:
@@ -374,10 +374,10 @@ class RouterProcess:
 
     def _look_at_queue(self) -> None:
         """41: nobody waits in the queue for longer than it may."""
-        for trip in self.machine.coordinator.line.trips() if self.machine is not None else []:
-            waited = self.machine.coordinator.now - trip.queued_at if self.machine is not None else 0.0
+        for client_request in self.machine.coordinator.line.routed_requests() if self.machine is not None else []:
+            waited = self.machine.coordinator.now - client_request.queued_at if self.machine is not None else 0.0
             if waited > self.config.queue_seconds_max:
-                raise InvariantBroken(f"{trip!r} waits in the queue for {waited:.2f} s", invariant=41)
+                raise InvariantBroken(f"{client_request!r} waits in the queue for {waited:.2f} s", invariant=41)
 
     # Questions
 
@@ -390,7 +390,7 @@ class RouterProcess:
         """It works, and none of its sessions is over, nor any instance resumed, without its knowing."""
         if self.machine is None or not self.accepts() or not all(wire.open for wire in self._wires.values()):
             return False
-        return all(member.mode == "serving" for member in self.machine.membership.members.values())
+        return all(member.mode == "serving" for member in self.machine.membership.instances.values())
 
     def at_rest(self) -> None:
         if self.machine is None:

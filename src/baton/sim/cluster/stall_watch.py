@@ -11,8 +11,8 @@ from baton.config import RouterConfig
 from baton.core.cluster.events import Session
 from baton.errors import InvariantBroken
 from baton.protocol.control import RefusedRequest
-from baton.protocol.handoff import Expect, Forget
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.handoff import Forget, Reserve
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.watch import ClusterWatch
 
@@ -29,7 +29,7 @@ class Heard:
 
     __slots__ = ("at", "hello", "stalled_before", "stalled_since", "well_since")
 
-    def __init__(self, hello: NodeHello, now: float) -> None:
+    def __init__(self, hello: InstanceHello, now: float) -> None:
         self.hello = hello
         self.at = now
         self.stalled_since: float | None = None
@@ -66,11 +66,11 @@ class StallWatch:
 
     # What the router says
 
-    def told(self, session: Session, message: Any, now: float) -> None:
+    def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
             case GenerateRequest():
                 self._homes[message.id] = session
-            case Expect(request=request):
+            case Reserve(request=request):
                 self._homes[request.id] = session
             case Forget():
                 if self._homes.get(message.request) == session:
@@ -81,9 +81,9 @@ class StallWatch:
 
     # What it hears
 
-    def heard(self, session: Session, message: Any, now: float) -> None:
+    def received(self, session: Session, message: Any, now: float) -> None:
         node = self._nodes.get(session)
-        if type(message) is NodeHello:
+        if type(message) is InstanceHello:
             self._nodes[session] = Heard(message, now)
         elif type(message) is RefusedRequest:
             self._homes.pop(message.request, None)
@@ -91,12 +91,12 @@ class StallWatch:
                 self._unfit[message.request] = None
         elif node is not None:
             node.at = now
-            if type(message) is Beat:
+            if type(message) is Heartbeat:
                 self._on_beat(node, message, now)
                 if self._lasts(session, now) > self._lapse_seconds * DRIFT + MARGIN_SECONDS:
                     self._check(session, now)
 
-    def _on_beat(self, node: Heard, beat: Beat, now: float) -> None:
+    def _on_beat(self, node: Heard, beat: Heartbeat, now: float) -> None:
         if not beat.stalled:
             node.stalled_since, node.stalled_before = None, False
         elif node.stalled_since is None:
@@ -116,19 +116,19 @@ class StallWatch:
         return node is not None and (node.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
 
     def _is_over(self, request: str) -> bool:
-        return self._watch.trips[request].is_answered
+        return self._watch.client_requests[request].is_answered
 
     def _tokens(self, request: str) -> int:
-        return sum(map(len, self._watch.trips[request].delivered))
+        return sum(map(len, self._watch.client_requests[request].delivered))
 
     def _check(self, session: Session, now: float) -> None:
-        for request, home in self._homes.items():
+        for request, decoder in self._homes.items():
             known = request in self._unfit or self._moved.get(request) == self._tokens(request)
-            if home == session and not self._is_over(request) and not known and self._has_choice(request, now):
+            if decoder == session and not self._is_over(request) and not known and self._has_choice(request, now):
                 raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
-        client = self._watch.trips[request].client
+        client = self._watch.client_requests[request].client
         for node in self._nodes.values():
             ready = node.hello.ready
             needed = -(-(len(client.prompt) + client.max_tokens - 1) // ready.block_size)

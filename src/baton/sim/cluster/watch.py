@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
-from baton.protocol.handoff import Adopted, AskRelease, Expect, Expecting, Offer, PeerOffer, Prefill, Released
+from baton.protocol.handoff import Adopted, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.output import Emit, each_token
 from baton.protocol.request import GenerateRequest
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario, Stage
+from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import TAG_BYTES, tag_bytes
 from baton.sim.tiers_watch import KeyContents
-from baton.sim.trip import Trip
 
 MARK = "|"
 """Behind the tag of a session, in the ids of an instance."""
@@ -29,7 +29,7 @@ OFFERS_MIN = 4
 """Fewer prompts that were offered say nothing about the share that arrives."""
 
 
-class Engine(Protocol):
+class WatchedEngine(Protocol):
     """Of a node (engine.py)."""
 
     @property
@@ -71,8 +71,10 @@ class Parties:
 class ClusterWatch:
     def __init__(self, scenario: Scenario) -> None:
         self.weights_known = scenario.weights_known
-        self.trips = {client.id: Trip(client, weights_known=self.weights_known) for client in scenario.clients}
-        self.all_trips = list(self.trips.values())
+        self.client_requests = {
+            client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients
+        }
+        self.all_trips = list(self.client_requests.values())
         self.contents = KeyContents(scenario.block_size, self.all_trips)
         self.sometimes: dict[str, int] = {}
         self.parties: dict[str, Parties] = {}
@@ -98,9 +100,9 @@ class ClusterWatch:
     def saw(self, what: str) -> None:
         self.sometimes[what] = self.sometimes.get(what, 0) + 1
 
-    def add(self, trip: Trip) -> None:
-        self.trips[trip.client.id] = trip
-        self.all_trips.append(trip)
+    def add(self, client_request: SimulatedRequest) -> None:
+        self.client_requests[client_request.client.id] = client_request
+        self.all_trips.append(client_request)
 
     def disturbed(self, now: float, *, loss: bool = True) -> None:
         self.disturbances.append(now)
@@ -119,7 +121,7 @@ class ClusterWatch:
 
     # What routers tell nodes
 
-    def told_node(self, node: int, engine: Engine, message: Any) -> None:
+    def told_node(self, node: int, engine: WatchedEngine, message: Any) -> None:
         """It reads this now."""
         match message:
             case GenerateRequest():
@@ -129,7 +131,7 @@ class ClusterWatch:
                     self.saw("a replay")
                     if any(message.outputs):
                         self.saw("a replay with tokens")
-            case Expect(request=request):
+            case Reserve(request=request):
                 self.parties[request.id].decode = node
                 if request.attempt > 1:
                     self.saw("a hand-off was tried again")
@@ -139,7 +141,7 @@ class ClusterWatch:
                 self.at_stage("H1", request.id)
             case PeerOffer(offer=offer):
                 self._pulling[node] = offer.request
-            case AskRelease():  # before it is read: then blocks may be handed on
+            case Release():  # before it is read: then blocks may be handed on
                 self._intact = self._is_intact(engine, (message.request, message.attempt))
             case Released():
                 if not message.kept:
@@ -149,9 +151,9 @@ class ClusterWatch:
 
     # What nodes say
 
-    def said(self, engine: Engine | None, effect: Any) -> None:
+    def said(self, engine: WatchedEngine | None, effect: Any) -> None:
         match effect:
-            case Expecting():
+            case Reserved():
                 self.at_stage("H4", effect.request)
             case Offer() if engine is not None:
                 self._offered(engine, effect)
@@ -161,14 +163,14 @@ class ClusterWatch:
                 else:
                     self.saw("a chunk was offered")
                     self.at_stage("H2", effect.request)
-            case AskRelease():
+            case Release():
                 self.at_stage("H6", effect.request)
             case Released() if engine is not None:
                 self._released(effect)
             case Adopted():
                 self._adoption(effect)
 
-    def _offered(self, engine: Engine, offer: Offer) -> None:
+    def _offered(self, engine: WatchedEngine, offer: Offer) -> None:
         """38: what is offered is computed, all of it."""
         kept = self._kept.get((offer.request, offer.attempt))
         if kept is None:
@@ -187,9 +189,9 @@ class ClusterWatch:
         if not self.has_content(engine, offer.request, kept, offer.place):
             raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
-    def has_content(self, engine: Engine, request: str, kept: Kept, begin: int = 0) -> bool:
+    def has_content(self, engine: WatchedEngine, request: str, kept: Kept, begin: int = 0) -> bool:
         """Its blocks from there on hold what its tokens imply, with the weights that they were computed with."""
-        memory, oracle = engine.process.worker.pool, self.trips[request].oracles_of(kept.weights)[kept.index]
+        memory, oracle = engine.process.worker.pool, self.client_requests[request].oracles_of(kept.weights)[kept.index]
         for place in range(begin, len(kept.blocks)):
             first, last = place * self._size, min((place + 1) * self._size, kept.tokens)
             wanted = b"".join(tag_bytes(oracle.tag(position)) for position in range(first, last))
@@ -197,7 +199,7 @@ class ClusterWatch:
                 return False
         return True
 
-    def _is_intact(self, engine: Engine, attempt: Attempt) -> bool:
+    def _is_intact(self, engine: WatchedEngine, attempt: Attempt) -> bool:
         kept = self._kept.get(attempt)
         generations = engine.instance.view.generations()
         return (
@@ -258,10 +260,11 @@ class ClusterWatch:
     def delivered(self, emit: Emit) -> None:
         """59: all that a client is told of one answer is computed with the same weights."""
         for request, attempt, index, position, _ in each_token(emit.tokens):
-            trip, weights = self.trips[request], self._computed_with[request, attempt, index, position]
-            if trip.weights is None:
-                trip.weights = weights
-            elif trip.weights != weights:
+            client_request, weights = self.client_requests[request], self._computed_with[request, attempt, index, position]
+            if client_request.weights is None:
+                client_request.weights = weights
+            elif client_request.weights != weights:
                 raise InvariantBroken(
-                    f"{request}.{index}: token {position} is of weights {weights}, the answer of {trip.weights}", invariant=59
+                    f"{request}.{index}: token {position} is of weights {weights}, the answer of {client_request.weights}",
+                    invariant=59,
                 )

@@ -17,10 +17,10 @@ from baton.sim.cluster.clients import ClusterClients
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.node import ClusterNode
 from baton.sim.cluster.plans import NodePlans
-from baton.sim.cluster.router import RouterProcess
+from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
-from baton.sim.engine import POOLS_EACH, Engine
+from baton.sim.engine import POOLS_EACH, SimulatedEngine
 from baton.sim.scenario import ClusterFault, NodeSpec, Scenario
 from baton.sim.world import World
 
@@ -48,7 +48,7 @@ class ClusterWorld(World):
         self.remote = cluster.remote
         pairs = any(node.role == "prefill" for node in cluster.nodes)
         self.routers = [
-            RouterProcess(
+            SimulatedRouter(
                 number, self._router_config(), scenario.seed, self.timeline, self._clock(100 + number), self.watch, pairs=pairs
             )
             for number in range(cluster.routers)
@@ -59,7 +59,7 @@ class ClusterWorld(World):
             if fault.kind == "stray":
                 self.strays.append(self._stray(fault))
         self._services: dict[str, CacheService] = {}
-        self._engines: list[Engine] = []
+        self._engines: list[SimulatedEngine] = []
         self._storage: dict[bytes, StoredObject] = {}
         self.clients = self.clients_type(scenario, self.timeline, self.watch, self.routers)
         self.faults = Faults(
@@ -105,7 +105,7 @@ class ClusterWorld(World):
     def _clock(self, number: int) -> Clock:
         return Clock(self.timeline, self.scenario.seed, number, skewed=self.cluster.skew)
 
-    def _engine(self, node: ClusterNode) -> Engine:
+    def _engine(self, node: ClusterNode) -> SimulatedEngine:
         """A new life of a node."""
         pools = (node.number * 1_000 + node.lives) * POOLS_EACH
         engine = node.make_engine(self._clock(node.number), self._storage, self, pools, self.plans_type)
@@ -175,7 +175,7 @@ class ClusterWorld(World):
         self.timeline.note("world", "drain")
         for node in self.nodes:
             if node.engine is not None:
-                node.engine.tell(Pause())
+                node.engine.dispatch(Pause())
         self._must(self._drained, DRAIN_SECONDS_MAX, "at rest")
 
     def _drained(self) -> bool:

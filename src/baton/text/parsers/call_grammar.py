@@ -46,7 +46,7 @@ def calls_grammar(
     """`parameters`: by name of the tool, the schema of its arguments. `strict`: names of those that are held to it. `special`:
     ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it will do as well. `free`: so will
     any other, for a style with marks."""
-    words = _Words(style, special)
+    words = _CallMarks(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
         *([] if or_answer is None else [f"answer: {json_rule(or_answer or ANY_OBJECT)}"]),
@@ -62,7 +62,7 @@ def calls_grammar(
     return "\n".join(rules) + "\n"
 
 
-def _start(words: _Words, parallel: bool, or_answer: str | None, free: bool) -> str:
+def _start(words: _CallMarks, parallel: bool, or_answer: str | None, free: bool) -> str:
     if not free:
         return "calls" if or_answer is None else "calls | answer"
     again = "*" if parallel else "?"
@@ -93,7 +93,7 @@ class _Schema:
         return _json_rule({**definitions, **inner}, exact=self.exact)
 
 
-class _Words:
+class _CallMarks:
     """The marks of a style, as the grammar writes them."""
 
     def __init__(self, style: CallStyle, special: Mapping[str, int]) -> None:
@@ -132,7 +132,7 @@ class _Words:
 # One call of a tool, by the form of the style
 
 
-def _json_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
+def _json_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
     head = f'{{"name": {json.dumps(name)}, "{words.key}": '
     return [
         f"body_{place}: {quoted(head)} arguments_{place} {quoted('}')}",
@@ -140,7 +140,7 @@ def _json_body(words: _Words, place: int, name: str, schema: _Schema) -> list[st
     ]
 
 
-def _deepseek_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
+def _deepseek_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
     if words.fenced:
         head = f"{quoted('function')} {words.mark(SEP, after=f'{name}{chr(10)}{FENCE}{chr(10)}')}"
         tail = words.mark(END_CALL, before=f"\n{END_FENCE}")
@@ -149,7 +149,7 @@ def _deepseek_body(words: _Words, place: int, name: str, schema: _Schema) -> lis
     return [f"body_{place}: {head} arguments_{place} {tail}", arguments_rule(place, schema.schema, exact=schema.exact)]
 
 
-def _xml_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
+def _xml_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
     rules, members = [], []
     for index, (key, inner, required) in enumerate(schema.properties):
         rule = f"value_{place}_{index}"
@@ -168,7 +168,7 @@ def _xml_value(inner: Mapping[str, Any], outer: _Schema) -> str:
     return "text_value"
 
 
-def _python_body(words: _Words, place: int, name: str, schema: _Schema) -> list[str]:
+def _python_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
     """Arguments that must be there first; then others, any of them."""
     found = sorted(schema.properties, key=lambda each: not each[2])
     rules, required = [], sum(needed for _, _, needed in found)

@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.worker.arrays import Int64s
 from baton.worker.cuda.columns import kind_of
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
-from baton.worker.cuda.kernels.tell import WORDS, TellScratch
+from baton.worker.cuda.kernels.logprobs import WORDS, TellScratch
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BANS_MAX, SequenceSampling
 from baton.worker.step_rules import Bans

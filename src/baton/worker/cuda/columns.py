@@ -12,7 +12,7 @@ import torch
 
 from baton.worker.arrays import Int64s
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns
-from baton.worker.cuda.kernels.sample import SamplingColumns as DrawColumns
+from baton.worker.cuda.kernels.sample import DrawColumns
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling
 

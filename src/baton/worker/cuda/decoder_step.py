@@ -17,11 +17,11 @@ from baton.worker.cuda.kernels.argmax import argmax
 from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, tuning_for
 from baton.worker.cuda.kernels.attention_prefill import rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
+from baton.worker.cuda.kernels.finite_check import judge
 from baton.worker.cuda.kernels.gemv import gemv
-from baton.worker.cuda.kernels.judge import judge
+from baton.worker.cuda.kernels.logprobs import tell
 from baton.worker.cuda.kernels.pool_rows import pool_rows
 from baton.worker.cuda.kernels.sample import SampleScratch, sample
-from baton.worker.cuda.kernels.tell import tell
 from baton.worker.cuda.layer_steps import LayerSteps, StepLimits
 from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import DecoderWeights

@@ -28,8 +28,7 @@ from baton.worker.arithmetic import cuda_arithmetic
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
 from baton.worker.cuda.decoder_step import DecoderStep
-from baton.worker.cuda.graphs import DeviceSteps
-from baton.worker.cuda.graphs import Launched as DeviceLaunched
+from baton.worker.cuda.graphs import DeviceSteps, GraphLaunch
 from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
@@ -77,7 +76,7 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
 
 @dataclass(slots=True)
 class CudaLaunched:
-    device: DeviceLaunched
+    device: GraphLaunch
     due: Int64s | None
     "Places of the sequences that get a token. None: all."
     starts: Int64s | None

@@ -22,7 +22,7 @@ from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import grouped_gemm_mxfp4
 from baton.worker.cuda.kernels.route import Picking, RouteScratch, route
 from baton.worker.cuda.kernels.route_row import route_row
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
-from baton.worker.cuda.weights import LayerWeights, LinearWeights, RouterWeights
+from baton.worker.cuda.weights import CudaLayerWeights, LinearWeights, RouterWeights
 
 Product = Callable[[Tensor, Tensor, Tensor], None]
 """x [rows, inputs], weight [outputs, inputs] -> out, float32 [rows, outputs]."""
@@ -77,7 +77,7 @@ class ExpertSteps:
         given = (residual, norm.weight, eps, router.weight, self._logits[:1], normed, self._scratch, TILE_LEAST)
         return Routed(normed, route_row(*given, self._picking(router)), TILE_LEAST)
 
-    def run(self, routed: Routed, layer: LayerWeights, out: Tensor, *, add: bool) -> None:
+    def run(self, routed: Routed, layer: CudaLayerWeights, out: Tensor, *, add: bool) -> None:
         """-> out [rows, hidden], written or added to."""
         scratch, pairs = self._scratch, len(routed.x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from baton.worker.cuda.adjustments import sent
 from baton.worker.cuda.decoder_step import DecoderStep
-from baton.worker.cuda.kernels.tell import WORDS
+from baton.worker.cuda.kernels.logprobs import WORDS
 from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.mixed_graphs import MixedGraphs
 from baton.worker.cuda.step_inputs import (
     NO_PADDING,
-    Packing,
+    InputPacking,
     PromptRows,
     StepBatch,
     StepInputs,
@@ -55,7 +55,7 @@ def rows_to_warm_up(limits: StepLimits) -> list[int]:
 
 
 @dataclass(slots=True)
-class Launched:
+class GraphLaunch:
     done: torch.cuda.Event
     tokens: Tensor
     "int32 [due] in pinned memory, once `done` has passed and until RING more steps are launched."
@@ -136,7 +136,7 @@ class DeviceSteps:
         )
         self.launch(batch, recorded=False).done.synchronize()
 
-    def launch(self, batch: StepBatch, *, recorded: bool = True) -> Launched:
+    def launch(self, batch: StepBatch, *, recorded: bool = True) -> GraphLaunch:
         """recorded: a graph may be replayed. Graphs know the pool that they were recorded with."""
         limits = self.step.limits
         if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sequences:
@@ -158,7 +158,7 @@ class DeviceSteps:
                 broken = pinned.broken[: len(batch.token_ids)]
                 broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
             pinned.done.record()
-        return Launched(pinned.done, tokens, broken, told, prompts, pooled)
+        return GraphLaunch(pinned.done, tokens, broken, told, prompts, pooled)
 
     def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
         """tables[slot, place] = block, for the steps that are launched after this."""
@@ -211,10 +211,10 @@ class DeviceSteps:
         pooled = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
         return pooled.copy_(sums, non_blocking=True)
 
-    def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> Packing:
+    def _packed(self, batch: StepBatch, bucket: int, run: NDArray[np.int32]) -> InputPacking:
         return pack_decode(batch, bucket, run, self.step.config.kv_heads, fixed=self.step.deterministic)
 
-    def _send(self, pinned: _Pinned, packing: Packing) -> None:
+    def _send(self, pinned: _Pinned, packing: InputPacking) -> None:
         self._inputs[: packing.size].copy_(pinned.inputs[: packing.size], non_blocking=True)
 
     def _capture(self, bucket: int, draws: bool, even: bool) -> None:

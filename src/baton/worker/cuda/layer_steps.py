@@ -34,7 +34,7 @@ from baton.worker.cuda.kernels.rope_store import rope_store
 from baton.worker.cuda.kernels.skinny_gemm import FP8_ROWS_MAX, SkinnyScratch, skinny_gemm
 from baton.worker.cuda.kernels.skinny_gemm import ROWS_MAX as SKINNY_ROWS_MAX
 from baton.worker.cuda.step_inputs import StepInputs
-from baton.worker.cuda.weights import DecoderWeights, LayerWeights, LinearWeights, RouterWeights
+from baton.worker.cuda.weights import CudaLayerWeights, DecoderWeights, LinearWeights, RouterWeights
 
 LIBRARY_ROWS = range(49, 97)
 """For so many rows cublasLt chooses better kernels than cuBLAS does: 1.5 % of a step of 64 rows on an H200."""
@@ -50,7 +50,7 @@ class StepLimits:
     "Positions go up to this."
 
 
-class Rows(NamedTuple):
+class ProductInput(NamedTuple):
     """What a product reads."""
 
     rows: Tensor
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
     "That the one row gets inside the product, an RMSNorm."
 
 
-class Pending(NamedTuple):
+class PendingResidual(NamedTuple):
     """What is still to be added to the residual."""
 
     rows: Tensor
@@ -138,14 +138,14 @@ class LayerSteps:
         return None if pending is None else pending.rows
 
     def _layer(
-        self, number: int, layer: LayerWeights, inputs: StepInputs, residual: Tensor, pending: Pending | None
-    ) -> Pending | None:
+        self, number: int, layer: CudaLayerWeights, inputs: StepInputs, residual: Tensor, pending: PendingResidual | None
+    ) -> PendingResidual | None:
         rows = len(residual)
         qkv, attended = self._qkv[:rows], self._attended[:rows]
         x = self._normed_rows(residual, pending, layer.attention_norm)
         self._product(x, layer.qkv, qkv)
         self._attention(number, layer, inputs, qkv, attended)
-        pending = self._added_by(Rows(attended), layer.output, residual, layer.attention_post_norm)
+        pending = self._added_by(ProductInput(attended), layer.output, residual, layer.attention_post_norm)
         if not self.config.traits.parallel:
             x = self._normed_rows(residual, pending, layer.mlp_norm)
         elif pending is not None:
@@ -153,11 +153,11 @@ class LayerSteps:
         if layer.router is not None:
             return self._mixture(x, layer, layer.router, inputs, residual)
         activated = self._gated(x, layer.gate_up)
-        return self._added_by(Rows(activated), layer.down, residual, layer.mlp_post_norm)
+        return self._added_by(ProductInput(activated), layer.down, residual, layer.mlp_post_norm)
 
     def _mixture(
-        self, x: Rows, layer: LayerWeights, router: RouterWeights, inputs: StepInputs, residual: Tensor
-    ) -> Pending | None:
+        self, x: ProductInput, layer: CudaLayerWeights, router: RouterWeights, inputs: StepInputs, residual: Tensor
+    ) -> PendingResidual | None:
         if self._experts is None:
             raise ValueError("a layer with a router in a model without experts")
         rows, eps, post = len(residual), self.config.norm_eps, layer.mlp_post_norm
@@ -166,9 +166,9 @@ class LayerSteps:
         else:
             routed = self._experts.route_row(x.rows, x.norm, eps, router, self._normed[:1])
         add = self._is_narrow(rows) and post is None
-        out, pending = (residual, None) if add else (self._added[:rows], Pending(self._added[:rows], post))
+        out, pending = (residual, None) if add else (self._added[:rows], PendingResidual(self._added[:rows], post))
         if router.shared is not None:
-            activated = Rows(self._gated(Rows(routed.x), router.shared.gate_up))
+            activated = ProductInput(self._gated(ProductInput(routed.x), router.shared.gate_up))
             if router.shared_gate is None:
                 self._product(activated, router.shared.down, out, residual=out if add else None)
             else:
@@ -177,7 +177,7 @@ class LayerSteps:
         self._experts.run(routed, layer, out, add=add or router.shared is not None)
         return pending
 
-    def _attention(self, number: int, layer: LayerWeights, inputs: StepInputs, qkv: Tensor, out: Tensor) -> None:
+    def _attention(self, number: int, layer: CudaLayerWeights, inputs: StepInputs, qkv: Tensor, out: Tensor) -> None:
         config, tables, norms = self.config, self.tables, layer.head_norms
         window, heads, scale = config.window(number), config.heads, config.attention_scale
         if norms is not None and config.traits.qk_norm_across_heads:
@@ -224,33 +224,35 @@ class LayerSteps:
     def _uses_pdl(self, rows: int) -> bool:
         return self.pdl and self._is_narrow(rows)
 
-    def _normed_rows(self, residual: Tensor, pending: Pending | None, norm: NormWeights | None) -> Rows:
+    def _normed_rows(self, residual: Tensor, pending: PendingResidual | None, norm: NormWeights | None) -> ProductInput:
         """Adds what is pending. Where attention and MLP read the same rows these are kept: the residual changes meanwhile."""
         rows, traits = len(residual), self.config.traits
         if pending is None and norm is None:
-            return Rows(residual)
+            return ProductInput(residual)
         inside = rows == 1 and self._is_narrow(1) and not traits.parallel
         if pending is None and norm is not None and inside and not norm.centred:
-            return Rows(residual, norm)
+            return ProductInput(residual, norm)
         normed, (added, post) = self._normed[:rows], pending or (None, None)
         add_norm(residual, added, norm, self.config.norm_eps, normed, post=post, pdl=self._uses_pdl(rows))
-        return Rows(residual if norm is None else normed)
+        return ProductInput(residual if norm is None else normed)
 
-    def _settle(self, residual: Tensor, pending: Pending) -> None:
+    def _settle(self, residual: Tensor, pending: PendingResidual) -> None:
         add_norm(residual, pending.rows, None, self.config.norm_eps, residual, post=pending.norm)
 
-    def _added_by(self, x: Rows, linear: LinearWeights, residual: Tensor, post: NormWeights | None) -> Pending | None:
+    def _added_by(
+        self, x: ProductInput, linear: LinearWeights, residual: Tensor, post: NormWeights | None
+    ) -> PendingResidual | None:
         """residual += norm(x @ linear), or what is to be added."""
         if self._is_narrow(len(residual)) and post is None:
             self._product(x, linear, residual, residual=residual)
             return None
         added = self._added[: len(residual)]
         self._product(x, linear, added)
-        return Pending(added, post)
+        return PendingResidual(added, post)
 
     # Products
 
-    def _gated(self, x: Rows, gate_up: LinearWeights) -> Tensor:
+    def _gated(self, x: ProductInput, gate_up: LinearWeights) -> Tensor:
         """act(gate) * up, until the next call."""
         rows, width = len(x.rows), len(gate_up.weight) // 2
         activated = self._activated[: rows * width].view(rows, width)
@@ -263,7 +265,7 @@ class LayerSteps:
         return activated
 
     def _product(
-        self, x: Rows, linear: LinearWeights, out: Tensor, *, residual: Tensor | None = None, paired: bool = False
+        self, x: ProductInput, linear: LinearWeights, out: Tensor, *, residual: Tensor | None = None, paired: bool = False
     ) -> None:
         """residual, paired: of up to 32 rows alone."""
         rows, activation, norm = len(out), self.config.traits.activation, None if x.norm is None else x.norm.weight

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from baton.worker.cuda.decoder_step import DecoderStep, Hidden
-from baton.worker.cuda.step_inputs import MixedPadding, Packing, StepBatch, mixed_views, pack_mixed, tiles_of
+from baton.worker.cuda.step_inputs import InputPacking, MixedPadding, StepBatch, mixed_views, pack_mixed, tiles_of
 
 ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640)
 """From about 512 rows on the device needs longer than the host."""
@@ -79,7 +79,7 @@ class MixedGraphs:
         step, none = self._step, np.zeros(0, np.int64)
         nobody = StepBatch(none, none, np.zeros(1, np.int64), none, np.zeros(0, np.bool_), none)
         run = np.zeros(len(self._inputs), np.int32)
-        packing: Packing = pack_mixed(
+        packing: InputPacking = pack_mixed(
             nobody, run, step.config.kv_heads, step.rows_per_tile, fixed=step.deterministic, padding=padding
         )
         inputs: Any = mixed_views(packing, self._inputs)

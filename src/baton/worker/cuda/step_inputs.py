@@ -132,7 +132,7 @@ class StepInputs:
     contexts: Tensor | None = None
 
 
-class Packing:
+class InputPacking:
     """Arrays one after another in a run of int32."""
 
     def __init__(self, run: Ints) -> None:
@@ -157,8 +157,8 @@ def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
     return 4 * rows + 7 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
 
 
-def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> Packing:
-    packing = Packing(run)
+def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> InputPacking:
+    packing = InputPacking(run)
     packing.add("token_ids", batch.token_ids, bucket, 0)
     packing.add("positions", batch.contexts, bucket)
     packing.add("row_slots", batch.slots, bucket)
@@ -169,7 +169,7 @@ def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixe
     return packing
 
 
-def decode_views(packing: Packing, run: Tensor) -> StepInputs:
+def decode_views(packing: InputPacking, run: Tensor) -> StepInputs:
     views = packing.views(run)
     return StepInputs(**views, due_slots=views["row_slots"])
 
@@ -179,8 +179,8 @@ NO_PADDING = MixedPadding(0, 0, 0, 0)
 
 def pack_mixed(
     batch: StepBatch, run: Ints, kv_heads: int, rows_per_tile: int, *, fixed: bool, padding: MixedPadding = NO_PADDING
-) -> Packing:
-    packing = Packing(run)
+) -> InputPacking:
+    packing = InputPacking(run)
     counts = np.diff(batch.starts)
     of_row = np.repeat(np.arange(len(counts)), counts)
     in_sequence = np.arange(len(of_row)) - batch.starts[:-1][of_row]
@@ -210,7 +210,7 @@ def tiles_of(batch: StepBatch, rows_per_tile: int) -> int:
     return int((-(-batch.prompt_rows // rows_per_tile)).sum())
 
 
-def mixed_views(packing: Packing, run: Tensor) -> StepInputs:
+def mixed_views(packing: InputPacking, run: Tensor) -> StepInputs:
     return StepInputs(**packing.views(run))
 
 

@@ -58,7 +58,7 @@ class RouterWeights:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LayerWeights:
+class CudaLayerWeights:
     attention_norm: NormWeights | None
     qkv: LinearWeights
     head_norms: tuple[Tensor, Tensor] | None
@@ -83,7 +83,7 @@ class LayerWeights:
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
     embedding: Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[CudaLayerWeights, ...]
     final_norm: NormWeights
     head: Tensor
     "[vocabulary, hidden]; the embedding itself where the model ties them."
@@ -120,7 +120,7 @@ class _Taker:
     take_mxfp4: TakeMxfp4
     fp8: bool
 
-    def layer(self, layer: int) -> LayerWeights:
+    def layer(self, layer: int) -> CudaLayerWeights:
         traits, prefix = self.config.traits, f"layers.{layer}."
         names = layer_norms(self.config)
         norms = [self.norm(f"{prefix}{name}") if name in names else None for name in NORMS]
@@ -133,7 +133,7 @@ class _Taker:
             router, mlp = None, self.mlp(f"{prefix}mlp.", traits.mlp_bias)
         else:
             router, mlp = self.router(f"{prefix}mlp."), self.experts(layer)
-        return LayerWeights(
+        return CudaLayerWeights(
             attention_norm=norms[0],
             qkv=qkv,
             head_norms=head_norms,

@@ -14,7 +14,7 @@ from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
 from baton.native.decoder import Addresses, NativeDecoder
-from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, Step
+from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, NativeStep
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import native_arithmetic
@@ -93,7 +93,7 @@ class NativeForward:
         )
         self._pool: KVPool | None = pool  # the library has its address alone
         self._flat: FlatBatch | None = None
-        self._step = Step()
+        self._step = NativeStep()
 
     def hidden(self, flat: FlatBatch) -> Floats:
         if flat is not self._flat:  # looking up addresses takes longer than it looks
@@ -126,9 +126,9 @@ def addresses_of(masks: Masks, rows: int) -> Addresses:
     return found
 
 
-def _step_of(flat: FlatBatch) -> Step:
+def _step_of(flat: FlatBatch) -> NativeStep:
     """Where its arrays are: right for as long as it lives."""
     spans = flat.spans
     arrays = (spans.tables, spans.slots, spans.starts, spans.contexts, flat.token_ids, flat.positions)
     stride = spans.tables.strides[0] // spans.tables.itemsize
-    return Step(len(spans.slots), len(flat.token_ids), stride, *(array.ctypes.data for array in arrays))
+    return NativeStep(len(spans.slots), len(flat.token_ids), stride, *(array.ctypes.data for array in arrays))

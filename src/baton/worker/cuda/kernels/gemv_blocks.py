@@ -17,7 +17,7 @@ from baton.worker.cuda.kernels.gated import gated
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 
-class Tuning(NamedTuple):
+class BlockGemvTuning(NamedTuple):
     outputs: int
     "Of a program; they are of one group (fp8.py)."
     at_once: int
@@ -26,7 +26,7 @@ class Tuning(NamedTuple):
 
 
 # Measured on an H200 (docs/internals/notes/gpu-kernels.md).
-SHORT, LONG, LONG_INPUTS = Tuning(8, 2, 4, 3), Tuning(16, 2, 8, 3), 8192
+SHORT, LONG, LONG_INPUTS = BlockGemvTuning(8, 2, 4, 3), BlockGemvTuning(16, 2, 8, 3), 8192
 
 
 @triton.jit

@@ -29,7 +29,7 @@ def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
     return TILE_LEAST if fixed or wanted <= 16 else 32 if wanted <= 64 else 64 if wanted <= 128 else TILE_MOST
 
 
-class Tuning(NamedTuple):
+class GroupedTuning(NamedTuple):
     swapped: bool
     "The matrix is the left operand."
     outputs: int
@@ -42,18 +42,18 @@ FEW_TILES = 16
 """A row or two: the chip is not filled, and what is loaded further ahead counts for more."""
 
 
-def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> Tuning:
+def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> GroupedTuning:
     """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales is not None:
         if tiles <= FEW_TILES:
-            return Tuning(True, GROUP, 128, 4, 4)
+            return GroupedTuning(True, GROUP, 128, 4, 4)
         wider = scales.blocks is None and not first
-        return Tuning(True, 2 * GROUP if wider else GROUP, 128, 2 if first and scales.blocks is None else 3, 4)
+        return GroupedTuning(True, 2 * GROUP if wider else GROUP, 128, 2 if first and scales.blocks is None else 3, 4)
     if tile <= 32:
-        return Tuning(True, 64, 128, 4, 4)
+        return GroupedTuning(True, 64, 128, 4, 4)
     if tile < TILE_MOST:
-        return Tuning(False, 64 if first else 128, 64, 3, 4)
-    return Tuning(False, 128, 64, 4 if first else 3, 8)
+        return GroupedTuning(False, 64 if first else 128, 64, 3, 4)
+    return GroupedTuning(False, 128, 64, 4 if first else 3, 8)
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def grouped_gemm(
     scales: Scales | None = None,
     bias: torch.Tensor | None = None,
     activation: Activation = "silu",
-    tuning: Tuning | None = None,
+    tuning: GroupedTuning | None = None,
 ) -> None:
     """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts, as
     `bias` is.

@@ -20,17 +20,17 @@ TILE_FROM, TILE_MOST = 32, 64
 """Rows of a tile: with fewer it is faster to unpack, with more nothing is gained."""
 
 
-class Tuning(NamedTuple):
+class GroupedFp8Tuning(NamedTuple):
     outputs: int
     stages: int
     warps: int
 
 
-def tuning_for(scales: Scales, *, first: bool) -> Tuning:
+def tuning_for(scales: Scales, *, first: bool) -> GroupedFp8Tuning:
     """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales.blocks is None:
-        return Tuning(GROUP, 3, 4) if first else Tuning(2 * GROUP, 3, 4)
-    return Tuning(GROUP, 4 if first else 3, 4)
+        return GroupedFp8Tuning(GROUP, 3, 4) if first else GroupedFp8Tuning(2 * GROUP, 3, 4)
+    return GroupedFp8Tuning(GROUP, 4 if first else 3, 4)
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def grouped_gemm_fp8(
     first: bool,
     bias: torch.Tensor | None = None,
     activation: Activation = "silu",
-    tuning: Tuning | None = None,
+    tuning: GroupedFp8Tuning | None = None,
 ) -> None:
     """As grouped_gemm(), with x in fp8 and its scales [parts, rows] (Rows8Bits.rounded())."""
     _, outputs, inputs = weight.shape

@@ -21,7 +21,7 @@ GROUP = 32
 """Inputs that share a scale."""
 
 
-class Tuning(NamedTuple):
+class GroupedMxfp4Tuning(NamedTuple):
     swapped: bool
     "The matrix is the left operand."
     outputs: int
@@ -30,10 +30,14 @@ class Tuning(NamedTuple):
     warps: int
 
 
-def tuning_for(tile: int, inputs: int) -> Tuning:
+def tuning_for(tile: int, inputs: int) -> GroupedMxfp4Tuning:
     """A first guess, not measured yet. Rounds of 64 inputs leave no rest of gpt-oss' 2880."""
     some = 128 if inputs % 128 == 0 else 64
-    return Tuning(True, 64, some, 3, 4) if tile <= 32 else Tuning(False, 64, some, 3, 8 if tile > 64 else 4)
+    return (
+        GroupedMxfp4Tuning(True, 64, some, 3, 4)
+        if tile <= 32
+        else GroupedMxfp4Tuning(False, 64, some, 3, 8 if tile > 64 else 4)
+    )
 
 
 def split_mxfp4(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +130,7 @@ def grouped_gemm_mxfp4(
     first: bool,
     bias: torch.Tensor | None = None,
     activation: Activation = "silu",
-    tuning: Tuning | None = None,
+    tuning: GroupedMxfp4Tuning | None = None,
 ) -> None:
     """As grouped_gemm(), with weight [experts, outputs, inputs / 2] and the exponents of all experts (split_mxfp4())."""
     _, outputs, half = weight.shape

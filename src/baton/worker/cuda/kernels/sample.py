@@ -17,15 +17,15 @@ import triton.language as tl
 
 from baton.worker.cuda.kernels.argmax import CHUNK, SMALL, ArgmaxScratch
 from baton.worker.cuda.kernels.draw_math import share_of, uniform, units, weigh
-from baton.worker.cuda.kernels.pick import BINS, collect, mass_by_size, pick
-from baton.worker.cuda.kernels.pick_from_all import pick_from_all
+from baton.worker.cuda.kernels.full_vocab_sample import pick_from_all
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
+from baton.worker.cuda.kernels.top_k import BINS, collect, mass_by_size, pick
 
 CANDIDATES = 8192
 TEMPERATURE_LEAST = 1e-30
 
 
-class SamplingColumns(NamedTuple):
+class DrawColumns(NamedTuple):
     """By slot: written when a sequence gets its slot."""
 
     temperature: torch.Tensor
@@ -102,7 +102,7 @@ def sample(
     logits: torch.Tensor,
     slots: torch.Tensor,
     positions: torch.Tensor,
-    columns: SamplingColumns,
+    columns: DrawColumns,
     scratch: SampleScratch,
     tokens: torch.Tensor,
     last_tokens: torch.Tensor,

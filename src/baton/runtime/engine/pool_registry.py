@@ -26,7 +26,7 @@ DETACH_SECONDS = 10.0
 """An attacher that has not unmapped a pool after so long is killed: its memory is needed."""
 
 
-class PoolHolder:
+class PoolRegistry:
     def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig]) -> None:
         self._plan = plan
         self._children = children

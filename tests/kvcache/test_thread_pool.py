@@ -6,19 +6,19 @@ import pytest
 from storage_rig import soon
 
 from baton.kvcache.storage.backend import Deadline
-from baton.kvcache.storage.lanes import Lanes
+from baton.kvcache.storage.thread_pool import ThreadPool
 
 
 @pytest.fixture
 def lanes():
-    made = Lanes([(memoryview(bytearray(8)), number) for number in range(2)])
+    made = ThreadPool([(memoryview(bytearray(8)), number) for number in range(2)])
     yield made
     made.end()
 
 
 def test_its_threads_end_with_it():
     before = {*threading.enumerate()}
-    made = Lanes([(memoryview(bytearray(8)), number) for number in range(2)])
+    made = ThreadPool([(memoryview(bytearray(8)), number) for number in range(2)])
     threads = [thread for thread in threading.enumerate() if thread not in before]
     assert len(threads) == 2
     made.end()

@@ -12,7 +12,7 @@ from baton.core.startup import plan_startup
 from baton.errors import PeerError
 from baton.protocol.control import CacheHello, CacheStats, InstanceStats
 from baton.protocol.ids import PoolIncarnation
-from baton.runtime.engine.cache_keeper import CacheKeeper
+from baton.runtime.engine.cache_supervisor import CacheSupervisor
 
 HELLO = CacheHello(PoolIncarnation(1), 8, kept=True)
 
@@ -23,10 +23,10 @@ class Rig:
     def __init__(self, host_blocks: int | None) -> None:
         self.told: list[Any] = []
         self.reached: list[Any] = []
-        self.machine: Any = SimpleNamespace(instance=None, tell=self.told.append)
+        self.machine: Any = SimpleNamespace(instance=None, dispatch=self.told.append)
         startup: Any = SimpleNamespace(reach=lambda *milestone: self.reached.append(milestone))
         plan = plan_startup(blocks_given=True, role="mixed", tiers=True)
-        self.keeper = CacheKeeper(plan, SimpleNamespace(), self.machine, startup)  # type: ignore[arg-type]
+        self.keeper = CacheSupervisor(plan, SimpleNamespace(), self.machine, startup)  # type: ignore[arg-type]
         if host_blocks is not None:
             self.begin(host_blocks)
 

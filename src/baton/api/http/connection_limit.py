@@ -87,7 +87,7 @@ class Connections:
         return None
 
 
-class Door(socket.socket):
+class ConnectionLimit(socket.socket):
     """A listening socket, for asyncio's server. It takes the place of the one it is made of."""
 
     def __init__(self, listening: socket.socket, connections: Connections, *, tls: bool) -> None:

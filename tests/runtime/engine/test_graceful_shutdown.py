@@ -10,15 +10,15 @@ from run_loop import finish
 
 from baton.core.effects import Mode
 from baton.core.events import Pause
-from baton.runtime.engine import leaving as module
-from baton.runtime.engine.leaving import Leaving
+from baton.runtime.engine import graceful_shutdown as module
+from baton.runtime.engine.graceful_shutdown import Leaving
 
 
 class Engine:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def tell(self, event: Any) -> None:
+    def dispatch(self, event: Any) -> None:
         self.events.append(event)
 
 

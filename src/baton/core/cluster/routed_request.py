@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from baton.core.cluster.cluster_instance import ClusterInstance, Order
 from baton.core.cluster.events import Session
-from baton.core.cluster.handoff_table import TripState
-from baton.core.cluster.member import Member, Order
+from baton.core.cluster.handoff_table import RequestState
 from baton.core.delivery.ledger import Ledger
 from baton.core.kv.block_hash import BlockHasher
 from baton.protocol.ids import BlockKey, Instant
-from baton.protocol.node import Beat
+from baton.protocol.instance import Heartbeat
 from baton.protocol.output import Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 
-class Trip(Ledger):
+class RoutedRequest(Ledger):
     __slots__ = (
         "alarm",
         "asked_at",
@@ -26,11 +26,11 @@ class Trip(Ledger):
         "base",
         "copied",
         "deadline",
+        "decoder",
         "denied",
         "first",
         "handoff_seconds",
         "hasher",
-        "home",
         "identity",
         "keys",
         "led",
@@ -57,21 +57,21 @@ class Trip(Ledger):
     def __init__(self, request: GenerateRequest, order: Order, now: Instant) -> None:
         super().__init__(request, now)
         self.order = order
-        self.state = TripState.QUEUED
+        self.state = RequestState.QUEUED
         self.withdraw_by: Instant | None = None
         "If it has not told them by then, the router does."
-        self.home: Member | None = None
+        self.decoder: ClusterInstance | None = None
         "Answers it, or will."
-        self.prefill: Member | None = None
+        self.prefill: ClusterInstance | None = None
         "Computes its prompt, or keeps it."
         self.prompt_tokens = 0
         "Uncached tokens that its prefill instance computes, or will."
         self.source: Session | None = None
-        "Whose blocks home copies, also when prefill has nothing more to do with it."
+        "Whose blocks decode instance copies, also when prefill has nothing more to do with it."
         self.denied = False
-        "Those have not stayed as they were: that home has not got them is no fault of the way between the two."
+        "Those have not stayed as they were: that decode instance has not got them is no fault of the way between the two."
         self.copied = False
-        "Its prompt has come to home."
+        "Its prompt has come to decode instance."
         self.base = 0
         "Tokens that the leader had when its prompt was sent off."
         self.first = True
@@ -81,7 +81,7 @@ class Trip(Ledger):
         "Instances that are not tried again before that."
         self.preempted: dict[str, Instant] = {}
         "Instances that preempted it, and how long they are the last choice for that."
-        self.short: dict[str, Beat] = {}
+        self.short: dict[str, Heartbeat] = {}
         "Instances that had no room for it, and what they had last said of their room."
         self.unfit: dict[str, None] = {}
         "Instances that said that they can never take it."
@@ -113,7 +113,8 @@ class Trip(Ledger):
         "When the router looks at it. Kept by core/cluster/alarms.py."
 
     def __repr__(self) -> str:
-        return f"<Trip {self.id}.{self.attempt} {self.state.value} {list(self.open)} at {self.home!r}, {self.prefill!r}>"
+        where = f"{self.decoder!r}, {self.prefill!r}"
+        return f"<RoutedRequest {self.id}.{self.attempt} {self.state.value} {list(self.open)} at {where}>"
 
     # Questions
 
@@ -140,16 +141,16 @@ class Trip(Ledger):
     def tokens_max(self) -> int:
         return len(self.request.prompt) + self.request.sampling.max_tokens
 
-    def avoids(self, member: Member, now: Instant) -> bool:
-        return member.name in self.unfit or self.avoided.get(member.name, now) > now
+    def avoids(self, instance: ClusterInstance, now: Instant) -> bool:
+        return instance.name in self.unfit or self.avoided.get(instance.name, now) > now
 
-    def is_short(self, member: Member) -> bool:
+    def is_short(self, instance: ClusterInstance) -> bool:
         """It has said nothing about its room since it had too little for this."""
-        return self.short.get(member.name) is member.beat
+        return self.short.get(instance.name) is instance.beat
 
-    def was_preempted(self, member: Member, now: Instant) -> bool:
+    def was_preempted(self, instance: ClusterInstance, now: Instant) -> bool:
         """By this instance, of late."""
-        return self.preempted.get(member.name, now) > now
+        return self.preempted.get(instance.name, now) > now
 
     def exceptions(self, now: Instant) -> list[str]:
         """Names of instances that it cannot have now, each once."""

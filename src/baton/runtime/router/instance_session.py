@@ -10,14 +10,14 @@ from msgspec.structs import fields
 from baton.core.cluster.events import Session
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
-from baton.protocol.node import Beat, InstanceView, NodeHello, NodeRefused, RouterHello
+from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, InstanceView, RouterHello
 from baton.protocol.numbers import Counter
 from baton.runtime.front.orders import Orders
 from baton.runtime.wire.channel import Channel
 
 
-class Node:
-    def __init__(self, session: Session, hello: NodeHello, channel: Channel, suspect_seconds: float) -> None:
+class InstanceSession:
+    def __init__(self, session: Session, hello: InstanceHello, channel: Channel, suspect_seconds: float) -> None:
         """`suspect_seconds`: one that says nothing for so long is not counted on (core/cluster/membership.py)."""
         self.session = session
         self.hello = hello
@@ -25,7 +25,7 @@ class Node:
         self.orders = Orders(self.send)
         self._suspect_seconds = suspect_seconds
         self.stats = InstanceStats()
-        self.beat = Beat()
+        self.beat = Heartbeat()
         self.heard_at = asyncio.get_running_loop().time()
         self._unsent: list[Message] | None = []
         "Before it was welcomed. None: it was."
@@ -47,7 +47,7 @@ class Node:
         return self._unsent is None
 
     def hang_up(self, reason: str) -> None:
-        self.channel.send(NodeRefused(reason))
+        self.channel.send(InstanceRefused(reason))
         self.channel.close()  # when that has gone out
         self.orders.fail(f"the instance {self.hello.name} is gone")
 

@@ -19,7 +19,7 @@ from baton.kvcache.storage.backend import Deadline
 Answer = TypeVar("Answer")
 
 
-class Call(Generic[Answer]):
+class PoolCall(Generic[Answer]):
     __slots__ = ("answer", "cancelled", "work")
 
     def __init__(self, work: Callable[[], Answer]) -> None:
@@ -28,11 +28,11 @@ class Call(Generic[Answer]):
         self.cancelled = False
 
 
-class Lane:
-    def __init__(self, memory: memoryview, address: int, idle: LifoQueue[Lane]) -> None:
+class PoolThread:
+    def __init__(self, memory: memoryview, address: int, idle: LifoQueue[PoolThread]) -> None:
         self.memory, self.address, self._idle = memory, address, idle
-        self._calls: SimpleQueue[Call[Any] | None] = SimpleQueue()
-        self._open: list[Call[Any]] = []
+        self._calls: SimpleQueue[PoolCall[Any] | None] = SimpleQueue()
+        self._open: list[PoolCall[Any]] = []
         "Started and not yet waited for, by whoever has the lane now."
         # A daemon: a call that never comes back must not keep the process from ending.
         Thread(target=self._run, name="kv-storage-lane", daemon=True).start()
@@ -44,13 +44,13 @@ class Lane:
             except Exception as error:
                 call.answer.put(error)
 
-    def start(self, work: Callable[[], Answer]) -> Call[Answer]:
-        call = Call(work)
+    def start(self, work: Callable[[], Answer]) -> PoolCall[Answer]:
+        call = PoolCall(work)
         self._open.append(call)
         self._calls.put(call)
         return call
 
-    def wait(self, call: Call[Answer], deadline: Deadline) -> Answer:
+    def wait(self, call: PoolCall[Answer], deadline: Deadline) -> Answer:
         """Raises TimeoutError at the deadline, and what the call raised."""
         try:
             answer = call.answer.get(timeout=deadline.left())
@@ -73,22 +73,22 @@ class Lane:
         for call in self._open:
             call.cancelled = True
         self._open = []
-        self._calls.put(Call(lambda: self._idle.put(self)))
+        self._calls.put(PoolCall(lambda: self._idle.put(self)))
 
     def end(self) -> None:
         self._calls.put(None)
 
 
-class Lanes:
+class ThreadPool:
     def __init__(self, memory: Sequence[tuple[memoryview, int]]) -> None:
         """One lane for each piece of memory, given with its address."""
-        self._idle: LifoQueue[Lane] = LifoQueue()  # The one used last: its memory is still in the processor's caches.
-        self._all = [Lane(view, address, self._idle) for view, address in memory]
+        self._idle: LifoQueue[PoolThread] = LifoQueue()  # The one used last: its memory is still in the processor's caches.
+        self._all = [PoolThread(view, address, self._idle) for view, address in memory]
         for lane in self._all:
             self._idle.put(lane)
 
     @contextmanager
-    def one(self, deadline: Deadline) -> Iterator[Lane]:
+    def one(self, deadline: Deadline) -> Iterator[PoolThread]:
         """A lane that nobody uses."""
         try:
             lane = self._idle.get(timeout=deadline.left())

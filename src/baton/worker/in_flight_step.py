@@ -7,41 +7,43 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from baton.protocol.ids import Incarnation
-from baton.protocol.step import PREEMPTED_TOKEN_ID, RowFailure, RowLogprobs, Run, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, BatchRows, RowFailure, RowLogprobs, StepPlan, StepResult
 from baton.worker.arrays import Int64s
 from baton.worker.executors.base import Launched, Sampled
 from baton.worker.failure import Failure
-from baton.worker.input_batch import InputBatch, Lineup
+from baton.worker.input_batch import BatchLayout, InputBatch
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.sampling_columns import SamplingColumns
 
 NOBODY: Int64s = np.zeros(0, np.int64)
 
 
-class Crew:
+class BatchMembers:
     """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
 
     __slots__ = ("failed", "incarnations", "lineup", "occupants", "run", "sampling")
 
-    def __init__(self, run: Run, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, Failure]) -> None:
+    def __init__(self, run: BatchRows, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, Failure]) -> None:
         """`run` as checked."""
         self.run = run
         self.incarnations = tuple([Incarnation(n) for n in batch.incarnations[list(run.slots)].tolist()])
         self.failed: dict[int, Failure] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
         "Those that had failed before: they are not computed any more."
         sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
-        self.lineup = Lineup(np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64))
+        self.lineup = BatchLayout(
+            np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64)
+        )
         self.occupants: Int64s = batch.incarnations[self.lineup.slots]
         "Incarnations, in the order of the line-up."
         self.sampling = SamplingBatch(self.lineup.slots, sampling, batch)
 
 
-class Ticket:
-    __slots__ = ("crew", "due", "failed", "launched", "places", "plan", "sampled")
+class InFlightStep:
+    __slots__ = ("due", "failed", "launched", "members", "places", "plan", "sampled")
 
-    def __init__(self, plan: StepPlan, crew: Crew) -> None:
+    def __init__(self, plan: StepPlan, members: BatchMembers) -> None:
         self.plan = plan
-        self.crew = crew
+        self.members = members
         self.launched: Launched | None = None
         "None: nothing was to be computed."
         self.due: Int64s | None = None
@@ -58,11 +60,11 @@ class Ticket:
             self.launched.wait()
 
     def runs(self, slot: int, incarnation: int) -> bool:
-        return any(pair == (slot, incarnation) for pair in zip(self.crew.run.slots, self.crew.incarnations, strict=True))
+        return any(pair == (slot, incarnation) for pair in zip(self.members.run.slots, self.members.incarnations, strict=True))
 
     def got_token(self, place: int) -> bool:
         """Whether the step has a token for this place of the line-up."""
-        return self.crew.lineup.slots[place] not in self.failed and (self.due is None or place in self.due)
+        return self.members.lineup.slots[place] not in self.failed and (self.due is None or place in self.due)
 
     def of_due(self, column: Int64s) -> Int64s:
         """What a column of the line-up says of the sequences that get a token."""
@@ -70,12 +72,12 @@ class Ticket:
 
     def result(self) -> StepResult:
         """Rows in the plan's order: what ran, then what was dropped."""
-        plan, crew, sampled = self.plan, self.crew, self.sampled
-        ran, incarnations, values = plan.run.slots, crew.incarnations, tuple(self.of_due(sampled.tokens).tolist())
-        failed = crew.failed | self.failed
+        plan, members, sampled = self.plan, self.members, self.sampled
+        ran, incarnations, values = plan.run.slots, members.incarnations, tuple(self.of_due(sampled.tokens).tolist())
+        failed = members.failed | self.failed
         lengths = (1,) * len(ran)
         if failed or len(values) != len(ran):
-            tokens = dict(zip(self.of_due(crew.lineup.slots).tolist(), values, strict=True))
+            tokens = dict(zip(self.of_due(members.lineup.slots).tolist(), values, strict=True))
             tokens = {slot: token for slot, token in tokens.items() if slot not in failed}
             lengths = tuple([int(slot in tokens) for slot in ran])
             values = tuple([tokens[slot] for slot in ran if slot in tokens])
@@ -95,14 +97,14 @@ class Ticket:
         )
 
     def _failures(self, failed: Mapping[int, Failure]) -> Iterator[RowFailure]:
-        for slot, incarnation in zip(self.crew.run.slots, self.crew.incarnations, strict=True):
+        for slot, incarnation in zip(self.members.run.slots, self.members.incarnations, strict=True):
             if slot in failed:
                 yield RowFailure(slot, incarnation, failed[slot].reason, failed[slot].error)
 
     def _logprobs(self) -> Iterator[RowLogprobs]:
-        crew, sampled = self.crew, self.sampled
-        place_of = {slot: place for place, slot in enumerate(crew.lineup.slots.tolist())}
-        for slot, incarnation in zip(crew.run.slots, crew.incarnations, strict=True):
+        members, sampled = self.members, self.sampled
+        place_of = {slot: place for place, slot in enumerate(members.lineup.slots.tolist())}
+        for slot, incarnation in zip(members.run.slots, members.incarnations, strict=True):
             place = place_of.get(slot)
             if place is None or slot in self.failed:
                 continue

@@ -23,7 +23,7 @@ PAUSED_SECONDS: Final = 2.0
 
 
 class Told(Protocol):
-    def tell(self, event: Event) -> None: ...
+    def dispatch(self, event: Event) -> None: ...
 
 
 class Leaving:
@@ -44,6 +44,6 @@ class Leaving:
         if not self.begun:
             self.begun = True
             logger.info("draining: requests of routers may run for %g s", seconds)
-            engine.tell(Pause(seconds))
+            engine.dispatch(Pause(seconds))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds + PAUSED_SECONDS)

@@ -29,7 +29,7 @@ from baton.protocol.control import (
 from baton.protocol.ids import WorkerEpoch
 from baton.runtime.engine.callers import Callers
 from baton.runtime.engine.instance_loop import InstanceLoop
-from baton.runtime.engine.pool_holder import PoolHolder
+from baton.runtime.engine.pool_registry import PoolRegistry
 from baton.runtime.engine.reporting import Reporting
 from baton.runtime.engine.worker_health import PROBE, IdleProbe, WorkerHealth
 from baton.runtime.processes.child import Child, Loss
@@ -42,12 +42,12 @@ _LAST: Final = len(STEP_TOKEN_BUCKETS)
 _NAMES: Final = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
 
 
-class WorkerKeeper:
+class WorkerSupervisor:
     def __init__(
         self,
         model: str,
         children: ChildSet[EngineConfig],
-        pool: PoolHolder,
+        pool: PoolRegistry,
         machine: InstanceLoop,
         callers: Callers,
         reporting: Reporting,
@@ -83,13 +83,13 @@ class WorkerKeeper:
         if changed:
             logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
         self._reporting.on_next_worker(hello)
-        self._machine.tell(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
+        self._machine.dispatch(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
         if changed:
             self._reporting.files_changed(ModelChanged(self.model, hello.identity, hello.identity_parts))
 
     def on_lost(self, worker: Child, loss: Loss) -> None:
         self.health.detach()
-        self._machine.tell(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
+        self._machine.dispatch(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
 
     def restart(self, effect: RestartWorker) -> None:
         if self._reload is not None and not self._reload.worker_starts(effect.reason, effect.cause):
@@ -113,7 +113,7 @@ class WorkerKeeper:
                 await self._children.stop(worker)
             self.health.detach()
             self._callers.answer_pings("")
-            self._machine.tell(WorkerStopped())
+            self._machine.dispatch(WorkerStopped())
 
         self._spawn(stop(self.child))
 
@@ -169,7 +169,7 @@ class WorkerKeeper:
                 return
             self._reload = WeightReload(number, self.model, model)
             self.model = model
-        self._machine.tell(Wake(number))
+        self._machine.dispatch(Wake(number))
 
     def answer_order(self, answer: OrderAnswer) -> None:
         """Of the instance. Whether the weights were loaded only we know."""

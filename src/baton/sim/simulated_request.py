@@ -7,13 +7,13 @@ from baton.protocol.request import FinishReason, GenerateRequest
 from baton.sim.scenario import Client
 from baton.sim.tags import Oracle
 
-Order = tuple[int, int]
+QueueKey = tuple[int, int]
 """(priority, arrival): smaller comes first. Unique in a run."""
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
 """Ends of an answer that was not cut short."""
 
 
-class Trip:
+class SimulatedRequest:
     __slots__ = (
         "_oracles",
         "aborted",
@@ -52,7 +52,7 @@ class Trip:
         "Prompt tokens that the first admission skipped."
         self.thrash = [0] * client.n
         "Preemptions, none of them forced, since its last token."
-        self.orders: list[Order] = []
+        self.orders: list[QueueKey] = []
         "The places of its sequences, once it is taken."
         self.siblings_wait = False
         "Its leader has a token, or has ended."

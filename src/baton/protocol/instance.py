@@ -1,8 +1,8 @@
 """Instances and routers: how they meet, and how each knows that the other lives. An instance dials; the router answers.
 
-    instance  NodeHello ---> router      who I am, what I compute with
-    router    RouterHello -> instance    you are in; or NodeRefused, which says why not
-    both      Beat, RouterBeat           several a second, also when there is nothing else to say
+    instance  InstanceHello ---> router      who I am, what I compute with
+    router    RouterHello -> instance    you are in; or InstanceRefused, which says why not
+    both      Beat, RouterHeartbeat           several a second, also when there is nothing else to say
 
 A session is one connection. Its messages come in order and once, or the session ends (runtime/wire/link.py). Requests end with
 their session: the instance aborts the router's requests, the router replays them elsewhere.
@@ -31,7 +31,7 @@ class Build(Struct, frozen=True):
     "Seconds since 1970, by the clock of its machine. 0: not known."
 
 
-class NodeHello(Struct, frozen=True, array_like=True):
+class InstanceHello(Struct, frozen=True, array_like=True):
     name: NodeName
     "Unique in the cluster; for people and for placement that lasts."
     incarnation: int
@@ -67,15 +67,15 @@ class RouterHello(Struct, frozen=True, array_like=True):
     lapse_seconds: Seconds
     "Nothing heard for so long: the other side is given up."
     capabilities: tuple[str, ...] = ()
-    "As in NodeHello."
+    "As in InstanceHello."
     build: Build = Build()
 
 
-class NodeRefused(Struct, frozen=True, array_like=True):
+class InstanceRefused(Struct, frozen=True, array_like=True):
     reason: str
 
 
-class Beat(Struct, frozen=True, array_like=True):
+class Heartbeat(Struct, frozen=True, array_like=True):
     """Of an instance. Its numbers (InstanceStats) come in messages of their own."""
 
     fault: str = ""
@@ -94,7 +94,7 @@ class Beat(Struct, frozen=True, array_like=True):
     "Requests of this router that were preempted there and do not run now; the longest waiting, where there are many."
 
 
-class RouterBeat(Struct, frozen=True, array_like=True):
+class RouterHeartbeat(Struct, frozen=True, array_like=True):
     pass
 
 
@@ -112,7 +112,7 @@ class InstanceView(Struct, frozen=True):
     "As it told last."
     build: Build = Build()
     peers: tuple[str, ...] = ()
-    "Where other instances read its KV pool, for each rank (NodeHello.peers). Empty: nowhere."
+    "Where other instances read its KV pool, for each rank (InstanceHello.peers). Empty: nowhere."
 
 
 class PathView(Struct, frozen=True):

@@ -12,23 +12,23 @@ from typing import NoReturn
 
 import pytest
 
-from baton.api.http.door import ACCEPTS_PER_TURN, RESERVE, Connections, Door
-from baton.api.http.layers import Paced, Turnstile
+from baton.api.http.connection_limit import ACCEPTS_PER_TURN, RESERVE, ConnectionLimit, Connections
+from baton.api.http.layers import Paced, RequestPacing
 from baton.api.limits import Limits
 
 SECONDS_MAX = 20.0
 
 
 @contextlib.contextmanager
-def listening(limits: Limits, *, tls: bool = False) -> Iterator[tuple[Door, Connections]]:
+def listening(limits: Limits, *, tls: bool = False) -> Iterator[tuple[ConnectionLimit, Connections]]:
     connections = Connections(limits)
     plain = socket.create_server(("127.0.0.1", 0), backlog=512)
-    with Door(plain, connections, tls=tls) as door:
+    with ConnectionLimit(plain, connections, tls=tls) as door:
         door.settimeout(SECONDS_MAX)
         yield door, connections
 
 
-def knock(door: Door) -> socket.socket:
+def knock(door: ConnectionLimit) -> socket.socket:
     return socket.create_connection(door.getsockname(), SECONDS_MAX)
 
 
@@ -60,7 +60,7 @@ def test_a_server_that_may_open_no_file_says_so_once_a_second(monkeypatch):
     def accept(self: socket.socket) -> NoReturn:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def serve(door: Door) -> None:
+    async def serve(door: ConnectionLimit) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda loop, context: complaints.append(context["message"]))
         async with await loop.create_server(asyncio.Protocol, sock=door, backlog=512):
@@ -76,7 +76,7 @@ def test_no_turn_of_the_loop_takes_more_than_a_few_connections():
     """They all wait when the server begins: asyncio alone would take them in one turn."""
     made: Counter[int] = Counter()
 
-    async def serve(door: Door) -> None:
+    async def serve(door: ConnectionLimit) -> None:
         turns, done = Turns(), asyncio.Event()
 
         class Protocol(asyncio.Protocol):
@@ -156,7 +156,7 @@ def test_of_too_many_handshakes_the_oldest_is_closed():
 
 def test_a_turnstile_lets_a_few_through_per_turn_in_the_order_of_coming():
     async def run() -> None:
-        turnstile, turns = Turnstile(3), Turns()
+        turnstile, turns = RequestPacing(3), Turns()
         through: list[tuple[int, int]] = []
 
         async def enter(number: int) -> None:
@@ -175,7 +175,7 @@ def test_a_turnstile_lets_a_few_through_per_turn_in_the_order_of_coming():
 
 def test_an_idle_turnstile_does_nothing():
     async def run() -> None:
-        turnstile = Turnstile()
+        turnstile = RequestPacing()
         await turnstile.enter()
         for _ in range(3):
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from baton.core.cluster.events import Session
 from baton.core.cluster.paths import Paths
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.node import Beat, NodeHello
+from baton.protocol.instance import Heartbeat, InstanceHello
 
 HELD_SHARE: Final = 16
 """So many tokens whose KV is held weigh as much as one that is to be computed: they make a step longer, not by much."""
@@ -21,27 +21,28 @@ ALWAYS_ROOM: Final = 2**62
 Order = tuple[int, float, int]
 """Of a request in the queue: priority, when the first attempt arrived, a counter."""
 
-Entry = tuple[int, int, int, "Member"]
-"""Load, when it was chosen last, number: smaller is better. The number is unique, so members are never compared."""
+Entry = tuple[int, int, int, "ClusterInstance"]
+"""Load, when it was chosen last, number: smaller is better. The number is unique, so instances are never compared."""
 
 
 class Place(NamedTuple):
-    """Where a member is sorted in, and by what."""
+    """Where a instance is sorted in, and by what."""
 
     settled: bool
     waits: bool
     "A request may wait there although there is no room, whatever its priority is."
     entry: Entry
     blocks: int
-    "Member.blocks_free"
+    "Instance.blocks_free"
     closes_at: Order | None
     "Where not `waits`: only requests that are more urgent may wait there. None: none may."
     prompt_tokens: int
     "A prefill instance: size of a prompt that it may be sent to compute for others. -1: none."
 
 
-class Member:
+class ClusterInstance:
     __slots__ = (
+        "assigned",
         "beat",
         "blocks_since",
         "capacity",
@@ -51,10 +52,9 @@ class Member:
         "hello",
         "inhibited_until",
         "joined_at",
-        "legs",
         "mode",
         "number",
-        "overdrawn",
+        "over_capacity",
         "paths",
         "place",
         "prompt_tokens",
@@ -67,12 +67,12 @@ class Member:
         "tokens_since",
     )
 
-    def __init__(self, session: Session, hello: NodeHello, number: int, now: Instant) -> None:
+    def __init__(self, session: Session, hello: InstanceHello, number: int, now: Instant) -> None:
         self.session = session
         self.hello = hello
         self.number = number
         self.heard_at = self.joined_at = now
-        self.beat = Beat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
+        self.beat = Heartbeat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
         self.mode = "serving"
         self.capacity = capacity_of(hello)
         "Tokens of the longest request that it could hold, with nothing else there."
@@ -81,7 +81,7 @@ class Member:
         self.held_until = now
         "Gets no new work before: it has just said that it takes none."
         self.inhibited_until = now
-        self.legs: dict[RequestId, None] = {}
+        self.assigned: dict[RequestId, None] = {}
         "Requests that it has, whole or a part, in the order in which they came."
         self.paths = Paths()
         "Whom it cannot read from."
@@ -91,7 +91,7 @@ class Member:
         "Uncached tokens of those prompts."
         self.sequences = 0
         "Sequences that it answers."
-        self.overdrawn: dict[RequestId, Order] = {}
+        self.over_capacity: dict[RequestId, Order] = {}
         "Those that were sent although there was no room; they wait there, and have no token yet."
         self.short_for = False
         "It has refused a request for want of room since its last heartbeat."
@@ -103,7 +103,7 @@ class Member:
         "Where the roster has it. None: it gets no new requests now. Kept by core/cluster/roster.py."
 
     def __repr__(self) -> str:
-        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.legs)} legs>"
+        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.assigned)} legs>"
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ class Member:
         held = (ready.blocks - max(0, self.blocks_available)) * ready.block_size
         return self.waiting_tokens + held // HELD_SHARE
 
-    def on_beat(self, beat: Beat) -> None:
+    def on_beat(self, beat: Heartbeat) -> None:
         self.beat = beat
         self.blocks_since = self.slots_since = self.tokens_since = 0
 
@@ -152,7 +152,7 @@ class Member:
         return now - self.heard_at >= seconds or bool(self.beat.fault)
 
 
-def capacity_of(hello: NodeHello) -> int:
+def capacity_of(hello: InstanceHello) -> int:
     """The last token of a request is never stored, so it needs no block."""
     ready = hello.ready
     tokens = ready.blocks * ready.block_size + 1

@@ -14,7 +14,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Wake, WorkerStopped
 from baton.protocol.control import InstanceReady, ModelChanged, OrderAnswer, WorkerHello
 from baton.protocol.ids import WorkerEpoch
-from baton.runtime.engine.worker_keeper import WorkerKeeper
+from baton.runtime.engine.worker_supervisor import WorkerSupervisor
 
 HELLO = WorkerHello(WorkerEpoch(2), 8, 16, 300, 512, b"new")
 READY = InstanceReady(8, 16, 4, 300, 512, identity=b"old")
@@ -32,7 +32,7 @@ class Rig:
         self.child = SimpleNamespace(life=2, process=SimpleNamespace(kill=lambda: self.log.append("killed")))
         children = SimpleNamespace(get=lambda name: self.child, stop=self._stop, replace=self._replace)
         pool = SimpleNamespace(release=self._release)
-        machine = SimpleNamespace(instance=self.instance, tell=self.log.append, begun=True)
+        machine = SimpleNamespace(instance=self.instance, dispatch=self.log.append, begun=True)
         callers = SimpleNamespace(
             answer_pings=lambda fault: self.log.append(("pings", fault)),
             answer=self.log.append,
@@ -45,7 +45,7 @@ class Rig:
             weights_changed=lambda changed, by: self.log.append(changed),
         )
         self.tasks: list[asyncio.Task[None]] = []
-        self.keeper = WorkerKeeper("/old", children, pool, machine, callers, self.reporting, self._spawn)  # type: ignore[arg-type]
+        self.keeper = WorkerSupervisor("/old", children, pool, machine, callers, self.reporting, self._spawn)  # type: ignore[arg-type]
 
     def _spawn(self, work: Any) -> None:
         self.tasks.append(asyncio.create_task(work))

@@ -1,4 +1,4 @@
-"""Trips without faults: every kind of cluster serves every kind of request, with the tokens of an undisturbed run."""
+"""Requests without faults: every kind of cluster serves every kind of request, with the tokens of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Final
 
 from baton.config import EngineConfig, TiersConfig
-from baton.core.effects import RestartCache, TellCache
+from baton.core.effects import RestartCache, SendToCache
 from baton.core.events import CacheLost, CacheReady
 from baton.core.startup import StartupPlan
 from baton.errors import InvalidConfig, PeerError
@@ -33,7 +33,7 @@ TRANSFER_COUNTERS: Final = ("pulls", "pull_bytes", "pull_microseconds", "readers
 """Of CacheStats, and of InstanceStats by the same names."""
 
 
-class CacheKeeper:
+class CacheSupervisor:
     def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig], machine: InstanceLoop, startup: Startup) -> None:
         self._plan = plan
         self._children = children
@@ -120,7 +120,7 @@ class CacheKeeper:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
         if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have been told of the port yet
             raise PeerError("the cache service lets others read our pool elsewhere than it was told")
-        self._machine.tell(CacheReady(hello.kept, hello.wants_tokens))
+        self._machine.dispatch(CacheReady(hello.kept, hello.wants_tokens))
 
     def on_begun(self) -> None:
         """There is an instance now."""
@@ -145,7 +145,7 @@ class CacheKeeper:
         for name in TRANSFER_COUNTERS:
             self._earlier[name].update(getattr(self._transfers, name))
         self._transfers = CacheStats({})
-        self._machine.tell(CacheLost())
+        self._machine.dispatch(CacheLost())
 
     def look_at_storage(self) -> None:
         """Says when storage is left alone, and when it is used again. Nobody else notices: a request computes what it must."""
@@ -162,7 +162,7 @@ class CacheKeeper:
 
     # What the instance wants done
 
-    def send(self, effect: TellCache) -> None:
+    def send(self, effect: SendToCache) -> None:
         if (cache := self._children.get(CACHE)) is not None:
             cache.control.send(effect.message)
 

@@ -19,9 +19,9 @@ from heapq import heappop, heappush
 from typing import Final, Literal, NamedTuple
 
 from baton.config import RouterConfig
-from baton.core.cluster.handoff_table import TripState
-from baton.core.cluster.member import Order
-from baton.core.cluster.trip import Trip
+from baton.core.cluster.cluster_instance import Order
+from baton.core.cluster.handoff_table import RequestState
+from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.request import GenerateRequest, Refused
 
@@ -31,21 +31,21 @@ WOKEN_MAX: Final = 64
 """Requests with different prefixes that a pass looks at because a decode instance with room has their prefix."""
 
 
-class Lane(NamedTuple):
+class QueueLane(NamedTuple):
     kind: Literal["whole", "one token", "prefill"]
     size: int
     "The capacity of the smallest instance that could hold these requests."
 
 
-class Line:
+class RequestQueue:
     __slots__ = (
         "_cached",
         "_config",
         "_lane_of",
         "_lanes",
         "_parked",
+        "_routed",
         "_sizes",
-        "_trips",
         "_waiters",
         "_waits",
         "sequences",
@@ -54,11 +54,11 @@ class Line:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._trips: dict[Order, Trip] = {}
+        self._routed: dict[Order, RoutedRequest] = {}
         "By their order, which nobody else has."
-        self._lanes: dict[Lane, list[Order]] = {}
+        self._lanes: dict[QueueLane, list[Order]] = {}
         "Heaps. They may name some that have left, or are in another lane now."
-        self._lane_of: dict[Order, Lane | None] = {}
+        self._lane_of: dict[Order, QueueLane | None] = {}
         "None: parked."
         self._parked: dict[Order, Instant | None] = {}
         "With the time at which they are looked at again. None: when other instances are usable."
@@ -74,10 +74,10 @@ class Line:
         self.tokens = 0
 
     def __len__(self) -> int:
-        return len(self._trips)
+        return len(self._routed)
 
-    def trips(self) -> list[Trip]:
-        return list(self._trips.values())
+    def routed_requests(self) -> list[RoutedRequest]:
+        return list(self._routed.values())
 
     def refusal(self, request: GenerateRequest) -> Refused | None:
         """Why there is no room for a newcomer."""
@@ -96,69 +96,69 @@ class Line:
 
     # Who is in it
 
-    def join(self, trip: Trip) -> None:
-        self._trips[trip.order] = trip
-        self._count(trip, 1)
-        self._put(trip)
+    def join(self, routed: RoutedRequest) -> None:
+        self._routed[routed.order] = routed
+        self._count(routed, 1)
+        self._put(routed)
 
-    def leave(self, trip: Trip) -> None:
+    def leave(self, routed: RoutedRequest) -> None:
         """Its entries in heaps are skipped from now on, and removed where they are too many."""
-        del self._trips[trip.order]
-        del self._lane_of[trip.order]
-        self._parked.pop(trip.order, None)
-        self._count(trip, -1)
+        del self._routed[routed.order]
+        del self._lane_of[routed.order]
+        self._parked.pop(routed.order, None)
+        self._count(routed, -1)
         self._sweep()
 
-    def resize(self, trip: Trip, sequences: int) -> None:
+    def resize(self, routed: RoutedRequest, sequences: int) -> None:
         """So many of its sequences have ended while it waits."""
         self.sequences -= sequences
-        self.tokens -= sequences * len(trip.request.prompt)
+        self.tokens -= sequences * len(routed.request.prompt)
 
-    def _count(self, trip: Trip, sign: int) -> None:
-        self.sequences += sign * len(trip.open)
-        self.tokens += sign * len(trip.open) * len(trip.request.prompt)
+    def _count(self, routed: RoutedRequest, sign: int) -> None:
+        self.sequences += sign * len(routed.open)
+        self.tokens += sign * len(routed.open) * len(routed.request.prompt)
 
     # Lanes
 
-    def _put(self, trip: Trip, kind: Literal["prefill"] | None = None) -> None:
-        tokens = trip.tokens + 1 if kind == "prefill" else trip.tokens_max
+    def _put(self, routed: RoutedRequest, kind: Literal["prefill"] | None = None) -> None:
+        tokens = routed.tokens + 1 if kind == "prefill" else routed.tokens_max
         place = bisect_left(self._sizes, tokens)
         size = self._sizes[place] if place < len(self._sizes) else 2**62
-        lane = Lane(kind or ("one token" if trip.tokens_left <= 1 else "whole"), size)
-        self._lane_of[trip.order] = lane
-        heappush(self._lanes.setdefault(lane, []), trip.order)
+        lane = QueueLane(kind or ("one token" if routed.tokens_left <= 1 else "whole"), size)
+        self._lane_of[routed.order] = lane
+        heappush(self._lanes.setdefault(lane, []), routed.order)
 
-    def lanes(self, *, prefill: bool) -> list[Lane]:
+    def lanes(self, *, prefill: bool) -> list[QueueLane]:
         """`prefill`: also those of requests that wait for a prefill instance."""
         return [lane for lane in list(self._lanes) if (prefill or lane.kind != "prefill") and self.head(lane) is not None]
 
-    def head(self, lane: Lane) -> Trip | None:
+    def head(self, lane: QueueLane) -> RoutedRequest | None:
         heap = self._lanes.get(lane)
         while heap:
             if self._lane_of.get(heap[0]) == lane:
-                return self._trips[heap[0]]
+                return self._routed[heap[0]]
             heappop(heap)
         self._lanes.pop(lane, None)
         return None
 
-    def set_aside(self, lane: Lane, trip: Trip) -> None:
-        """The head: look at the next one. Until `put_back` it is in line, but not looked at."""
+    def set_aside(self, lane: QueueLane, routed: RoutedRequest) -> None:
+        """The head: look at the next one. Until `put_back` it is in the queue, but not looked at."""
         heap = self._lanes[lane]
-        while heap and heap[0] == trip.order:
+        while heap and heap[0] == routed.order:
             heappop(heap)
 
-    def put_back(self, lane: Lane, trips: list[Trip]) -> None:
-        for trip in trips:
-            if self._lane_of.get(trip.order) == lane:
-                heappush(self._lanes.setdefault(lane, []), trip.order)
+    def put_back(self, lane: QueueLane, routed_requests: list[RoutedRequest]) -> None:
+        for routed in routed_requests:
+            if self._lane_of.get(routed.order) == lane:
+                heappush(self._lanes.setdefault(lane, []), routed.order)
 
-    def wait_for_prefill(self, trip: Trip, needed: int, is_cached: Callable[[BlockKey], bool]) -> None:
+    def wait_for_prefill(self, routed: RoutedRequest, needed: int, is_cached: Callable[[BlockKey], bool]) -> None:
         """`needed`: a decode instance with so many of its first blocks would need no prefill instance. `is_cached`: has one the
         last of them already? Then it had no room."""
-        self._put(trip, "prefill")
-        if 0 < needed <= len(trip.keys):
-            key = trip.keys[needed - 1]
-            heappush(self._waiters.setdefault(key, []), trip.order)
+        self._put(routed, "prefill")
+        if 0 < needed <= len(routed.keys):
+            key = routed.keys[needed - 1]
+            heappush(self._waiters.setdefault(key, []), routed.order)
             self._waits += 1
             if is_cached(key):
                 self._cached[key] = None
@@ -182,7 +182,7 @@ class Line:
         for order, key in sorted(woken)[:WOKEN_MAX]:
             heappop(self._waiters[key])
             self._waits -= 1
-            self._put(self._trips[order])
+            self._put(self._routed[order])
             if self._first_waiter(key) is None:
                 del self._cached[key]
 
@@ -198,9 +198,9 @@ class Line:
 
     # Parked
 
-    def park(self, trip: Trip, until: Instant | None) -> None:
-        self._lane_of[trip.order] = None
-        self._parked[trip.order] = until
+    def park(self, routed: RoutedRequest, until: Instant | None) -> None:
+        self._lane_of[routed.order] = None
+        self._parked[routed.order] = until
 
     def next_unpark(self) -> Instant | None:
         return min((until for until in self._parked.values() if until is not None), default=None)
@@ -215,25 +215,25 @@ class Line:
         """Other instances are usable than before: all that wait for something of their own are looked at anew."""
         known, self._sizes = self._sizes, [*sizes]
         if self._sizes != known:
-            self._reopen(list(self._trips))
+            self._reopen(list(self._routed))
             return
         self._reopen([order for order, lane in self._lane_of.items() if lane is None or lane.kind == "prefill"])
 
     def _reopen(self, orders: list[Order]) -> None:
         for order in orders:
             self._parked.pop(order, None)
-            self._put(self._trips[order])
+            self._put(self._routed[order])
         self._sweep()
 
     def _sweep(self) -> None:
         """Heaps and waiters name no more than twice as many requests as there are."""
-        if sum(map(len, self._lanes.values())) > 2 * len(self._trips) + STALE_MAX:
-            lanes: dict[Lane, list[Order]] = {}
-            for order in sorted(self._trips):
+        if sum(map(len, self._lanes.values())) > 2 * len(self._routed) + STALE_MAX:
+            lanes: dict[QueueLane, list[Order]] = {}
+            for order in sorted(self._routed):
                 if (lane := self._lane_of[order]) is not None:
                     lanes.setdefault(lane, []).append(order)
             self._lanes = lanes
-        if self._waits > 2 * len(self._trips) + STALE_MAX:  # a popular prefix may be one key with all of the entries
+        if self._waits > 2 * len(self._routed) + STALE_MAX:  # a popular prefix may be one key with all of the entries
             waiting = {key: sorted(dict.fromkeys(filter(self._is_waiter, orders))) for key, orders in self._waiters.items()}
             self._waiters = {key: orders for key, orders in waiting.items() if orders}
             self._waits = sum(map(len, self._waiters.values()))
@@ -245,20 +245,20 @@ class Line:
 
     def check(self) -> list[str]:
         """What is wrong."""
-        wrong = [f"{trip!r} is in line" for trip in self._trips.values() if trip.state is not TripState.QUEUED]
-        sequences = sum(len(trip.open) for trip in self._trips.values())
-        tokens = sum(len(trip.open) * len(trip.request.prompt) for trip in self._trips.values())
+        wrong = [f"{routed!r} is in the queue" for routed in self._routed.values() if routed.state is not RequestState.QUEUED]
+        sequences = sum(len(routed.open) for routed in self._routed.values())
+        tokens = sum(len(routed.open) * len(routed.request.prompt) for routed in self._routed.values())
         if (sequences, tokens) != (self.sequences, self.tokens):
             wrong.append(f"{sequences} sequences and {tokens} tokens wait, {self.sequences} and {self.tokens} are counted")
-        first = sum(len(trip.open) for trip in self._trips.values() if trip.first)
+        first = sum(len(routed.open) for routed in self._routed.values() if routed.first)
         if first > self._config.queue_requests_max:
             wrong.append(f"{first} sequences wait")
         missing = [
             order for order, lane in self._lane_of.items() if lane is not None and order not in self._lanes.get(lane, ())
         ]
         parked = [order for order, lane in self._lane_of.items() if lane is None]
-        if missing or sorted(parked) != sorted(self._parked) or len(self._lane_of) != len(self._trips):
-            wrong.append(f"{len(missing)} trips are never looked at, {len(parked)} are parked")
+        if missing or sorted(parked) != sorted(self._parked) or len(self._lane_of) != len(self._routed):
+            wrong.append(f"{len(missing)} requests are never looked at, {len(parked)} are parked")
         waits = sum(map(len, self._waiters.values()))
         if waits != self._waits:
             wrong.append(f"{waits} entries wait for a prefix, {self._waits} are counted")

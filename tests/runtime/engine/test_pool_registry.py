@@ -17,9 +17,9 @@ from baton.errors import PeerError
 from baton.protocol.control import LoadProgress
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import DetachPool, HostPoolReady, PoolReady
-from baton.runtime.engine import pool_holder as module
+from baton.runtime.engine import pool_registry as module
 from baton.runtime.engine.child_messages import ChildMessages
-from baton.runtime.engine.pool_holder import PoolHolder
+from baton.runtime.engine.pool_registry import PoolRegistry
 from baton.runtime.wire.descriptors import take_descriptor
 
 FIRST, SECOND = (PoolReady(b"f" * 32, PoolIncarnation(number), 8) for number in (1, 2))
@@ -51,7 +51,7 @@ class Rig:
     def __init__(self) -> None:
         self.children = {name: FakeChild(name) for name in ("worker", "cache")}
         plan = plan_startup(blocks_given=True, role="mixed", tiers=True)
-        self.holder = PoolHolder(plan, self.children)  # type: ignore[arg-type]
+        self.holder = PoolRegistry(plan, self.children)  # type: ignore[arg-type]
         self.worker, self.cache = self.children["worker"], self.children["cache"]
 
     def announce(self, ready: PoolReady, by: str = "worker") -> None:

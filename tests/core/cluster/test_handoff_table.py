@@ -1,4 +1,4 @@
-"""The table of a trip: complete, without dead ends, and the picture in the docs is the one that it draws."""
+"""The states of a routed request: complete, without dead ends, and the picture in the docs is the one that it draws."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.cluster.handoff_table import LATE, NEXT, TOLD, TripAction, TripFact, TripState, draw
+from baton.core.cluster.handoff_table import LATE, NEXT, TOLD, RequestAction, RequestFact, RequestState, draw
 
-S, F, A = TripState, TripFact, TripAction
+S, F, A = RequestState, RequestFact, RequestAction
 DOCS = Path(__file__).parents[3] / "docs" / "internals" / "handoff.md"
 PLACED = (F.PLACED_WHOLE, F.PLACED_PAIR)
 
 
 def cannot_happen(state, fact):
-    """The coordinator never asks: nobody has a queued trip, a trip that is done is forgotten, one is placed from the line,
+    """The coordinator never asks: nobody has a queued request, a request that is done is forgotten, one is placed from the queue,
     and who serves a request alone has no prefill instance beside it."""
     if state is S.DONE:
         return True
