@@ -14,7 +14,7 @@ PLACED = (F.PLACED_WHOLE, F.PLACED_PAIR)
 
 
 def cannot_happen(state, fact):
-    """The coordinator never asks: nobody has a queued request, a request that is done is forgotten, one is placed from the queue,
+    """Never asked: nobody has a queued request, a request that is done is forgotten, it is placed from the queue,
     and who serves a request alone has no prefill instance beside it."""
     if state is S.DONE:
         return True

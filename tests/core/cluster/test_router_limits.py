@@ -359,7 +359,7 @@ def test_order_by_arrival_alone():
     room = Room(config=RouterConfig(order="arrival"))
     for name, priority in (("a", 5), ("b", -5)):
         room.arrive(request(name, priority=priority))
-    assert min(room.router.coordinator.line.routed_requests(), key=lambda routed: routed.order).id == "a"
+    assert min(room.router.coordinator.queue.routed_requests(), key=lambda routed: routed.order).id == "a"
 
 
 def test_nobody_overtakes_one_that_waits_for_room():

@@ -20,14 +20,14 @@ LEGS = {
 
 def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
     coordinator.membership.check()
-    if wrong := coordinator.line.check():
+    if wrong := coordinator.queue.check():
         raise InvariantBroken("; ".join(wrong), invariant=25)
     queued = 0
     for routed in coordinator.routed_requests.values():
         _check_trip(routed)
         queued += routed.state is RequestState.QUEUED
-    if queued != len(coordinator.line):
-        raise InvariantBroken(f"{queued} requests are queued, {len(coordinator.line)} are in the queue", invariant=25)
+    if queued != len(coordinator.queue):
+        raise InvariantBroken(f"{queued} requests are queued, {len(coordinator.queue)} are in the queue", invariant=25)
     if coordinator.clocks.alarms.armed != len(coordinator.routed_requests):
         raise InvariantBroken(
             f"{coordinator.clocks.alarms.armed} alarms for {len(coordinator.routed_requests)} requests", invariant=41

@@ -44,9 +44,9 @@ class Coordinator:
         "clocks",
         "dirty",
         "effects",
-        "line",
         "membership",
         "now",
+        "queue",
         "routed_requests",
         "stats",
         "waited_seconds",
@@ -66,7 +66,7 @@ class Coordinator:
         self.membership = membership
         self.stats = stats
         self.routed_requests = routed_requests
-        self.line = RequestQueue(config)
+        self.queue = RequestQueue(config)
         self.clocks = Clocks(config)
         self.effects: list[ClusterEffect] = []
         self.now = Instant(0.0)
@@ -92,7 +92,7 @@ class Coordinator:
 
     def begin(self, routed: RoutedRequest) -> None:
         self.routed_requests[routed.id] = routed
-        self.line.join(routed)
+        self.queue.join(routed)
         self.dirty = True
         self.clocks.arm(routed)
 
@@ -139,7 +139,7 @@ class Coordinator:
         if before in TO_COMPUTE and routed.state not in TO_COMPUTE and routed.prefill is not None:
             self._prompt_over(routed, routed.prefill)
         if before is RequestState.QUEUED:
-            self.line.leave(routed)
+            self.queue.leave(routed)
         if fact is RequestFact.BROKEN:
             self.stats.broken += 1
         if before in HANDED_OFF and routed.state not in HANDED_OFF:
@@ -253,7 +253,7 @@ class Coordinator:
         self._detach_home(routed)
         routed.attempt += 1
         routed.first = False
-        self.line.join(routed)
+        self.queue.join(routed)
         self.dirty = True
         self.end(routed, routed.over())
         if not routed.open:
@@ -298,7 +298,7 @@ class Coordinator:
         """Books of a sequence that is about to leave `routed.open`."""
         decoder = routed.decoder
         if routed.state is RequestState.QUEUED:
-            self.line.resize(routed, 1)
+            self.queue.resize(routed, 1)
         elif decoder is not None:
             decoder.sequences -= 1
             decoder.slots_since += 1

@@ -36,35 +36,35 @@ class Dispatch:
         """One pass."""
         self.look_at = None
         self._retry_at.clear()
-        line, roster, now = self._coordinator.line, self._placement.roster, self._coordinator.now
-        if not len(line):
+        queue, roster, now = self._coordinator.queue, self._placement.roster, self._coordinator.now
+        if not len(queue):
             return
         roster.refresh(now)
         if roster.usable_changed:
             roster.usable_changed = False
-            line.reopen(roster.sizes())
-        line.unpark(now)
+            queue.reopen(roster.sizes())
+        queue.unpark(now)
         self._note_nobody()
         if self._coordinator.clocks.nobody_since is None:
             self._place_all()
-        if len(line):
-            times = [at for at in (roster.next_change(), line.next_unpark()) if at is not None]
+        if len(queue):
+            times = [at for at in (roster.next_change(), queue.next_unpark()) if at is not None]
             self.look_at = min([*times, *self._retry_at], default=None)
 
     def _place_all(self) -> None:
-        line, roster, closed = self._coordinator.line, self._placement.roster, Closed()
+        queue, roster, closed = self._coordinator.queue, self._placement.roster, Closed()
         if roster.has_open("decode"):
-            line.wake(lambda key: self._decode_has(key, with_room=True))
-        lanes = dict.fromkeys(line.lanes(prefill=roster.prefill_has_room or roster.has_open("mixed")))
+            queue.wake(lambda key: self._decode_has(key, with_room=True))
+        lanes = dict.fromkeys(queue.lanes(prefill=roster.prefill_has_room or roster.has_open("mixed")))
         aside: list[tuple[QueueLane, RoutedRequest]] = []
         while lanes:
-            heads = [(routed.order, lane, routed) for lane in lanes if (routed := line.head(lane)) is not None]
+            heads = [(routed.order, lane, routed) for lane in lanes if (routed := queue.head(lane)) is not None]
             if not heads:
                 break
             _, lane, routed = min(heads)
             if not self._look_at(routed, lane, closed):
                 if self._exceptions(routed):  # others in this lane may have what it cannot
-                    line.set_aside(lane, routed)
+                    queue.set_aside(lane, routed)
                     aside.append((lane, routed))
                 else:
                     del lanes[lane]
@@ -72,11 +72,11 @@ class Dispatch:
                     break
             roster.refresh(self._coordinator.now)
         for lane, routed in aside:
-            line.put_back(lane, [routed])
+            queue.put_back(lane, [routed])
 
     def _look_at(self, routed: RoutedRequest, lane: QueueLane, closed: Closed) -> bool:
         """False: it waits where it is, for room."""
-        line, now = self._coordinator.line, self._coordinator.now
+        queue, now = self._coordinator.queue, self._coordinator.now
         match found := self._placement.place(routed, now, closed):
             case Choice():
                 self._place(routed, found)
@@ -92,17 +92,17 @@ class Dispatch:
                 if lane.kind == "prefill":
                     return False
                 needed = self._placement.depth_to_stay(routed.tokens, self._placement.block_size)
-                line.wait_for_prefill(routed, needed, lambda key: self._decode_has(key, with_room=False))
+                queue.wait_for_prefill(routed, needed, lambda key: self._decode_has(key, with_room=False))
             case ClusterShortage.NEVER:
                 lost = Refused("worker_gone") if routed.waited_for_lost else None
                 self._coordinator.turn_away(routed, routed.refused or lost or self.never_fits(routed.tokens_max))
             case ClusterShortage.LOST:
                 routed.waited_for_lost = True
-                line.park(routed, self._coordinator.membership.lost_could(routed.tokens_max, routed.unfit, now))
+                queue.park(routed, self._coordinator.membership.lost_could(routed.tokens_max, routed.unfit, now))
             case ClusterShortage.AVOIDED:
-                line.park(routed, min((until for until in routed.avoided.values() if until > now), default=None))
+                queue.park(routed, min((until for until in routed.avoided.values() if until > now), default=None))
             case ClusterShortage.NOBODY:
-                line.park(routed, None)
+                queue.park(routed, None)
         return True
 
     def _decode_has(self, key: BlockKey, *, with_room: bool) -> bool:
@@ -143,7 +143,7 @@ class Dispatch:
         nobody = not self._placement.roster.any_usable and not coordinator.membership.all_paused
         if nobody != (coordinator.clocks.nobody_since is not None):
             coordinator.clocks.nobody_since = coordinator.now if nobody else None
-            for routed in coordinator.line.routed_requests():
+            for routed in coordinator.queue.routed_requests():
                 coordinator.clocks.arm(routed)
 
 

@@ -1,7 +1,7 @@
 """A router as a machine: it owns a request from its arrival to its last end, whatever becomes of the instances.
 
     SubmitRequest -> queue -> placed on one instance, or on a pair -> InstanceMessage(Emit) ... -> Deliver ... last end
-              (line.py)  (placement.py)                       (delivery.py)
+              (request_queue.py)  (placement.py)                       (delivery.py)
 
 Who is there is membership.py; what becomes of a request is the table (handoff_table.py), carried out by coordinator.py.
 This file turns events into facts of that table.
@@ -104,7 +104,7 @@ class Router:
             coordinator.now = now
         if self._handlers[type(event)](event):
             coordinator.dirty = True
-        if coordinator.dirty and len(coordinator.line) and not self.pass_scheduled:
+        if coordinator.dirty and len(coordinator.queue) and not self.pass_scheduled:
             self.pass_scheduled = True
             coordinator.effects.append(SchedulePass())
         effects, coordinator.effects = coordinator.effects, []
@@ -133,7 +133,7 @@ class Router:
         self._dispatch.look()
 
     def _on_cached(self, keys: Sequence[BlockKey]) -> None:
-        if self.coordinator.line.on_cached(keys):
+        if self.coordinator.queue.on_cached(keys):
             self.coordinator.dirty = True
 
     # Questions
@@ -150,7 +150,7 @@ class Router:
     @property
     def queued(self) -> int:
         """Sequences in the queue."""
-        return self.coordinator.line.sequences
+        return self.coordinator.queue.sequences
 
     @property
     def handoff_seconds(self) -> float:
@@ -186,10 +186,10 @@ class Router:
         tokens = len(request.prompt) + request.sampling.max_tokens
         if not self.membership.any_could(tokens, ()) and not self.membership.lost_could(tokens, (), coordinator.now):
             return self._dispatch.never_fits(tokens)
-        refused = coordinator.line.refusal(request)
+        refused = coordinator.queue.refusal(request)
         if refused is not None and coordinator.dirty:  # those in the queue may only wait for the end of this turn
             self._run_pass()
-            refused = coordinator.line.refusal(request)
+            refused = coordinator.queue.refusal(request)
         return refused
 
     def _on_withdraw(self, event: WithdrawRequest) -> bool:
@@ -313,7 +313,7 @@ class Router:
             if coordinator.clocks.nobody_since is not None:
                 coordinator.turn_away(routed, Refused("worker_gone"))
             else:
-                coordinator.turn_away(routed, Refused("queue_full", coordinator.line.sequences, config.queue_requests_max))
+                coordinator.turn_away(routed, Refused("queue_full", coordinator.queue.sequences, config.queue_requests_max))
             return
         if routed.state is RequestState.SERVING and routed.progress != routed.mark:
             coordinator.clocks.heard(routed, coordinator.now)

@@ -22,7 +22,7 @@ def check_idle(router: Router, config: RouterConfig) -> None:
         return
     waiting = [
         client_request
-        for client_request in router.coordinator.line.routed_requests()
+        for client_request in router.coordinator.queue.routed_requests()
         if not (_avoids(client_request, now) or client_request.unfit or client_request.short)
     ]
     if not waiting:

@@ -374,7 +374,7 @@ class SimulatedRouter:
 
     def _look_at_queue(self) -> None:
         """41: nobody waits in the queue for longer than it may."""
-        for client_request in self.machine.coordinator.line.routed_requests() if self.machine is not None else []:
+        for client_request in self.machine.coordinator.queue.routed_requests() if self.machine is not None else []:
             waited = self.machine.coordinator.now - client_request.queued_at if self.machine is not None else 0.0
             if waited > self.config.queue_seconds_max:
                 raise InvariantBroken(f"{client_request!r} waits in the queue for {waited:.2f} s", invariant=41)
