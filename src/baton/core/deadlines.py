@@ -1,8 +1,8 @@
-"""Deadlines of many things, the earliest first. Setting and removing cost the same with ten of them or ten thousand.
+"""A heap of deadlines, the earliest first. Setting and removing cost the same with ten keys or ten thousand.
 
-Each key has at most one deadline. A heap entry whose key was set again since, or has no deadline any more, is stale. It is
-dropped when it comes to the top, so the top is always current. `earliest` is an attribute and not a method: every event of a
-machine asks several of these for it.
+Each key has at most one deadline. A heap entry is stale when its key was set again or discarded. Stale entries are dropped when
+they come to the top, so the top is always current. `earliest` is an attribute and not a method: every event of a machine reads
+several of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Deadlines(Generic[Key]):
 
     def __init__(self) -> None:
         self._current: dict[Key, int] = {}
-        "Number of its current entry."
+        "Number of the key's current heap entry."
         self._heap: list[tuple[Instant, int, Key]] = []
         self._order = count()
         self.earliest: Instant | None = None
@@ -38,11 +38,11 @@ class Deadlines(Generic[Key]):
         return f"<Deadlines of {len(self._current)}, next {self.earliest}>"
 
     def first(self) -> Key:
-        """The key with the earliest deadline. There must be one."""
+        """Return the key with the earliest deadline. At least one deadline must be set."""
         return self._heap[0][2]
 
     def set(self, key: Key, at: Instant) -> None:
-        """The key's deadline from now on."""
+        """Set the key's deadline; an earlier one is replaced."""
         self._current[key] = number = next(self._order)
         heappush(self._heap, (at, number, key))
         if len(self._heap) > 2 * len(self._current) + 64:  # most entries are stale

@@ -1,4 +1,4 @@
-"""What an instance wants done. The shell does it; the outcome, if there is one, comes back as an event."""
+"""Effects of an instance. The shell performs them; the outcome, if there is one, returns as an event."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunStep(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """The request is not taken. It leaves no trace."""
+    """The request is refused. No state of it remains."""
 
     request: RequestId
     refused: Refused
@@ -31,33 +31,33 @@ class Refuse(Struct, frozen=True):
 
 
 class RestartWorker(Struct, frozen=True):
-    """Make sure now that the old worker is dead; after the delay start one of this epoch, say WorkerReady."""
+    """Ensure now that the old worker is dead; after the delay start one of this epoch and dispatch WorkerReady."""
 
     epoch: WorkerEpoch
     cause: LossCause
     reason: str
-    "For people."
+    "Text for the log."
     delay_seconds: float = 0.0
 
 
 class SendToCache(Struct, frozen=True):
-    """Hand this to the cache service, in this order. If there is none, nothing happens: CacheLost has been or will be told."""
+    """Send this message to the cache service, in order. Without one nothing happens: CacheLost is or will be dispatched."""
 
     message: BlockMove | StorageQuery
 
 
 class RestartCache(Struct, frozen=True):
-    """The cache service hangs: make sure that it is dead, say CacheLost, and start another one."""
+    """The cache service hangs: ensure that it is dead, dispatch CacheLost, and start another one."""
 
     reason: str
-    "For people."
+    "Text for the log."
 
 
 class StopWorker(Struct, frozen=True):
-    """Everybody unmaps the pool, then the worker ends, and none follows. Say WorkerStopped when it has."""
+    """Every process unmaps the pool, the worker exits, and no other is started. Dispatch WorkerStopped afterwards."""
 
     epoch: WorkerEpoch
-    "Of the next one, whenever that comes."
+    "Epoch of the next worker, whenever it starts."
 
 
 class Mode(StrEnum):
@@ -71,7 +71,7 @@ class ModeChanged(Struct, frozen=True):
 
 
 HandoffEffect = Reserved | Offer | Release | Released | Adopted
-"""For the router, in this order and after what clients are told by the same event (protocol/handoff.py)."""
+"""Messages for the router, in this order and after the Emit of the same event (protocol/handoff.py)."""
 
 Effect = (
     RunStep

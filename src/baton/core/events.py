@@ -1,4 +1,4 @@
-"""What an instance can be told. The shell makes these from messages, child processes and its clock."""
+"""Events of an instance. The shell makes them from messages, child processes and its clock."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from baton.protocol.step import StepResult
 
 
 class Submit(Struct, frozen=True):
-    """A request. Refused at once (Refuse) or owed n ends (Ended)."""
+    """A request arrives. It is refused at once (Refuse) or ends with n Ended."""
 
     request: GenerateRequest
 
 
 class Abort(Struct, frozen=True):
-    """The client is gone, or the front has seen a stop string. Unknown or ended: nothing happens, nothing is left."""
+    """The client disconnected, or the front found a stop string. An unknown or ended request is ignored."""
 
     request: RequestId
     index: int | None = None
-    "One of the n sequences, or all."
+    "One of the n sequences; None: all."
     reason: Literal[FinishReason.ABORT, FinishReason.STOP] = FinishReason.ABORT
 
 
 class StepDone(Struct, frozen=True):
-    """The worker's answer. May come late, twice or out of order; steps are absorbed once, in order."""
+    """The worker returns a result. Results may be late, repeated or out of order; steps are absorbed once, in order."""
 
     result: StepResult
 
 
 class WorkerReady(Struct, frozen=True):
-    """A worker of this epoch takes plans, on the pool of this incarnation. Its predecessor is proven dead."""
+    """A worker of this epoch accepts plans, on the pool of this incarnation. Its predecessor is proven dead."""
 
     epoch: WorkerEpoch
     pool: PoolIncarnation
     fingerprint: bytes = b""
-    "Digest of all besides tokens that KV depends on: the root of every block key."
+    "Digest of everything except tokens that KV depends on: the root of every block key."
 
 
 class WorkerProgressed(Struct, frozen=True):
-    """The worker of this epoch got on with the plan that it has (progress_watch.py): a long step, and no hang."""
+    """The worker of this epoch makes progress in its plan (progress_watch.py): the step is long, the worker does not hang."""
 
     epoch: WorkerEpoch
 
 
 LossCause = Literal["died", "killed", "timeout", "protocol"]
-"""How a worker was lost. All are evidence against what it was computing, but one.
+"""How a worker was lost. All causes but one are evidence against what it computed.
 
-died       by a fault signal or with an exit status of its own, or it did not start
-killed     from outside, by a signal that no fault of the worker sends: it costs time, never an answer
+died       a fault signal or its own exit status ended it, or it did not start
+killed     a signal from outside that no fault of the worker sends: it costs time, never an answer
 timeout    no result, or not ready, in time
-protocol   its result is not one of the protocol
+protocol   its result violates the protocol
 """
 
 
@@ -64,12 +64,12 @@ class WorkerLost(Struct, frozen=True):
 
     epoch: WorkerEpoch
     reason: str = "died"
-    "For people."
+    "Text for the log."
     cause: LossCause = "died"
 
 
 class BlocksMoved(Struct, frozen=True):
-    """The cache service's answer to a move. May come late, or after the service was thought lost: then it is inert."""
+    """The cache service's result of a move. A late one, or one after the service was considered lost, is ignored."""
 
     result: MoveResult
 
@@ -79,45 +79,45 @@ class StorageAnswered(Struct, frozen=True):
 
 
 class CacheReady(Struct, frozen=True):
-    """A cache service takes moves. Its predecessor is proven dead."""
+    """A cache service accepts moves. Its predecessor is proven dead."""
 
     kept: bool = True
-    "It has the host memory of the one before."
+    "The service still has the host memory of its predecessor."
     wants_tokens: bool = False
-    "Storage is to be told the token ids that keys stand for."
+    "The storage backend wants the token ids of each key."
 
 
 class CacheLost(Struct, frozen=True):
-    """The cache service is dead: no move of it goes on."""
+    """The cache service is dead: none of its moves continues."""
 
 
 class Pause(Struct, frozen=True):
     """Stop accepting, drain, then stop scheduling: three states in this order."""
 
     drain_seconds_max: float | None = None
-    "What is not finished by then is ended with what it has. None: as long as it takes."
+    "Unfinished requests are ended then, with the tokens they have. None: no limit."
     number: int | None = None
-    "Of the order, for its OrderAnswer. None: nobody waits for one."
+    "Number of the order, for its OrderAnswer. None: no answer is wanted."
 
 
 class Resume(Struct, frozen=True):
-    """Take requests again, from draining or paused."""
+    """Accept requests again, from draining or paused."""
 
     number: int | None = None
 
 
 class Sleep(Struct, frozen=True):
-    """Give up the worker, and with it weights and cache. Only of a paused instance."""
+    """Stop the worker, and free weights and cache. Refused unless the instance is paused."""
 
     number: int
 
 
 class WorkerStopped(Struct, frozen=True):
-    """What StopWorker asked for is done."""
+    """The worker of a StopWorker effect has stopped."""
 
 
 class Wake(Struct, frozen=True):
-    """Start a worker again. It stays paused: Resume comes after."""
+    """Start a worker again. The instance stays paused until Resume."""
 
     number: int
 
@@ -129,10 +129,10 @@ class PreemptSome(Struct, frozen=True):
 
 
 class ForgetCache(Struct, frozen=True):
-    """Drop what is cached and not in use, on these tiers; storage keeps what it has."""
+    """Drop cached blocks that are not in use, on these tiers; storage keeps its blocks."""
 
     number: int
-    "Of the order, for its OrderAnswer."
+    "Number of the order, for its OrderAnswer."
     device: bool = True
     host: bool = True
 
@@ -144,11 +144,11 @@ class EvictSome(Struct, frozen=True):
 
 
 class Tick(Struct, frozen=True):
-    """Time has passed: look at the deadlines."""
+    """Time has passed: check the deadlines."""
 
 
 HandoffEvent = Reserve | Prefill | PeerOffer | Release | Released | Forget
-"""What a router says about a hand-off (protocol/handoff.py)."""
+"""Messages of a router about a hand-off (protocol/handoff.py)."""
 
 Event = (
     Submit

@@ -1,11 +1,10 @@
 """One serving instance as a machine: events in, effects out, one thread, no locks.
 
-A request's way:  Submit -> line -> admitted into a plan -> RunStep -> StepDone -> Emit ... Ended
+A request's way:  Submit -> queue -> admitted into a plan -> RunStep -> StepDone -> Emit ... Ended
                   (waiting.py)      (scheduler.py)                    (absorb.py)
 
-Plans and results are pipeline.py's. A worker that is lost takes its plans with it: every sequence goes back in the queue with
-the
-tokens it has, and the next worker computes the rest again.
+pipeline.py sends plans and receives results. Plans of a lost worker are void: every sequence returns to the queue with its
+tokens, and the next worker computes the rest again.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import FinishReason
 
 CHECK_BLOCKS: Final = 2048
-"""Blocks of each tier that are checked at once while nothing runs: a few milliseconds."""
+"""Blocks of each tier that one idle check covers: a few milliseconds."""
 
 
 class Instance:
@@ -103,7 +102,7 @@ class Instance:
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
         self._checked = 0
-        "Blocks before this one were checked in this round."
+        "Blocks before this one are checked in this round."
         self._now = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -177,8 +176,8 @@ class Instance:
         self._check_machine()
 
     def check_part(self, blocks: int = CHECK_BLOCKS) -> None:
-        """The same of the next so many blocks of each tier, and of everything that grows with requests: an engine that has
-        nothing to do asks this, and the first request after it does not wait for a large pool."""
+        """Check the next `blocks` blocks of each tier, and everything that grows with requests. An idle engine calls this, so
+        that the first request after it does not wait for the check of a large pool."""
         begin, self._checked = self._checked, self._checked + blocks
         if self._checked >= max(self.config.kv.blocks, self.config.tiers.host_blocks):
             self._checked = 0
@@ -199,17 +198,18 @@ class Instance:
 
     @property
     def idle(self) -> bool:
-        """Nobody is owed anything, and nothing is out. A prompt that is kept for another instance is owed, for its time."""
+        """No client waits for an answer and no plan is in flight. A prompt kept for another instance counts as work until it
+        expires."""
         return not self.board.groups and not self.in_flight and not self.board.kept
 
     @property
     def fingerprint(self) -> bytes:
-        """What the keys of cached blocks begin with: the last worker's."""
+        """Root of the keys of cached blocks: the last worker's fingerprint."""
         return self.board.hasher.fingerprint
 
     @property
     def prompt_token_seconds(self) -> float:
-        """What a prompt token costs, as measured. 0: not known."""
+        """Measured seconds per prompt token. 0: not known."""
         return self._pace.price or 0.0
 
     # Requests
@@ -221,7 +221,7 @@ class Instance:
             self.stats.refused[refused.reason] += 1
             self._effects.append(Refuse(request.id, refused, request.attempt))
             return
-        self._intake.end_silently(request.id, request.attempt)  # whoever asks again has given the earlier attempt up
+        self._intake.end_silently(request.id, request.attempt)  # its caller has given up the earlier attempt
         self._intake.begin(self._intake.group_of(request, self._now))
 
     def _on_abort(self, event: Abort) -> None:
@@ -233,7 +233,7 @@ class Instance:
     # Steps
 
     def _pump(self) -> None:
-        """Keep the worker supplied."""
+        """Plan steps until the worker has enough, or nothing is left to do."""
         while self.worker.state is WorkerState.READY and self._service.mode is not Mode.PAUSED:
             plan = self._steps.plan(self._now)
             if plan is None:
@@ -249,7 +249,7 @@ class Instance:
     # The worker's life
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
-        """What the cache says of its pool is still true if the pool is the same and was computed in the same way."""
+        """Cached blocks stay valid if the pool is the same and its contents were computed in the same way."""
         if not self.worker.ready(event.epoch, self._now):
             return
         pool = self.board.pool
@@ -265,7 +265,8 @@ class Instance:
         self._effects += self._sleeping.ready()
 
     def _end_begun(self) -> None:
-        """Other weights would go on with another answer. What has no token yet begins with them."""
+        """End answers that have begun: other weights would continue them differently. Requests without a token begin with the
+        new weights."""
         for group in list(self.board.groups.values()):
             if any(sequence.outputs or sequence.phase not in OPEN for sequence in group.sequences):
                 self._intake.end_all(group, FinishReason.ERROR, "worker_gone", OTHER_WEIGHTS)
@@ -291,14 +292,14 @@ class Instance:
             self.worker.progressed(self._now)
 
     def _lose_worker(self, cause: LossCause, reason: str) -> None:
-        """Everything on the worker goes back in the queue, with the tokens it has; plans in flight are void."""
+        """Return everything on the worker to the queue, with its tokens; plans in flight are void."""
         self.stats.worker_losses += 1
         oldest = self.in_flight[0].plan if self.in_flight else None
         evidence = cause != "killed" or self.worker.killed(self._now)
         explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
         self._steps.clear()
         if cause == "protocol":
-            self._distrust_pool()  # it may have written through a wrong table
+            self._distrust_pool()  # a worker that broke the protocol may have written through a wrong block table
         delay = self.worker.lose(self._now, counts=evidence and not explained)
         if delay is not None:
             self._effects.append(RestartWorker(self.worker.epoch, cause, reason, delay))
@@ -308,7 +309,7 @@ class Instance:
             self._intake.end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
 
     def _distrust_pool(self) -> None:
-        """No copy of the pool's blocks is believed, under way or whole, and no reservation keeps room in it."""
+        """Trust no block of the pool: copies under way or complete are void, and so are reservations in it."""
         self.board.pool.lose()
         self.board.tiers.void_device_moves()
         self._handoff.pool_changed()
@@ -316,7 +317,7 @@ class Instance:
     # The cache service
 
     def _move_blocks(self) -> None:
-        """Moves go out whose targets nobody writes to any more: a worker that was lost may, until the next one is ready."""
+        """Send the moves whose target blocks no plan in flight writes. A lost worker may write until the next one is ready."""
         tiers = self.board.tiers
         if self.worker.state is WorkerState.READY:
             tiers.open_fences(self.in_flight[0].plan.step if self.in_flight else None, self._now)
@@ -336,7 +337,7 @@ class Instance:
         self._loader.answered(event.answer, self._now)
 
     def _on_cache_ready(self, event: CacheReady) -> None:
-        self._end_moves()  # nothing that the one before was told goes on
+        self._end_moves()  # no move of the previous cache service continues
         self.board.tiers.service_ready(kept=event.kept, wants_tokens=event.wants_tokens)
 
     def _on_cache_lost(self, event: CacheLost) -> None:
@@ -378,8 +379,8 @@ class Instance:
         self._effects.append(OrderAnswer(event.number, "done"))
 
     def _on_tick(self, event: Tick) -> None:
-        """Requests' deadlines are looked at after every event, those of worker and cache service only here: after a pause of
-        the whole process their answers may be here, unread, behind other news (runtime/driver.py)."""
+        """Deadlines of requests expire after every event, those of worker and cache service only here: after a pause of the
+        whole process their answers may wait unread behind other messages (runtime/driver.py)."""
         if self.worker.deadline is not None and self.worker.deadline <= self._now:
             self._lose_worker("timeout", self.worker.overdue)
         self._effects += self._sleeping.expire(self._now)

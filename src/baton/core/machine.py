@@ -1,4 +1,4 @@
-"""A machine: facts in, effects out. Time and chance are arguments; order comes from counters.
+"""A machine: events in, effects out. Time and chance are arguments; order comes from counters.
 
 `runtime/driver.py` runs any machine on a real loop, `sim/world.py` the very same machine in virtual time.
 """
@@ -15,11 +15,11 @@ EffectT = TypeVar("EffectT")
 
 class Machine(Protocol[EventT, EffectT]):
     def handle(self, event: EventT, now: Instant) -> list[EffectT]:
-        """Take in what happened, say what is to be done. Never waits, never fails half-way."""
+        """Change the state by one event and return the effects to perform. Never waits, never fails half-way."""
 
     def next_deadline(self) -> Instant | None:
-        """When to call `handle(Tick(), now)` at the latest. A question: reads, never writes."""
+        """When to call `handle(Tick(), now)` at the latest. Reads, never writes."""
 
     def check(self) -> None:
-        """Prove the conservation laws from scratch; raises InvariantBroken. In the rehearsal often, in production when
+        """Verify the conservation laws from scratch; raises InvariantBroken. The simulator calls it often, production when
         idle."""

@@ -1,14 +1,14 @@
 """Does an answer repeat itself? Decided from its token ids alone, so every instance ends it at the same token.
 
-Nothing is kept from token to token. A look at the last tokens says whether the answer ends here, and how many tokens must
-follow before it can: until then no look is needed.
+No state is kept from token to token. A check of the last tokens decides whether the answer ends here, and how many tokens must
+follow before it can end: until then no check is needed.
 
     tokens    ... a b c d | a b c d | a b c d | a b       pattern of 4 tokens, 14 covered
     needed    |---------------- 20 ----------------|      so at least 6 tokens must follow, whatever they are
 
-A replay, a hand-off or a preemption only changes when the looks happen, never what one of them says: a look at or before the
-end finds it. Of a text without repetitions the first look is at token 128; then one comes every 80 tokens or so and compares
-one token per pattern length: a third of a microsecond per token of an answer.
+A replay, a hand-off or a preemption only changes when the checks happen, never their result: a check at or before the end finds
+it. In a text without repetitions the first check is at token 128; then one follows every 80 tokens or so and compares one token
+per pattern length: a third of a microsecond per token of an answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ends_by_repetition(outputs: Sequence[int], sampling: SamplingParams) -> bool
 
 
 def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionStop) -> int:
-    """The fewest tokens that must follow before the answer can end as a repetition. 0: it ends here. The answer is
+    """Return the fewest tokens that must follow before the answer can end as a repetition. 0: it ends here. The answer is
     `tokens[start:]`, which has at least one token."""
     last, answer = len(tokens) - 1, len(tokens) - start
     least = max(rule.count_min * rule.pattern_min, rule.tokens_min)
@@ -39,7 +39,7 @@ def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionS
     for pattern in range(rule.pattern_min, rule.pattern_max + 1):
         needed = count * pattern if count * pattern > floor else floor
         covered = pattern
-        if pattern < answer and tokens[last - pattern] == newest:  # rarely: most patterns end at this comparison
+        if pattern < answer and tokens[last - pattern] == newest:  # rare: most patterns end at this comparison
             covered += _matching(tokens, max(start + pattern, last + 1 + pattern - needed), pattern)
         missing = needed - (covered if covered < answer else answer)
         if missing < fewest:
@@ -48,7 +48,7 @@ def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionS
 
 
 def _matching(tokens: Sequence[int], first: int, pattern: int) -> int:
-    """How many of the last tokens, none of them before `first`, equal the token one pattern before them."""
+    """Count the last tokens, none before `first`, that equal the token one pattern earlier."""
     place = last = len(tokens) - 1
     while place >= first and tokens[place] == tokens[place - pattern]:
         place -= 1

@@ -32,11 +32,11 @@ PROCESS_OF: Final[dict[PoolUser, Process]] = {"worker": "worker", "transfer": "c
 
 @dataclass(frozen=True, slots=True)
 class StartupStep:
-    """What is to have happened before the next step begins."""
+    """A step of the start-up, finished before the next one begins."""
 
     action: Action
-    """start: the process exists. size: it has found out how many blocks fit. create: it has made the pool, and announced it if
-    anybody attaches. attach: it has mapped the pool, verified it and confirmed it."""
+    """start: the process exists. size: the worker has determined how many blocks fit. create: the process has created the pool,
+    and announced it if another process attaches. attach: the process has mapped, verified and confirmed the pool."""
     process: Process
 
 
@@ -48,11 +48,11 @@ class StartupPlan:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """In the order in which they are started. No other is."""
+        """The processes in the order of their start. No others are started."""
         return tuple(step.process for step in self.steps if step.action == "start")
 
     def attaches(self, process: str) -> bool:
-        """Whether that process is handed the pool of another one."""
+        """Does the process attach to a pool that another process creates?"""
         return process != PROCESS_OF[self.creator] and process in [PROCESS_OF[user] for user in self.attachers]
 
 

@@ -1,1 +1,1 @@
-"""Delivery: what each client has been given, and how a request is continued after its engine is lost."""
+"""Delivery: the tokens that each client has received, and how a request continues after its engine is lost."""

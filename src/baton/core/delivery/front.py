@@ -1,11 +1,11 @@
-"""The front of one engine as a machine: a lost engine takes no request with it.
+"""The front of one engine as a machine: no request is lost with the engine.
 
     ClientRequest -> SendRequest -> tokens (`take`) ... last end
                  EngineLost: sequences that are withdrawn or complete end; the others wait
-                 EngineReady: Replay of what is open; with other weights, answers that have begun fail
+                 EngineReady: Replay of open requests; with other weights, answers that have begun fail
 
-Tokens are not events: `take` delivers them without an object per token. While an engine is there, ClientWithdrawal leaves
-`ledgers` as they are, so a sink may withdraw its request from within `take`.
+Tokens are not events: `take` delivers them without an object per token. While an engine is connected, ClientWithdrawal leaves
+`ledgers` unchanged, so a sink may withdraw its request from within `take`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 
 class ClientRequest(Struct, frozen=True):
-    """A client's request, and where its answer goes."""
+    """A client sends a request; `sink` receives the answer."""
 
     request: GenerateRequest
     sink: Any
 
 
 class ClientWithdrawal(Struct, frozen=True):
-    """The client wants no more of one sequence, or of all. Its end is delivered like any other."""
+    """The client withdraws one sequence, or all. The end is delivered like any other."""
 
     request: RequestId
     index: int | None = None
@@ -41,14 +41,14 @@ class ClientWithdrawal(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """The client is gone, or its sink failed: nothing more is delivered to this sink."""
+    """The client disconnected, or its sink failed: nothing more is delivered to this sink."""
 
     request: RequestId
     sink: Any
 
 
 class Reject(Struct, frozen=True):
-    """The engine does not take the request."""
+    """The engine refuses the request."""
 
     request: RequestId
     refused: Refused
@@ -62,16 +62,16 @@ class Unsendable(Struct, frozen=True):
 
 
 class EngineLost(Struct, frozen=True):
-    """The engine is gone, and another one is being started."""
+    """The engine is lost, and another one is being started."""
 
     reason: str
 
 
 class EngineReady(Struct, frozen=True):
-    """An engine takes requests: the first one, or one after a loss."""
+    """An engine accepts requests: the first one, or the next one after a loss."""
 
     identity: bytes
-    "Of the weights that it computes with."
+    "Identity of the weights that the engine computes with."
 
 
 class WeightsChanged(Struct, frozen=True):
@@ -81,7 +81,7 @@ class WeightsChanged(Struct, frozen=True):
 
 
 class Close(Struct, frozen=True):
-    """Every open request ends with this error, and every later one."""
+    """Every open request ends with this error, and so does every later one."""
 
     error: Exception
 
@@ -104,27 +104,27 @@ class Replay(Struct, frozen=True):
 
 
 class SendAbort(Struct, frozen=True):
-    """Send this after the request that it names."""
+    """Send this message after the request that it names."""
 
     message: AbortRequest
 
 
 class End(Struct, frozen=True):
-    """Deliver an end that no engine reports."""
+    """Deliver an end that no engine will report."""
 
     sink: Any
     delta: Delta
 
 
 class FailClient(Struct, frozen=True):
-    """The request ends with this error."""
+    """End the request with this error."""
 
     sink: Any
     error: Exception
 
 
 class RefuseClient(Struct, frozen=True):
-    """The request is refused before anything of it was delivered."""
+    """Refuse the request; nothing of it has been delivered."""
 
     sink: Any
     refused: Refused
@@ -140,10 +140,10 @@ class FrontMachine:
         self.ledgers: dict[RequestId, Ledger] = {}
         "Open requests, in the order of their arrival."
         self.away: str | None = None
-        "Why there is no engine."
+        "Why no engine is connected. None: one is."
         self.closed: Exception | None = None
         self.identity: bytes | None = None
-        "Of the weights that the engine computes with. None: no engine was ready yet."
+        "Identity of the weights that the engine computes with. None: no engine has been ready yet."
         self._now = Instant(0.0)
         self._handlers: dict[type[Any], Any] = {
             ClientRequest: self._on_arrive,
@@ -165,12 +165,12 @@ class FrontMachine:
         return effects
 
     def take(self, emit: Emit) -> list[FrontEffect]:
-        """Delivers what is new. A request of which a token is missing ends: its answer would be wrong."""
+        """Deliver the new tokens. A request with a missing token ends: its answer would be wrong."""
         gaps = take(emit, self.ledgers)
         return [effect for ledger in gaps for effect in self._break(ledger)] if gaps else []
 
     def next_deadline(self) -> Instant | None:
-        """The shell limits how long an engine may take to start."""
+        """Return None: the shell limits how long an engine may take to start."""
         return None
 
     def check(self) -> None:
@@ -221,7 +221,7 @@ class FrontMachine:
     # The engine
 
     def _on_reject(self, event: Reject) -> list[FrontEffect]:
-        """A new request is refused. A replay that is not taken is an answer that breaks off."""
+        """Refuse a new request. A rejected replay is an answer that breaks off, so it fails."""
         ledger = self.ledgers.pop(event.request, None)
         if ledger is None:
             return []
@@ -256,7 +256,7 @@ class FrontMachine:
     # Ends
 
     def _end_over(self, ledger: Ledger) -> list[FrontEffect]:
-        """No engine reports these ends."""
+        """Deliver the ends of sequences that are withdrawn or complete: no engine will report them."""
         sink: Sink = ledger.sink
         ends: list[FrontEffect] = [End(sink, Delta(i, ended=ledger.end(i, reason))) for i, reason in ledger.over()]
         if not ledger.open:

@@ -1,9 +1,8 @@
-"""The ledger of one request: what its client has been given, and what it is still owed.
+"""The ledger of one request: the tokens that its client has received, and the sequences that are still open.
 
-Each position is taken once, and only from the current attempt. All tokens given are kept, so that another engine or instance
-can continue from there (a replay). A routed request inherits the ledger (core/cluster/routed_request.py); the front of one
-engine owns it
-(core/delivery/front.py).
+Each position is accepted once, and only from the current attempt. All delivered tokens are kept, so that another engine or
+instance can continue from there (a replay). A routed request inherits the ledger (core/cluster/routed_request.py); the front of
+one engine owns it (core/delivery/front.py).
 """
 
 from __future__ import annotations
@@ -19,40 +18,40 @@ from baton.protocol.output import Ended, TokenRow, tokens_of
 from baton.protocol.request import FinishReason, GenerateRequest
 
 TIMEOUT_SECONDS_MIN: Final = 0.001
-"""Sent as the time left of a request whose time is up. The instance ends it then, with the usage."""
+"""Timeout sent for a request whose time has run out: the instance ends it at once and reports the usage."""
 
 
 class Ledger:
     __slots__ = ("attempt", "begun", "id", "open", "request", "sink", "withdrawn")
 
     def __init__(self, request: GenerateRequest, now: Instant, sink: Any = None) -> None:
-        """`sink`: where the shell delivers. Opaque here."""
+        """`sink`: where the shell delivers. Opaque to the ledger."""
         self.request = request
         self.id = request.id
         self.begun = now
         "When the request arrived."
         self.attempt = request.attempt
         self.open: dict[int, array[int]] = {index: array("i", request.delivered(index)) for index in request.wanted}
-        "The tokens given of each sequence that has not ended."
+        "Delivered tokens of each sequence that has not ended."
         self.withdrawn: dict[int, FinishReason] = {}
-        "Sequences that an engine was asked to end, and has not ended."
+        "Sequences that the engine was asked to end and has not ended."
         self.sink = sink
 
     # Questions
 
     @property
     def told(self) -> int:
-        """Tokens of all sequences that have not ended."""
+        """Number of delivered tokens of all sequences that have not ended."""
         return sum(map(len, self.open.values()))
 
     @property
     def untouched(self) -> bool:
-        """Its client has been given nothing: the request can be refused, or begin anew with other weights."""
+        """The client has received nothing: the request can be refused, or begin anew with other weights."""
         return len(self.open) == len(self.request.wanted) and self.told == sum(map(len, self.request.outputs))
 
     @property
     def prompt_owed(self) -> bool:
-        """Log-probabilities of the prompt: they go with the first token of sequence 0."""
+        """Prompt log-probabilities are wanted and not delivered: they go with the first token of sequence 0."""
         return self.request.sampling.prompt_logprobs is not None and 0 in self.open and not self.open[0]
 
     # Tokens
@@ -63,7 +62,7 @@ class Ledger:
         return given is not None and row[3] > len(given)
 
     def take(self, row: TokenRow) -> TokenRow | None:
-        """The row from its first new token on; these tokens count as given. None: nothing in it is new."""
+        """Return the row from its first new token on, and count these tokens as delivered. None: no token is new."""
         request, attempt, index, position, tokens = *row[:4], tokens_of(row[4])
         given = self.open.get(index)
         if given is None or position + len(tokens) <= len(given):
@@ -77,7 +76,7 @@ class Ledger:
     # Replay
 
     def replay(self, now: Instant) -> GenerateRequest:
-        """The current attempt: all that is still owed, with all tokens given of it."""
+        """Build the current attempt: all open sequences, with their delivered tokens."""
         first, age = self.request, now - self.begun
         timeout = first.timeout_seconds
         outputs = tuple(map(tuple, self.open.values())) if self.told else ()
@@ -97,12 +96,12 @@ class Ledger:
     # Ends
 
     def over(self) -> list[tuple[int, FinishReason]]:
-        """Sequences that end with the loss of the engine: they are withdrawn, or complete."""
+        """Sequences that end with the loss of the engine: withdrawn or complete."""
         reasons = ((index, self.withdrawn.get(index) or self.finish(index)) for index in self.open)
         return [(index, reason) for index, reason in reasons if reason is not None]
 
     def finish(self, index: int) -> FinishReason | None:
-        """How the tokens given end the sequence, if they do: its instance was lost before it reported the end."""
+        """The finish reason if the delivered tokens complete the sequence: its instance was lost before it reported the end."""
         told, sampling = self.open[index], self.request.sampling
         if told and len(told) >= sampling.stop_length_min and told[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
@@ -111,16 +110,16 @@ class Ledger:
         return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
 
     def withdraw(self, index: int | None, reason: FinishReason) -> None:
-        """The client wants no more of one sequence, or of all. The first reason counts."""
+        """The client withdraws one sequence, or all. The first reason counts."""
         for each in self.open if index is None else (index,):
             if each in self.open:
                 self.withdrawn.setdefault(each, reason)
 
     def close(self, index: int) -> int:
-        """The sequence ends. Returns the number of its tokens."""
+        """End the sequence and return the number of its tokens."""
         self.withdrawn.pop(index, None)
         return len(self.open.pop(index))
 
     def end(self, index: int, reason: FinishReason) -> Ended:
-        """An end that no engine reports."""
+        """Close the sequence and build an end that no engine reports."""
         return Ended(self.id, index, reason, len(self.request.prompt), 0, self.close(index), 0, attempt=self.attempt)

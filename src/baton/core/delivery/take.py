@@ -1,7 +1,7 @@
-"""Deliver what an engine emits: rows of many requests in, one delta per sequence out.
+"""Deliver the emits of an engine: rows of many requests in, one delta per sequence out.
 
-take      checks each row against its request's ledger, and delivers what is new
-sift      removes from an emit what its client has, or must not have
+take      checks each row against its request's ledger, and delivers new tokens
+sift      removes from an emit what its client already has, or must not have
 deliver   delivers an emit in which everything is new
 """
 
@@ -22,7 +22,7 @@ LogprobRow = tuple[RequestId, int, RowLogprobs]
 
 
 class Sink(Protocol):
-    """Where one request's answer goes. A sink may withdraw its request at once, and never waits."""
+    """Receives the answer of one request. A sink may withdraw its request at once, and never waits."""
 
     def deliver(self, delta: Delta) -> None: ...
 
@@ -31,9 +31,10 @@ class Sink(Protocol):
 
 
 def take(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
-    """Returns the ledgers of which a token is missing. Ledgers that are complete are removed.
+    """Deliver the new tokens of an emit; return the ledgers that miss a token. Complete ledgers are removed.
 
-    Hot: most emits have tokens only, one row for each of many sequences, and cost one call per row."""
+    Hot: most emits have tokens only, one row for each of many sequences, and cost one call per row.
+    """
     if emit.ended or emit.logprobs or emit.begun:
         return _take_gathered(emit, ledgers)
     gaps = []
@@ -92,8 +93,8 @@ def sift(
     taken: Callable[[TokenRow], TokenRow | None],
     end: Callable[[Ended], Ended | None],
 ) -> Emit:
-    """`owed`: requests whose prompt's log-probabilities have not been delivered. `taken` and `end` return what is new of a row
-    or an end, and count it as delivered."""
+    """Remove from an emit everything that is not new. `owed`: requests whose prompt log-probabilities have not been delivered.
+    `taken` and `end` return the new part of a row or an end, and count it as delivered."""
     fresh: list[TokenRow] = []
     verdicts: dict[tuple[RequestId, int], deque[bool]] = {}
     for row in emit.tokens:
@@ -111,7 +112,7 @@ def sift(
 
 
 def begun_by(fresh: list[TokenRow], begun: list[Begun]) -> list[Begun]:
-    """Those whose first token is among the fresh ones."""
+    """The entries of `begun` whose first token is in `fresh`."""
     first = {(row[0], row[2]) for row in fresh if not row[3]} if begun else ()
     return [each for each in begun if (each.request, each.index) in first]
 
@@ -119,7 +120,7 @@ def begun_by(fresh: list[TokenRow], begun: list[Begun]) -> list[Begun]:
 def _sifted(
     row: LogprobRow, owed: Mapping[RequestId, bool], verdicts: dict[tuple[RequestId, int], deque[bool]]
 ) -> LogprobRow | None:
-    """A token's log-probabilities go with it; those of the prompt are delivered once."""
+    """A token's log-probabilities are delivered with it; those of the prompt once."""
     request, index, thought = row
     if thought.sampled is not None:
         verdict = verdicts.get((request, index))
@@ -133,7 +134,7 @@ def _sifted(
 
 
 def deliver(emit: Emit, sinks: Mapping[RequestId, Sink]) -> None:
-    """What is for a request without a sink is dropped."""
+    """Deliver an emit. Rows of a request without a sink are dropped."""
     if emit.ended or emit.logprobs or emit.begun:
         for (request, _), delta in _gathered(emit, sinks).items():
             if (sink := sinks.get(request)) is not None:

@@ -1,6 +1,7 @@
-"""Takes one step's result in: tokens to their sequences, computed blocks to the cache, acknowledged slots back.
+"""Absorb the result of one step: tokens go to their sequences, computed blocks to the cache, acknowledged slots are freed.
 
-The instance has held the rows against the plan: each is about the slot's present occupant and means what was asked for.
+The pipeline has checked the rows against the plan: each row belongs to the slot's present occupant and answers what was
+planned.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from baton.protocol.step import Rows, StepResult
 
 
 def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
-    """`rows` are the result's, by meaning. `chunks` says how many tokens a slot computed in this step, where it is not one."""
+    """`rows`: the result's rows, grouped by meaning. `chunks`: tokens that a slot computed in this step, where that is not
+    one."""
     for logprobs in result.logprobs:  # before the tokens, which may end their sequence
         sequence = board.slots.occupant_of(logprobs.slot, logprobs.incarnation)
         if sequence is not None and sequence.phase is not Phase.CLOSING:
@@ -34,18 +36,18 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
 
 
 def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
-    """One token for each row. Hot: no call per row but those that append."""
+    """Append one token per row. Hot: no call per row except appends."""
     slot_owners, slot_owner, size = board.slots.slot_owners, board.slots.slot_owner, board.block_size
     emit, closing, taken = board.out.tokens.append, Phase.CLOSING, 0
     for slot, token in rows.sampled:
-        sequence = slot_owners[slot] or slot_owner(slot)  # which raises: the slot is empty
+        sequence = slot_owners[slot] or slot_owner(slot)  # raises: the slot is empty
         sequence.in_flight -= 1
         if sequence.phase is closing:
-            continue  # it ended while this token was in flight; the client has had its last
+            continue  # the sequence ended while this token was in flight; the client has its last token
         tokens = sequence.tokens
         tokens.append(token)
         taken += 1
-        if sequence.blocks:  # else it was preempted meanwhile: the token counts, the KV is gone
+        if sequence.blocks:  # otherwise it was preempted meanwhile: the token counts, its KV is lost
             computed = sequence.computed + (chunks.get(slot, 1) if chunks else 1)
             sequence.computed = computed
             if computed >= (sequence.published + 1) * size:
@@ -66,16 +68,16 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
 
 
 def _confirm(board: Board, sequence: Sequence, count: int) -> None:
-    """A chunk in the middle of a prompt is computed."""
+    """Count a chunk in the middle of a prompt as computed."""
     sequence.computed += count
     publish(board, sequence)
 
 
 def publish(board: Board, sequence: Sequence) -> None:
-    """Offer its newly completed blocks to the cache. Only computed tokens count, only while it owns its blocks.
+    """Offer the sequence's newly completed blocks to the cache. Only computed tokens count, only while it owns its blocks.
 
-    Where another sequence published the same content first, this one is folded onto that block: its table names the first
-    block from the next plan on, and its own copy is given back.
+    Where another sequence published the same content first, this one is folded onto that block: its table names the first block
+    from the next plan on, and its own copy is released.
     """
     tiers, blocks, keys = board.tiers, sequence.blocks, sequence.keys
     full = sequence.computed // board.block_size

@@ -1,7 +1,7 @@
-"""What can keep the head of the queue from being admitted. Admission asks a list, cheap questions first; a feature adds an
+"""Limits that can keep the head of the queue from being admitted. Admission asks a list, cheap limits first; a feature adds an
 entry, not a branch.
 
-A limit answers None, or a Shortage whose word is also the metric label. It is asked about a `Room`: that of the step being
+A limit returns None, or a Shortage whose reason is also the metric label. It is asked about a `Room`: that of the step being
 planned, or the one that would be left if certain victims were gone (preemption.py). Running sequences are not asked.
 """
 
@@ -23,24 +23,24 @@ class Shortage(Struct, frozen=True):
 
 
 class Room:
-    """What a step has left for newcomers."""
+    """The resources that a step has left for new sequences."""
 
     __slots__ = ("_asked", "_reserves", "available", "new_bytes", "new_bytes_max", "prefill_left", "settings", "slots_free")
 
     def __init__(self, prefill_left: int, slots_free: int, available: int, new_bytes_max: int) -> None:
         self.prefill_left = prefill_left
-        "Prompt tokens."
+        "Prompt tokens left in the step."
         self.slots_free = slots_free
         self.available = available
-        "Blocks."
+        "Available blocks."
         self.new_bytes_max = new_bytes_max
         self.new_bytes = 0
-        "What the plan says of those that were admitted so far, on the wire."
+        "Bytes on the wire of the sequences admitted so far."
         self.settings: dict[SamplingParams, int] = {}
-        "Their distinct settings, each with its row in the plan."
+        "Distinct sampling settings of the new sequences, each with its row in the plan."
         self._reserves: dict[int, int] = {}
         self._asked: tuple[Sequence, int] | None = None
-        "The sequence that `bytes_for` was asked about last, and its answer: the head that is admitted was asked about before."
+        "The last sequence passed to `bytes_for`, and its size: the head that is admitted was asked about before."
 
     def reserve(self, board: Board, priority: int) -> int:
         """Blocks to leave for growth: summed up once per step and class, then kept up to date by `admitted`."""
@@ -49,16 +49,17 @@ class Room:
         return self._reserves[priority]
 
     def expect(self, priority: int, reserve: int) -> None:
-        """The reserve of a board that is only imagined (preemption.py)."""
+        """Set the reserve of a hypothetical board (preemption.py)."""
         self._reserves[priority] = reserve
 
     def refresh(self, board: Board) -> None:
-        """Leases have changed: what is available, and what is reserved for their growth."""
+        """Read the available blocks again, and forget the reserves: leases have changed."""
         self.available = board.cache.available
         self._reserves.clear()
 
     def admitted(self, board: Board, sequence: Sequence, *, leased: bool) -> int:
-        """Returns the row of its settings in the plan. `leased`: it held its blocks before, so its growth was counted."""
+        """Subtract an admitted sequence and return the row of its settings in the plan. `leased`: it held its blocks before, so
+        its growth was counted."""
         self.new_bytes += self._asked[1] if self._asked and self._asked[0] is sequence else self.bytes_for(sequence)
         row = self.settings.setdefault(sequence.group.settings, len(self.settings))
         self.slots_free = board.slots.free
@@ -79,32 +80,32 @@ Limit = Callable[[Sequence, Room, Board], Shortage | None]
 
 
 def token_budget(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """Room in this step for at least one prompt token."""
+    """The step has room for at least one prompt token."""
     return None if room.prefill_left > 0 else Shortage("budget", 1)
 
 
 def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """A slot on the worker. One whose drop is not acknowledged is still taken."""
+    """A slot is free. A slot whose drop is not acknowledged is still taken."""
     return None if room.slots_free > 0 else Shortage("slots", 1)
 
 
 def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """Nobody overtakes a more urgent sequence that was preempted and is not back in the queue yet."""
+    """No sequence overtakes a more urgent one that was preempted and is not back in the queue yet."""
     if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
         return Shortage("order", 1)
     return None
 
 
 def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """The new sequences of a step stay within what a plan may carry. One always goes."""
+    """The new sequences of a step fit into a plan. One is always admitted."""
     over = room.new_bytes + room.bytes_for(head) - room.new_bytes_max
     return Shortage("plan", over) if over > 0 and room.new_bytes else None
 
 
 def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """The whole need at once, and the reserve for the growth of all that hold blocks."""
+    """All needed blocks are available at once, besides the reserve for the growth of all holders."""
     if head.blocks:
-        return None  # it has a lease on all that it needs
+        return None  # the sequence has a lease on all blocks that it needs
     need = board.need(head)
     missing = need.new + need.hit_idle + room.reserve(board, head.priority) - room.available
     return Shortage("blocks", missing) if missing > 0 else None
@@ -114,7 +115,7 @@ LIMITS: tuple[Limit, ...] = (token_budget, slots, order, plan_bytes, blocks)
 
 
 def shortage(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """The first limit that says no."""
+    """The first shortage that a limit reports."""
     for limit in LIMITS:
         short = limit(head, room, board)
         if short is not None:
@@ -123,5 +124,5 @@ def shortage(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 
 def new_bytes(tokens: int, sampling: SamplingParams | None) -> int:
-    """At most so many bytes of a plan tell of a new sequence. A block is never smaller than a token."""
+    """Upper bound of the bytes of a new sequence in a plan. A block is never smaller than a token."""
     return 64 + 10 * tokens + (sampling_bytes(sampling) if sampling is not None else 0)

@@ -1,10 +1,10 @@
-"""The state of an instance's sequences, and the moves that keep it consistent.
+"""The state of an instance's sequences, and the operations that keep it consistent.
 
-Each file beside this one decides one thing and acts through these moves: scheduler.py plans steps, admission.py says what is
-short, preemption.py chooses victims, absorb.py takes results in, recovery.py handles a lost worker. They import this file;
-it imports none of them. proof.py proves its books from scratch.
+Each file beside this one decides one thing and acts through these operations: scheduler.py plans steps, admission.py finds
+shortages, preemption.py chooses victims, absorb.py absorbs results, recovery.py handles a lost worker. They import this file;
+it imports none of them. proof.py verifies the state from scratch.
 
-A block may be handed on at once: plans are executed in order, so the plan that gives a block to its next owner is executed
+A block may be reassigned at once: plans are executed in order, so the plan that gives a block to its next owner is executed
 after every plan in which the last owner still writes to it.
 """
 
@@ -34,19 +34,19 @@ from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
 
 USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
-"""Ends that say how long an answer is. An abort, a timeout or an error cuts it short and teaches the reserve nothing."""
+"""Ends that show how long an answer is. An abort, a timeout or an error ends it early and teaches the reserve nothing."""
 
 
 class Need:
-    """The blocks that a sequence needs to be admitted, found without changing anything: one sent back holds nothing."""
+    """The blocks that a sequence needs to be admitted. Computing a Need changes nothing: a refused sequence holds nothing."""
 
     __slots__ = ("hit", "hit_idle", "new")
 
     def __init__(self, hit: int, hit_idle: int, new: int) -> None:
         self.hit = hit
-        "Leading blocks that the cache has."
+        "Leading blocks found in the cache."
         self.hit_idle = hit_idle
-        "How many of those are idle: taking them makes them unavailable to others."
+        "How many of the hits are idle: taking them makes them unavailable to others."
         self.new = new
 
 
@@ -89,46 +89,47 @@ class Board:
         self.pool = PoolTrust()
         self.tiers = Tiers(config.tiers, self.cache, self.pool, config.kv.block_size)
         self.groups: dict[RequestId, Group] = {}
-        "Requests whose client is still owed an end."
+        "Requests whose client still waits for an end."
         self.waiting = WaitingQueue()
         self.slots = SlotTable(config.scheduler.slots)
         self.running: list[Sequence] = []
         "PREFILL and DECODE, most urgent first: the tail is the next victim."
         self.decoding = 0
-        "How many of them decode."
+        "Number of running sequences that decode."
         self.leased: list[Sequence] = []
-        "LOADING or WAITING, and hold blocks all the same: a lower tier brings or has brought their content. Few."
+        "Sequences that hold blocks while LOADING or WAITING: a lower tier fills or has filled them. Few."
         self.loading = 0
-        "LOADING."
+        "Number of LOADING sequences."
         self.lined_up: list[Sequence] = []
-        "Joined the queue in this event; lower tiers are looked at for them (loading.py)."
+        "Sequences that joined the queue in this event; lower tiers are searched for them (loading.py)."
         self.kept: dict[RequestId, PinnedBlocks] = {}
-        "Prompts that are computed for another instance. Their blocks are held beyond the life of their sequence. Few."
+        "Prompts computed for another instance. Their blocks are held beyond the life of their sequence. Few."
         self.kept_until: Deadlines[PinnedBlocks] = Deadlines()
-        "How long those stay whose sequence has ended."
+        "Deadlines of kept prompts whose sequence has ended."
         self.to_offer: dict[RequestId, PinnedBlocks] = {}
-        "Those whose sequence may have more whole blocks since the end of the last event."
+        "Kept prompts whose sequence may have more whole blocks since the end of the last event."
         self.handed_over: list[PinnedBlocks] = []
-        "Of those, the ones whose sequence has ended in this event and goes on elsewhere (handoff/source.py)."
+        "Kept prompts whose sequence has ended in this event and continues elsewhere (handoff/source.py)."
         self.preempting: list[Sequence] = []
-        "Given up their blocks, not acknowledged yet. Few."
+        "Sequences without blocks whose drop is not acknowledged yet. Few."
         self.away: dict[Sequence, None] = {}
-        "Preempted once, and not running since. A suspect that is held is among them."
+        "Sequences that were preempted and have not run since. A held suspect is among them."
         self.drops: list[tuple[Slot, Incarnation]] = []
-        "To be told to the worker in the next plan."
+        "Drops for the next plan."
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
         "Table entries replaced since the last plan."
         self.new_bytes_max = config.scheduler.new_bytes_max
         self.reserve = GrowthReserve(config.scheduler, config.kv.block_size)
         self.out = Outbox()
         self.now = Instant(0.0)
-        "Of the event that is handled."
+        "Time of the current event."
         self.stats = stats
         self.queued = self.queued_tokens = 0
-        "Sequences that were never admitted, and their prompt tokens: what the queue bounds are about."
+        "Sequences that were never admitted, and their prompt tokens: the queue bounds limit these."
 
     def reroot(self, fingerprint: bytes) -> None:
-        """Other weights, or computed in another way: every key begins anew. Nobody holds a block now: no worker had one."""
+        """The weights or the way of computing changed: all keys get a new root. No sequence holds blocks, because there was no
+        worker."""
         self.cache.clear()
         self.hasher = BlockHasher(fingerprint, self.block_size)
         for group in self.groups.values():
@@ -140,7 +141,7 @@ class Board:
     # Joining and ending
 
     def join(self, group: Group) -> None:
-        """A request enters. Its leader goes in the queue; the others follow when the leader's prompt is computed."""
+        """Put the request's leader in the queue; its siblings follow when the leader's prompt is computed."""
         self.groups[group.request.id] = group
         for sequence in group.sequences:
             if sequence.queued:
@@ -156,13 +157,13 @@ class Board:
             self.lined_up.append(sequence)
 
     def release_siblings(self, group: Group) -> None:
-        """The leader's prompt is in the cache, or will never be."""
+        """Called when the leader's prompt is in the cache, or will never be."""
         for sequence in group.sequences[1:]:
             if sequence.phase is Phase.HELD and not sequence.suspect:
                 self.release(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """What it was held for is over: it goes in the queue."""
+        """Move a held sequence to the queue."""
         sequence.advance(Fact.RELEASED)
         self._line_up(sequence)
 
@@ -172,7 +173,7 @@ class Board:
         self.waiting.leave(sequence)
         self.drop_lease(sequence)
         if sequence.kept is not None:
-            self.drop_kept(sequence.kept)  # those that it is held for may need its blocks
+            self.drop_kept(sequence.kept)  # the suspects that run first may need its blocks
 
     def end(
         self,
@@ -183,7 +184,7 @@ class Board:
         *,
         silent: bool = False,
     ) -> None:
-        """The client is done with it, now and once. Slot and blocks go back as the phase demands."""
+        """End the sequence for its client, once. Slot and blocks are released as the phase demands."""
         phase = sequence.phase
         handed_over = sequence.kept is not None and self._end_kept(sequence.kept, reason)
         sequence.advance(Fact.ENDED)
@@ -214,7 +215,7 @@ class Board:
             self.out.end(sequence, reason, error, detail)
 
     def forget(self, request: RequestId) -> None:
-        """All its sequences have ended. Cutting the group's list frees them without the cyclic collector."""
+        """Delete a request whose sequences have all ended. Clearing the list frees them without the cyclic collector."""
         group = self.groups[request]
         if not group.open:
             del self.groups[request]
@@ -228,58 +229,59 @@ class Board:
     # Loading
 
     def begin_loading(self, sequence: Sequence, load: LoadingReason) -> None:
-        """Out of line until `load` is over."""
+        """Take the sequence out of the queue until `load` ends."""
         sequence.advance(Fact.LOAD_BEGUN)
         self.loading += 1
         sequence.load = load
         self.waiting.leave(sequence)
 
     def end_loading(self, sequence: Sequence) -> None:
-        """Back at its old place, whatever came of it."""
+        """Return the sequence to its old place in the queue, whatever the load's result."""
         sequence.advance(Fact.LOAD_OVER)
         self.loading -= 1
         sequence.load = None
         self.waiting.join(sequence)
 
     def lease(self, sequence: Sequence, room: int = 0) -> None:
-        """It takes all blocks that it needs to be admitted, before it has a slot: what is missing is brought into them.
-        `room`: and so many tokens more."""
+        """Take all blocks that the sequence needs to be admitted, before it has a slot: missing content is brought into them.
+        `room`: for this many tokens more."""
         hit = self._take_blocks(sequence, room)
         sequence.computed = hit * self.block_size
         sequence.published = hit
         self.leased.append(sequence)
 
     def drop_lease(self, sequence: Sequence) -> None:
-        """The blocks of one that has no slot go back: what was brought is in the cache, what is being brought stays pinned."""
+        """Release the blocks of a sequence without a slot. Content that has arrived is in the cache; blocks being filled stay
+        pinned."""
         if sequence in self.leased:
             self.leased.remove(sequence)
             self.cache.release(sequence.detach_blocks())
 
     def idle_leases(self, behind: QueueKey) -> list[Sequence]:
-        """Sequences that hold blocks without running and would give them up for one with this place in the queue."""
+        """Sequences behind this place in the queue that hold blocks without running and can give them up."""
         return [s for s in self.leased if s.gives_way and s.order > behind]
 
     def revoke_lease(self, behind: QueueKey) -> bool:
-        """Blocks are short: the last behind this place that holds some without running gives them up. False: there is none."""
+        """Blocks are short: revoke the lease of the last sequence behind this place. False: there is none."""
         idle = self.idle_leases(behind)
         if idle:
             self.drop_lease(max(idle, key=by_urgency))
         return bool(idle) or (bool(self.kept) and self._revoke_kept(behind))
 
     def reserved(self, priority: int) -> int:
-        """Blocks for the growth of those at least as urgent that hold blocks: on the worker, or leased and soon there."""
+        """Blocks for the growth of holders at least as urgent: on the worker, or leased and soon there."""
         return self.reserve.blocks_of(self.running, priority) + self.reserve.blocks_of(self.leased, priority)
 
     # Blocks that are kept for another instance
 
     def keep_blocks(self, kept: PinnedBlocks, count: int) -> None:
-        """The first so many blocks of its sequence stay as they are from now on, whatever becomes of the sequence."""
+        """Hold the first `count` blocks of the sequence from now on, whatever becomes of the sequence."""
         more = kept.sequence.blocks[len(kept.blocks) : count]
         self.cache.pool.share(more)
         kept.blocks += more
 
     def drop_kept(self, kept: PinnedBlocks) -> None:
-        """Its blocks go back. Whoever copies them finds out when it asks for their release."""
+        """Release the kept blocks. The instance that copies them learns this when it asks for their release."""
         self.cache.release(kept.blocks)
         kept.blocks = []
         kept.void = True
@@ -288,8 +290,8 @@ class Board:
             del self.kept[kept.sequence.request.id]
 
     def idle_kept(self, behind: QueueKey) -> list[Sequence]:
-        """Of those whose sequence does not hold the same blocks itself, the ones behind this place. The head's own too, if
-        nothing runs: one that must compute its prompt anew does not find them, and would wait for itself."""
+        """Sequences behind this place whose kept blocks they do not hold themselves. If nothing runs, also the head's own: a
+        head that must compute its prompt anew does not find them, and would wait for itself."""
         held = [kept.sequence for kept in self.kept.values() if kept.blocks and not kept.sequence.blocks]
         return [s for s in held if s.order > behind or (s.order == behind and not self.running)]
 
@@ -300,7 +302,8 @@ class Board:
         return bool(idle)
 
     def _end_kept(self, kept: PinnedBlocks, reason: FinishReason) -> bool:
-        """True: it has the one token that was asked for and goes on elsewhere, so this is not its end for the client."""
+        """End the keeping. True: the sequence has its one token and continues elsewhere, so the client's request does not end
+        here."""
         sequence = kept.sequence
         sequence.kept = None
         kept.finished = True
@@ -308,7 +311,7 @@ class Board:
         if handed_over:
             self.stats.handed_over += 1
             self.handed_over.append(kept)
-            if not kept.void and sequence.blocks:  # else it was preempted with that token in flight
+            if not kept.void and sequence.blocks:  # otherwise it was preempted with that token in flight
                 self.keep_blocks(kept, -(-sequence.computed // self.block_size))
             whole = len(kept.blocks) * self.block_size
             kept.tokens = min(sequence.computed, whole) if sequence.blocks else whole
@@ -331,7 +334,7 @@ class Board:
         return Need(hit, self.cache.idle_among(sequence.keys, hit), -(-known // self.block_size) - hit)
 
     def assign_slot(self, sequence: Sequence) -> None:
-        """The head of the queue is admitted: it takes a slot and all blocks that it needs now."""
+        """Admit the head of the queue: it takes a slot and all blocks that it needs now."""
         self.waiting.pop()
         sequence.advance(Fact.ADMITTED)
         self.away.pop(sequence, None)
@@ -344,7 +347,7 @@ class Board:
         sequence.target = len(sequence.tokens)
         if not sequence.admissions:
             sequence.admitted_at = self.now
-            cached = sequence.computed - sequence.pulled_tokens  # those were computed for this very request
+            cached = sequence.computed - sequence.pulled_tokens  # pulled tokens were computed for this very request
             sequence.cached_tokens = max(0, min(cached, sequence.prompt_tokens - 1))
             loaded = min(sequence.loaded_blocks * self.block_size, sequence.cached_tokens)
             sequence.storage_tokens = min(sequence.fetched_blocks * self.block_size, loaded)
@@ -358,7 +361,7 @@ class Board:
         insort(self.running, sequence, key=by_urgency)
 
     def _take_blocks(self, sequence: Sequence, room: int = 0) -> int:
-        """All that it needs to be admitted. How many of them have their content already."""
+        """Take all blocks needed for admission. Returns how many of them already have their content."""
         need = self.need(sequence, room)
         hits = self.cache.acquire(sequence.keys[: need.hit])  # held first, so that `take` cannot evict them
         if self.tiers.up:
@@ -373,7 +376,8 @@ class Board:
             self.to_offer[sequence.request.id] = sequence.kept
 
     def publish(self, sequence: Sequence, place: int) -> bool:
-        """Its block at this place is computed, or was brought. False: another one's was first, and it has that one now."""
+        """Publish the computed or loaded block at this place. False: another sequence published it first, and this one uses
+        that block now."""
         if not self.pool.trusted:
             raise InvariantBroken(f"{sequence!r}: block {place} of a pool that is not trusted is published", invariant=12)
         own = self.cache.publish(sequence.keys, sequence.blocks, place)
@@ -383,13 +387,14 @@ class Board:
         return own
 
     def prompt_planned(self, sequence: Sequence) -> None:
-        """Its last chunk is in a plan, which samples its next token."""
+        """The sequence's last chunk is in a plan, which samples its next token."""
         sequence.advance(Fact.PROMPT_PLANNED)
         sequence.in_flight += 1
         self.decoding += 1
 
     def preempt(self, victim: Sequence) -> None:
-        """Its blocks are available at once: the plan that hands them on also drops it, after every plan that writes to them."""
+        """Preempt a running sequence. Its blocks are available at once: the plan that reassigns them also drops it, after every
+        plan that writes to them."""
         was = victim.phase
         victim.advance(Fact.PREEMPTED)
         victim.preemptions += 1
@@ -401,7 +406,8 @@ class Board:
         self.vacate_worker(victim, was)
 
     def vacate_worker(self, sequence: Sequence, was: Phase) -> None:
-        """Out of `running`, blocks back, drop to be told. The slot stays taken until the drop is acknowledged."""
+        """Remove the sequence from `running`, release its blocks, drop it in the next plan. The slot stays taken until the drop
+        is acknowledged."""
         running = self.running
         if running[-1] is sequence:
             running.pop()
@@ -413,7 +419,7 @@ class Board:
         self.drops.append((sequence.slot, sequence.incarnation))
 
     def acknowledge(self, sequence: Sequence) -> None:
-        """The worker has executed the drop: nothing of this incarnation is in flight any more."""
+        """The worker has executed the drop: nothing of this incarnation is in flight."""
         sequence.advance(Fact.ACKNOWLEDGED)
         self.slots.vacate(sequence)
         if sequence.phase is Phase.WAITING:
@@ -423,7 +429,7 @@ class Board:
             self._line_up(sequence)
 
     def clear_worker(self) -> None:
-        """The worker is dead. Every occupant leaves its slot without an acknowledgement: nobody is left to give one."""
+        """The worker is dead: every occupant leaves its slot without an acknowledgement."""
         for sequence in self.slots.slot_owners:
             if sequence is None:
                 continue

@@ -1,4 +1,4 @@
-"""Requests come in, or are refused; and end before their time: at their deadline, by an abort, by a higher attempt."""
+"""Accepts or refuses requests, and ends them early: at their deadline, by an abort, by a higher attempt."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ class Intake:
     # In
 
     def refusal(self, request: GenerateRequest, *, in_line: bool = True) -> Refused | None:
-        """Why the request is not taken, from the cheapest question to the dearest; None if it is. Who is not to wait in the
-        queue
-        is not asked what the queue holds."""
+        """Why the request is refused, cheap checks first; None: it is accepted. `in_line` false: the request does not enter the
+        queue, and the queue's bounds do not apply."""
         kv, queue, board = self._config.kv, self._config.queue, self._board
         if self._worker.state is WorkerState.GONE:
             return Refused("worker_gone", self._worker.losses, self._config.scheduler.worker_restarts_max)
@@ -55,7 +54,7 @@ class Intake:
         if plan > self._config.scheduler.plan_bytes_max:
             return Refused("never_planned", plan, self._config.scheduler.plan_bytes_max)
         if request.attempt > 1 or not in_line:
-            return None  # its first attempt was let in, somewhere: a replay is not queued again
+            return None  # the first attempt was accepted, here or elsewhere: the bounds of the queue do not apply to a replay
         sequences = len(request.wanted)
         tokens = sequences * len(request.prompt)
         if sequences > queue.requests_max:
@@ -69,9 +68,9 @@ class Intake:
         return None
 
     def group_of(self, request: GenerateRequest, now: Instant, *, in_line: bool = True) -> Group:
-        """Its sequences. Nobody knows of them yet."""
+        """Create the request's sequences, not yet on the board."""
         deadline = None if request.timeout_seconds is None else Instant(now + request.timeout_seconds)
-        # Without prefix caching each request has a name space of its own. Not its id's: a client may use that again.
+        # Without prefix caching each request has its own name space. The request id does not serve: a client may use it again.
         private = b"" if self._config.kv.prefix_caching else b"%d" % next(self._order)
         group = Group(request, deadline, private)
         root = self._board.hasher.root(request.salt, private)
@@ -83,21 +82,21 @@ class Intake:
         return group
 
     def begin(self, group: Group) -> None:
-        """It is on the board. A lower attempt must have ended before (end_silently)."""
+        """Put the request on the board. A lower attempt must have ended before (end_silently)."""
         self._board.join(group)
         for sequence in reversed(group.sequences):
-            if (finish := sequence.finish) is not None:  # a replay of an answer whose end alone was lost
+            if (finish := sequence.finish) is not None:  # a replay of a complete answer: only its end was lost
                 self._board.end(sequence, finish)
         if group.deadline is not None:
             heappush(self._deadlines, (group.deadline, next(self._order), group.request.id))
-            if len(self._deadlines) > 2 * len(self._board.groups) + 64:  # most are of requests that have ended
+            if len(self._deadlines) > 2 * len(self._board.groups) + 64:  # most entries belong to ended requests
                 self._deadlines = [entry for entry in self._deadlines if not self._is_over(entry)]
                 heapify(self._deadlines)
 
     # Out
 
     def end_silently(self, request: RequestId, attempt: int) -> None:
-        """Up to this attempt it was given up by whoever asked for it, who is not told of the end."""
+        """End every attempt up to this one without an Ended: its caller has given it up."""
         board = self._board
         group = board.groups.get(request)
         if group is not None and group.request.attempt <= attempt:
@@ -117,7 +116,7 @@ class Intake:
         group = board.groups.get(event.request)
         if group is None:
             return
-        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would let them in the queue
+        for sequence in reversed(group.sequences):  # siblings before the leader, whose end would put them in the queue
             if sequence.phase in OPEN and event.index in (None, sequence.index):
                 board.end(sequence, event.reason)
 
@@ -138,6 +137,6 @@ class Intake:
                 self.end_all(self._board.groups[request], FinishReason.TIMEOUT)
 
     def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
-        """The entry is of a request that has ended (its id may be in use again, with another deadline)."""
+        """The entry belongs to a request that has ended (its id may be in use again, with another deadline)."""
         group = self._board.groups.get(entry[2])
         return group is None or not group.open or group.deadline != entry[0]

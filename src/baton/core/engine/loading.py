@@ -1,11 +1,12 @@
-"""Sequences that wait for KV from a lower tier. The scheduler never waits: whoever loads is out of line, the others go on.
+"""Sequences that wait for KV from a lower tier. The scheduler never waits: a loading sequence is out of the queue, the others
+run.
 
     in the queue --ask--> LOADING: storage is asked, then brings what it has to the host --> back in the queue
     head    --load-> LOADING: it holds all its blocks, into which the host's copies are brought  --> back in the queue
 
-A load begins only if it is expected to be quicker than computing, by rates as measured, and only when the whole need of the
-sequence is available: it comes back needing nothing but a slot. Whatever comes of it, the sequence returns to its old place;
-what did not arrive is computed. Storage is asked when a request joins, which is the prefetch: at its turn the host has it.
+A load begins only if it is expected to be quicker than computing, by measured rates, and only when all blocks of the sequence
+are available: it comes back needing nothing but a slot. Whatever the result, the sequence returns to its old place; missing
+blocks are computed. Storage is asked when a request joins, which is the prefetch: at its turn the host has it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from baton.protocol.moves import StorageAnswer
 
 
 class LoadDecision(Enum):
-    """What becomes of the head of the queue."""
+    """What happens to the head of the queue."""
 
     PROCEED = "proceed"
     LEFT = "left"
-    "It loads, and is out of line."
+    "The head loads, and has left the queue."
     HELD = "held"
-    "It will load when there is room for that."
+    "The head waits until there is room to load it."
 
 
 class SequenceLoad(LoadingReason, MoveWaiter):
-    """One stay of a sequence in LOADING: it waits for a question, a fetch, or a load of its own or of another sequence."""
+    """One stay of a sequence in LOADING: it waits for a storage query, a fetch, or a load of its own or of another sequence."""
 
     __slots__ = ("begin", "loader", "sequence")
 
@@ -48,7 +49,7 @@ class SequenceLoad(LoadingReason, MoveWaiter):
         self.loader = loader
         self.sequence = sequence
         self.begin = begin
-        "Of a load into its own blocks: the first place in its table that is brought. -1: it waits for something else."
+        "First place in the sequence's table that its own load fills. -1: it waits for something else."
 
     def ended(self) -> None:
         self.loader.forget(self)
@@ -61,20 +62,20 @@ class Loader:
         self._pace = pace
         self._unasked: deque[Sequence] = deque()
         self._bringing: dict[BlockKey, Move] = {}
-        "Keys that a fetch or a load is about: another sequence that wants them waits for that one."
+        "Keys that a fetch or a load brings: another sequence that wants them waits for that move."
         self._patience: Deadlines[SequenceLoad] = Deadlines()
-        "How long each waits for storage. Later than that it is computed, whatever storage does."
+        "Deadlines of sequences that wait for storage. Afterwards the sequence is computed, whatever storage does."
         self._declined = 0
         "Loads that were not worth it."
         self._held: QueueKey | None = None
         "The head that waits until there is room to load it."
         self._held_until: Instant | None = None
-        "None: it has waited long enough."
+        "None: the head has waited long enough."
 
     # In the queue
 
     def look_at_newcomers(self, now: Instant) -> None:
-        """Those that have joined the queue: does storage have their KV?"""
+        """Query storage for the KV of sequences that have joined the queue."""
         unasked = self._unasked
         unasked.extend(self._board.lined_up)
         self._board.lined_up.clear()
@@ -82,12 +83,12 @@ class Loader:
             sequence = unasked.popleft()
             if sequence.phase is Phase.WAITING and not sequence.tiers_asked:
                 self._ask(sequence, now)
-        if len(unasked) > 2 * len(self._board.waiting) + 64:  # most have left the queue
+        if len(unasked) > 2 * len(self._board.waiting) + 64:  # most entries have left the queue
             waiting = [s for s in unasked if s.phase is Phase.WAITING and not s.tiers_asked]
             self._unasked = deque(dict.fromkeys(waiting))
 
     def _ask(self, sequence: Sequence, now: Instant) -> bool:
-        """True: it has left the queue."""
+        """Query storage for one sequence. True: it has left the queue."""
         sequence.tiers_asked = True
         if not (self._tiers.config.storage and self._may_load(sequence)):
             return False
@@ -112,16 +113,16 @@ class Loader:
         return True
 
     def _missing(self, sequence: Sequence) -> tuple[list[BlockKey], int, int]:
-        """Its keys, how many leading ones the device has, and how many are worth having."""
+        """The sequence's keys, the number of leading ones on the device, and the number worth having."""
         hit = self._board.need(sequence).hit
         return sequence.keys, hit, (len(sequence.tokens) - 1) // self._board.block_size
 
     def _may_load(self, sequence: Sequence) -> bool:
-        """A suspect is computed: it may not be held up, nor hold others up, by anything else."""
+        """Suspects are computed: no other sequence may delay a suspect, nor wait for it."""
         return self._tiers.up and not sequence.suspect and not sequence.must_compute_prompt and not sequence.blocks
 
     def _patience_for(self, wanted: int) -> float:
-        """To wait longer than computing these blocks would take makes no sense."""
+        """The longest wait for storage that makes sense: the time to compute these blocks."""
         price, config = self._pace.price, self._tiers.config
         if price is None:
             return config.storage_seconds_max
@@ -146,7 +147,7 @@ class Loader:
         if tiers.loading_blocks and tiers.loading_blocks + need.new > self._board.cache.pool.total // 2:
             return LoadDecision.HELD if self._holds(head, run, now) else LoadDecision.PROCEED
         if blocks(head, room, self._board) is not None:
-            return LoadDecision.PROCEED  # which says so itself
+            return LoadDecision.PROCEED  # admission reports the shortage itself
         self._board.lease(head)
         load = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
         self._bring(load)
@@ -154,7 +155,7 @@ class Loader:
         return LoadDecision.LEFT
 
     def _worth_loading(self, head: Sequence) -> bool:
-        """Asked at each look at the head, and decided once: it is loads that are counted, not looks."""
+        """Called at each look at the head, and decided once: loads are counted, not looks."""
         if self._is_quicker("load"):
             return True
         if head.load_anyway is None:
@@ -162,17 +163,17 @@ class Loader:
         return head.load_anyway
 
     def _is_quicker(self, kind: Literal["load", "fetch"]) -> bool:
-        """Than computing, as far as both are known."""
+        """Is the move quicker than computing, as far as both are measured?"""
         seconds, price = self._tiers.rates[kind].seconds, self._pace.price
         return seconds is None or price is None or seconds < price * self._board.block_size
 
     def _try_anyway(self) -> bool:
-        """It is not worth it. Now and then it is done all the same: what is never used is never measured again."""
+        """Now and then a load that is not worth it happens all the same: a rate that is never used is never measured again."""
         self._declined += 1
         return self._declined % self._tiers.config.load_again_after == 0
 
     def _holds(self, head: Sequence, run: int, now: Instant) -> bool:
-        """Loads have taken their share of the pool. The head waits for one of them to end, but not longer than computing it
+        """Loads have used their share of the pool. The head waits for one of them to end, but not longer than computing it
         would take: everything behind it waits too."""
         if self._held != head.order:
             self._held = head.order
@@ -184,17 +185,17 @@ class Loader:
             self._bringing[key] = move
 
     def _wait(self, sequence: Sequence, pending: Pending, deadline: Instant | None = None, begin: int = -1) -> None:
-        """Without a deadline for a copy in memory: that ends, or the service is found to hang."""
+        """Wait for `pending`. A copy in memory needs no deadline: it ends, or the service is found to hang."""
         load = SequenceLoad(self, sequence, begin)
         self._board.begin_loading(sequence, load)
         load.wait_for(pending)
         if deadline is not None:
             self._patience.set(load, deadline)
 
-    # Outcomes
+    # Results
 
     def answered(self, answer: StorageAnswer, now: Instant) -> None:
-        """What storage has is brought to the host, if that is worth it; those that asked go on waiting for that."""
+        """Fetch the blocks that storage has to the host, if that is worth it; the sequences that asked wait for the fetch."""
         question = self._tiers.answered(answer, now)
         if question is None:
             return
@@ -240,18 +241,18 @@ class Loader:
                 self._board.end_loading(load.sequence)
 
     def forget(self, load: SequenceLoad) -> None:
-        """Its sequence does not wait any longer. What it waited for goes on."""
+        """The sequence does not wait any longer. The move that it waited for continues."""
         load.leave()
         self._patience.discard(load)
 
-    # Time, and lives of others
+    # Timeouts and losses
 
     def next_deadline(self) -> Instant | None:
         patience, held = self._patience.earliest, self._held_until
         return held if patience is None else patience if held is None else min(patience, held)
 
     def expire(self, now: Instant) -> None:
-        """Sequences that have waited for storage long enough go on without. That is no failure of storage."""
+        """Sequences that have waited for storage long enough continue without it. That is no failure of storage."""
         if self._patience.earliest is not None:
             for load in self._patience.due(now):
                 load.leave()
@@ -260,7 +261,7 @@ class Loader:
             self._held_until = None
 
     def storage_late(self, now: Instant) -> None:
-        """Storage has failed to answer these questions in time."""
+        """Storage has failed to answer these queries in time."""
         for question in self._tiers.late(now):
             self._release(question.take_waiters())
 
@@ -270,7 +271,7 @@ class Loader:
                 self._end(pending, 0)
 
     def pool_changed(self) -> None:
-        """Leases are void. What storage is asked for goes on: it does not touch the device."""
+        """Leases are void. Storage queries continue: they do not touch the device."""
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
             if sequence.phase is Phase.LOADING and isinstance(sequence.load, SequenceLoad):
@@ -282,7 +283,7 @@ class Loader:
     # Proof
 
     def check(self) -> None:
-        """17: whatever waits does so for something that is under way, and that knows of it."""
+        """17: a sequence waits only for a move or query that is under way and lists it as waiter."""
         sequences = [sequence for group in self._board.groups.values() for sequence in group.sequences]
         for sequence in sequences:
             load = sequence.load
@@ -299,7 +300,7 @@ class Loader:
 
 
 def publish_loaded(board: Board, sequence: Sequence, begin: int, count: int) -> None:
-    """Its blocks from `begin` on are whole. Where another sequence published the same meanwhile, it takes that one's block."""
+    """Publish the loaded blocks from `begin` on. Where another sequence published the same content meanwhile, use its block."""
     for place in range(begin, begin + count):
         board.publish(sequence, place)
     if not sequence.admissions:

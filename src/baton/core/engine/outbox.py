@@ -1,4 +1,4 @@
-"""What clients are told at the end of an event: one object per event, however many tokens."""
+"""Output for clients at the end of an event: one object per event, however many tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Outbox:
         self.logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
 
     def begin(self, sequence: Sequence, now: Instant) -> None:
-        """Its first token is sent: its client learns now how much of the prompt was cached."""
+        """Report the cached part of the prompt to the client, with the first token."""
         cached = (sequence.cached_tokens, sequence.host_tokens, sequence.storage_tokens)
         seconds = now - sequence.admitted_at
         self.begun.append(Begun(sequence.request.id, sequence.attempt, sequence.index, *cached, seconds))

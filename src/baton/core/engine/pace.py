@@ -1,23 +1,24 @@
-"""How many prompt tokens a step has room for while others decode: as many as their next token can wait for.
+"""How many prompt tokens fit into a step while other sequences decode: as many as their next token can wait for.
 
 A fixed number is wrong on every machine but one, and for every model but one. So the price of a prompt token is learned from
-the steps themselves, and the step is kept to `decode_gap_seconds`, or where decoding alone takes long to three times that, and
+the steps themselves. A step is limited to `decode_gap_seconds`; where decoding alone takes long, to three times that time, and
 to twice where a reader would see the text stutter:
 
     step        |-- decoding --|------ prompt tokens ------|
                 ^              price * tokens              ^ the gap that every stream sees
 
-A price that rises counts at once, one that falls slowly: a long context costs more per token with every chunk, and the next
-chunk must not be the one that finds out.
+A rising price counts at once, a falling one slowly: a long context costs more per token with every chunk, and the next chunk
+must not be the one that finds out.
 
-A step with prompts may also cost something whatever their size (other kernels, no graph). Small chunks alone cannot tell that
-cost from the price: it would look like a price that is too high for larger ones, and prompts would crawl. So steps of up to
-CHUNK_MIN tokens and larger ones are averaged apart, and the queue through both says cost and price:
+A step with prompts may also have a fixed cost whatever their size (other kernels, no graph). Small chunks alone cannot
+distinguish that cost from the price: it would look like a price that is too high for larger ones, and prompts would crawl. So
+steps of up to CHUNK_MIN tokens and larger ones are averaged apart, and the straight line through both averages gives cost and
+price:
 
     seconds beyond decoding   cost |---- price * tokens ----|
 
 Prompts get the time that the goal leaves beside the cost, and where the cost takes most of it at least as much as the cost.
-Where all steps are at the minimum, one of many is larger, to have both averages.
+Where all steps are at the minimum, one in TRY_LARGER is larger, to have both averages.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from typing import Final
 from baton.config import SchedulerConfig
 
 CHUNK_MIN: Final = 16
-"""Prompt tokens of a step at the least, and what more are a multiple of: kernels work on so many rows at once."""
+"""Minimum of prompt tokens in a step; larger numbers are multiples of it, because kernels work on this many rows at once."""
 FIRST_CHUNK: Final = 32
-"""While nothing is known yet."""
+"""Prompt tokens while no step has been measured."""
 SLOWDOWN_MAX: Final = 3.0
-"""How much longer than decoding alone a step may take, where decoding alone takes long."""
+"""Longest step relative to decoding alone, where decoding alone takes long."""
 GAP_SEEN: Final = 0.09
-"""Seconds. The goal for slow machines is 99 of 100 gaps below 100 ms; a tenth is left for what steps vary by."""
+"""Seconds. The goal for slow machines is 99 of 100 gaps below 100 ms; a tenth is left for the variation of steps."""
 SLOWDOWN_SEEN: Final = 2.0
-"""The same for steps that take longer than that: prompts still get half of the time."""
+"""As SLOWDOWN_MAX, for steps that take longer than GAP_SEEN: prompts still get half of the time."""
 LEARNING: Final = 0.125
 TRY_LARGER: Final = 128
-"""Of so many steps with the least prompt tokens one has twice as many: fewer than one in a hundred gaps is longer for it."""
+"""One step of this many with the least prompt tokens has twice as many: fewer than one in a hundred gaps is longer for it."""
 
 
 class MixedSteps:
-    """Averages of steps of similar size: prompt tokens, and what they took beyond decoding."""
+    """Averages of steps of similar size: prompt tokens, and seconds beyond decoding."""
 
     __slots__ = ("seconds", "tokens")
 
@@ -64,20 +65,20 @@ class StepPace:
         self._goal = config.decode_gap_seconds
         self._limit = config.prefill_tokens_beside_decodes or config.tokens_per_step
         self._decode_seconds: float | None = None
-        "A step in which nothing but decoding happens."
+        "Average seconds of a step that only decodes."
         self.price: float | None = None
-        "Seconds for one prompt token, its part of the cost of a step included."
+        "Seconds per prompt token, its share of a step's fixed cost included."
         self._small: MixedSteps | None = None
         "Steps beside decodes with up to CHUNK_MIN prompt tokens."
         self._large: MixedSteps | None = None
-        "Those with more."
+        "Steps beside decodes with more than CHUNK_MIN prompt tokens."
         self._at_least = 0
         "Steps with CHUNK_MIN tokens since the last larger one."
 
     def step_done(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
-        """A step that the worker was not idle before has taken so long."""
+        """Learn from a step of which the worker was busy from begin to end."""
         if seconds <= 0.0:
-            return  # its result came with the one before
+            return  # its result came together with the previous one
         if not prompt_tokens:
             self._decode_seconds = _average(self._decode_seconds, seconds)
             return
@@ -103,7 +104,7 @@ class StepPace:
             self._small.add(tokens, seconds)
 
     def prompt_tokens(self) -> int:
-        """For the next step in which others decode."""
+        """Prompt tokens for the next step in which other sequences decode."""
         if self._goal is None:
             return self._limit
         if not self.price:
@@ -115,7 +116,7 @@ class StepPace:
         return min(self._limit, max(least, int(room) // CHUNK_MIN * CHUNK_MIN))
 
     def _tokens_in(self, seconds: float) -> float:
-        """Prompt tokens that are computed in so much time beyond decoding."""
+        """Prompt tokens that fit into these seconds beyond decoding."""
         assert self.price
         small, large = self._small, self._large
         if small is None or large is None or large.seconds <= small.seconds:
@@ -124,7 +125,7 @@ class StepPace:
         cost = large.seconds - price * large.tokens
         if cost <= 0.0:
             return seconds / self.price
-        # No more than twice of what was measured: beyond that the queue is a guess.
+        # At most twice the measured size: beyond that the straight line is a guess.
         return min(max(seconds - cost, cost) / price, 2 * large.tokens)
 
 

@@ -2,11 +2,11 @@
 
 HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
             as a suspect                                       or the suspects before it are cleared (recovery.py)
-WAITING     in the queue, holds nothing                          -> PREFILL when admission has slot and blocks (scheduler.py)
-LOADING     out of line while a lower tier is asked or      -> WAITING when that is over, whatever came of it (loading.py)
+WAITING     in the queue, holds nothing                     -> PREFILL when admission has slot and blocks (scheduler.py)
+LOADING     out of the queue while a lower tier is asked or -> WAITING when that has ended, with any result (loading.py)
             brings its KV; may hold blocks, has no slot
 PREFILL     on the worker, prompt being computed            -> DECODE when its last chunk is planned
-DECODE      on the worker, one token a step                 -> CLOSING at its end
+DECODE      on the worker, one token per step               -> CLOSING at its end
 PREEMPTING  blocks given up, slot still taken               -> WAITING when the worker has acknowledged the drop
 CLOSING     ended for the client, slot still taken          -> DONE when the worker has acknowledged the drop
 DONE        nothing is held, nothing follows
@@ -69,6 +69,6 @@ NEXT: Final[dict[tuple[Phase, Fact], Phase]] = {
 
 ON_WORKER: Final = (Phase.PREFILL, Phase.DECODE)
 OPEN: Final = (Phase.HELD, Phase.WAITING, Phase.LOADING, Phase.PREFILL, Phase.DECODE, Phase.PREEMPTING)
-"""Phases in which the client is still owed something."""
+"""Phases in which the client still waits for an end."""
 AWAY: Final = (Phase.PREEMPTING, Phase.WAITING, Phase.LOADING)
-"""Of one that was preempted: it does not run now, and may."""
+"""Phases in which a preempted sequence does not run, and may run later."""

@@ -1,8 +1,8 @@
-"""Plans on their way to the worker, and results on their way back.
+"""Plans in flight to the worker, and their results.
 
-    plans     5 6 7 ->  worker  -> results   4, 6 (overtook 5: kept until that is here), 4 again (stale)
+    plans     5 6 7 ->  worker  -> results   4, 6 (overtook 5: kept until 5 arrives), 4 again (stale)
 
-Plans go out while fewer than `steps_in_flight` results are missing, so the worker always has its next step. Results are
+Plans are sent while fewer than `steps_in_flight` results are missing, so the worker always has its next step. Results are
 absorbed once and in order, whatever order they arrive in.
 """
 
@@ -41,11 +41,11 @@ class StepPipeline:
 
     @property
     def last_step(self) -> StepNo:
-        """Of the plans that went out."""
+        """Number of the last plan that was sent."""
         return StepNo(self._next_step - 1)
 
     def plan(self, now: Instant) -> StepPlan | None:
-        """The next plan for a worker that is ready. None: it has enough, or there is nothing to do."""
+        """The next plan for a ready worker. None: the worker has enough, or there is nothing to do."""
         if len(self.in_flight) >= self._steps_max:
             return None
         issued = self._scheduler.plan_step(self._next_step, self._worker.epoch, now)
@@ -58,9 +58,9 @@ class StepPipeline:
         return issued.plan
 
     def take(self, result: StepResult, now: Instant) -> None:
-        """Absorb what is next in order; keep what overtook it; ignore what is not of this worker or was absorbed.
+        """Absorb the next result in order; keep a result that overtook it; ignore results of another worker and repeated ones.
 
-        Raises ProtocolError if the worker broke the protocol: its state is not what we think it is.
+        Raises ProtocolError if the worker broke the protocol: its state is not the expected one.
         """
         if result.epoch != self._worker.epoch or not self.in_flight or not self._is_awaited(result.step):
             self._board.stats.stale_results += 1

@@ -1,11 +1,12 @@
-"""Who is preempted, exactly as docs/internals/protocol.md section 5. The moves themselves are board.py's.
+"""Which sequence is preempted, exactly as docs/internals/protocol.md section 5. board.py changes the state.
 
 1. The victim is the tail of `running`: the least urgent, then the youngest. The oldest of the most urgent class is never it.
-2. `Board.preempt`: PREEMPTING, blocks given up, slot still taken, drop to be told. Tokens in flight are appended as they come.
-3. The worker answers the drop within that step, after the slot's last token, even if the batch is empty.
-4. `Board.acknowledge`: only now WAITING, at its old place in the queue. What to prefill is frozen at admission: prompt +
-outputs.
-5. An end while PREEMPTING (a stop token in flight, an abort) makes it CLOSING; the drop that was told serves for both.
+2. `Board.preempt`: PREEMPTING, blocks given up, slot still taken, drop in the next plan. Tokens in flight are appended as they
+arrive.
+3. The worker acknowledges the drop within that step, after the slot's last token, even if the batch is empty.
+4. `Board.acknowledge`: only now WAITING, at its old place in the queue. Tokens to prefill (prompt + outputs) are frozen at
+admission.
+5. An end while PREEMPTING (a stop token in flight, an abort) makes it CLOSING; the same drop serves for both.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from baton.core.engine.request import Sequence
 from baton.protocol.ids import BlockId
 
 PrefillRoom = Callable[[int], int]
-"""Prompt tokens that a step has room for, by how many sequences decode in it."""
+"""Room for prompt tokens in a step, by the number of sequences that decode in it."""
 
 
 def preempt_for_head(board: Board, room_for: Callable[[Sequence], PrefillRoom | None]) -> bool:
-    """Preempt less urgent sequences for the head of the queue: as few as let it in, and nobody if all would not.
+    """Preempt less urgent sequences for the head of the queue: as few as let it in, and none if all would not suffice.
 
-    Equal urgency never gives way, so two of a class cannot push each other out in turn. `room_for`: None if running prompts
-    that are as urgent use the prompt tokens up, whoever else leaves.
+    Equal urgency never gives way, so two of a class cannot preempt each other in turn. `room_for` returns None if running
+    prompts that are as urgent use up the prompt tokens, whichever others leave.
     """
     running, head = board.running, board.waiting.head()
     if head is None or not running or not gives_way(running[-1], head):
@@ -51,8 +52,8 @@ def gives_way(victim: Sequence, head: Sequence) -> bool:
 
 
 class _After:
-    """The room that there will be when the victims, all who are leaving already, and idle leases behind the head have left:
-    admission revokes those by itself."""
+    """The room after the victims, sequences already leaving, and idle leases behind the head have left. Admission revokes those
+    leases itself."""
 
     __slots__ = ("_board", "_decoding", "_hits", "_prefill_room", "_references", "room")
 
@@ -61,7 +62,7 @@ class _After:
         self._prefill_room = prefill_room
         self._decoding = board.decoding
         self._references: dict[BlockId, int] = {}
-        "Of the blocks of those that leave: requests that would still hold them."
+        "References that remain to each block of a leaving sequence."
         self._hits = frozenset(board.cache.blocks_of(head.keys[: board.need(head).hit]))
         free = board.slots.total - len(board.running)
         self.room = Room(prefill_room(self._decoding), free, board.cache.available, board.new_bytes_max)
@@ -87,5 +88,5 @@ class _After:
         for block in blocks:
             left = self._references.get(block, pool.request_references(block)) - 1
             self._references[block] = left
-            # A block that the head itself would hit comes free and is taken again, one that a move holds stays: no gain.
+            # No gain: a block that the head itself would hit is taken again, and a block that a move holds stays.
             room.available += not left and block not in self._hits and not pool.is_pinned(block)

@@ -1,7 +1,7 @@
-"""Does the worker get on with its work? Judged by a word that it advances, several times per layer (protocol/progress.py).
+"""Does the worker make progress? Judged by a word that it advances several times per layer (protocol/progress.py).
 
-Stalled means: work is due, and the word has not changed for STALL_SECONDS. However long a step takes, while the word changes it
-is an honest one. Without work nothing is expected, and nothing is said.
+Stalled means: work is due, and the word has not changed for STALL_SECONDS. However long a step takes, the worker is healthy
+while the word changes. Without work no progress is expected.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class ProgressWatch:
     def __init__(self) -> None:
         self._seen: int | None = None
         self._since: Instant | None = None
-        "When the word was first seen as it is, or when work became due. None: no work is due."
+        "When the word was first seen with its present value, or when work became due. None: no work is due."
 
     def look(self, word: int | None, due: bool, now: Instant) -> None:
-        """To be told often while work is due. `word` None: this worker has none, and nothing is known of it."""
+        """Record the word; called often while work is due. `word` None: this worker has none, and its progress is unknown."""
         if not due or word is None:
             self._since = None
         elif self._since is None or word != self._seen or now < self._since:  # a clock may go backwards
@@ -30,6 +30,6 @@ class ProgressWatch:
         self._seen = word
 
     def stalled_seconds(self, now: Instant) -> float:
-        """How long nothing was done that is due; 0 while it is less than STALL_SECONDS."""
+        """Seconds without progress while work is due; 0 below STALL_SECONDS."""
         waited = 0.0 if self._since is None else now - self._since
         return waited if waited >= STALL_SECONDS else 0.0

@@ -1,4 +1,4 @@
-"""Proof of the board's books, from scratch: who holds which block, who is counted where. Numbers are those of
+"""Verify the board's state from scratch: holders of blocks, counters, queues. Invariant numbers are those of
 docs/internals/reliability.md."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def check_board(board: Board) -> None:
 
 
 def check_part(board: Board, begin: int, end: int) -> None:
-    """Of the blocks these alone. All that grows with requests is checked: an engine asks this when it has none."""
+    """Check blocks `begin` to `end` only, and everything that grows with requests: an engine calls this while it has none."""
     board.cache.pool.check_part(begin, end, _held(board), board.tiers.pinned())
     board.tiers.check_part(begin, end)
     board.cache.check_part(begin, end)
@@ -26,7 +26,7 @@ def check_part(board: Board, begin: int, end: int) -> None:
 
 
 def _held(board: Board) -> dict[BlockId, int]:
-    """Table entries that name each block."""
+    """Number of block table entries that name each block."""
     held: dict[BlockId, int] = {}
     tables = [holder.blocks for holder in (*board.running, *board.leased)] + [kept.blocks for kept in board.kept.values()]
     for table in tables:
@@ -47,7 +47,7 @@ def _check_sequences(board: Board) -> None:
 
 
 def _check_running(board: Board) -> None:
-    """25: `running` is who computes, in order. 30: the decoding ones are counted right."""
+    """25: `running` lists the sequences on the worker, in order. 30: the number of decoding sequences is right."""
     working = [s for s in board.slots.slot_owners if s is not None and s.phase in ON_WORKER]
     if sorted(working, key=by_urgency) != board.running:
         raise InvariantBroken("running is not what has a slot and computes, most urgent first", invariant=25)
@@ -56,7 +56,7 @@ def _check_running(board: Board) -> None:
 
 
 def _check_leases(board: Board) -> None:
-    """25: only one that waits or loads holds blocks without a slot, and all that it needs."""
+    """25: without a slot, only a waiting or loading sequence holds blocks, and then all that it needs."""
     for sequence in board.leased:
         enough = sequence.capacity >= len(sequence.tokens) and sequence.capacity == len(sequence.blocks) * board.block_size
         if sequence.phase not in (Phase.WAITING, Phase.LOADING) or not enough or sequence.slot >= 0:
@@ -64,7 +64,7 @@ def _check_leases(board: Board) -> None:
 
 
 def _check_kept(board: Board) -> None:
-    """25: what is kept is for a sequence that computes it, or has ended with all of it computed and until a deadline."""
+    """25: kept blocks belong to a sequence that computes them, or has ended with all of them computed and a deadline."""
     for request, kept in board.kept.items():
         sequence = kept.sequence
         if sequence.request.id != request or (kept.void and (kept.blocks or kept.finished)):
@@ -74,7 +74,7 @@ def _check_kept(board: Board) -> None:
 
 
 def _check_away(board: Board) -> None:
-    """25: those that were preempted and do not run are exactly the ones that are listed."""
+    """25: `away` lists exactly the sequences that were preempted and do not run."""
     away = [s for group in board.groups.values() for s in group.sequences if s.preemptions and s.phase in AWAY]
     listed = [sequence for sequence in board.away if sequence.phase in AWAY]
     if sorted(away, key=by_urgency) != sorted(listed, key=by_urgency):
@@ -99,7 +99,7 @@ def _check_table(board: Board, sequence: Sequence) -> None:
 
 
 def _check_queue(board: Board) -> None:
-    """25 for those that wait, and the counters of the queue (49)."""
+    """25 for waiting sequences, and the counters of the queue (49)."""
     opened = [s for group in board.groups.values() for s in group.sequences if s.phase in OPEN]
     board.waiting.check([s for s in opened if s.phase is Phase.WAITING], board.leased)
     if sum(s.phase is Phase.LOADING for s in opened) != board.loading:

@@ -1,16 +1,16 @@
-"""Whose fault was it? A lost worker costs time, never an answer, unless there is evidence against one request.
+"""Which request is to blame? A lost worker costs time, never an answer, unless there is evidence against one request.
 
 Suspects are the sequences of the oldest plan in flight: a worker sends its result before it begins the next plan. They are
-separated by halving, beside the work of everybody who was not in that plan:
+separated by halving, beside the work of all sequences that were not in that plan:
 
     lost with     a b c d e f g h
     run           a b c d . . . .     e f g h are held
     lost again    a b . .             then c d are held too
     or passed             e f g h     a b c d are past the place and cleared, e f g h run
 
-A sequence is cleared when it has a token more than it had when the worker was lost. One that was the only suspect twice in a
-row is given up: it takes at most log2(suspects) + 2 workers with it. A loss without evidence (a kill from outside) changes
-nothing here.
+A sequence is cleared when it has a token more than it had when the worker was lost. A sequence that was the only suspect twice
+in a row is ended as poison: at most log2(suspects) + 2 workers are lost with it. A loss without evidence (a kill from outside)
+changes nothing here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.protocol.request import FinishReason
 from baton.protocol.step import StepPlan
 
 ONLY_SUSPECT_LOSSES_MAX: Final = 2
-"""Losses in a row as the only suspect after which a sequence is given up."""
+"""Losses in a row as the only suspect after which a sequence is ended."""
 
 
 class Suspects:
@@ -33,18 +33,17 @@ class Suspects:
 
     def __init__(self) -> None:
         self._active: list[Sequence] = []
-        "Those that may run."
+        "Suspects that may run."
         self._held: list[list[Sequence]] = []
-        "Groups that wait for the active ones to be cleared."
+        "Groups that wait for the active suspects to be cleared."
 
     @property
     def any(self) -> bool:
         return bool(self._active or self._held)
 
     def worker_lost(self, board: Board, oldest: StepPlan | None, *, evidence: bool) -> bool:
-        """Everything on the worker goes back in the queue. True if the loss is explained: earlier suspects were narrowed
-        down."""
-        self.settle(board)  # this very event may have brought a suspect past its place, before the worker was found lost
+        """Return everything on the worker to the queue. True if the loss is explained: earlier suspects were narrowed down."""
+        self.settle(board)  # this event may have brought a suspect past its place, before the loss was detected
         ran = [] if oldest is None else [board.slots.slot_owner(slot) for slot in oldest.run.slots]
         board.clear_worker()
         explained = evidence and self._blame(board, ran)
@@ -52,7 +51,7 @@ class Suspects:
         return explained
 
     def _blame(self, board: Board, ran: list[Sequence]) -> bool:
-        """Whoever is a suspect already is looked at first; the others of the plan are held until that is over."""
+        """Known suspects are examined first; the others of the plan are held until then."""
         known = [sequence for sequence in ran if sequence.suspect]
         first = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
         later = [s for s in ran if s.phase in OPEN and s not in first]
@@ -70,7 +69,7 @@ class Suspects:
         return bool(known)
 
     def settle(self, board: Board) -> None:
-        """Called after every event: clears those that are past their place or have ended, and lets the next group run."""
+        """Clear suspects that are past their place or have ended, and let the next group run. Called after every event."""
         past = [s for s in self._active if s.phase not in OPEN or len(s.tokens) > s.suspect_length]
         for sequence in past:
             _clear(sequence)
@@ -83,7 +82,7 @@ class Suspects:
                     board.release(sequence)
 
     def check(self, board: Board) -> None:
-        """47: whoever is a suspect is being looked at, or waits for that. Nobody stays one who was forgotten."""
+        """47: a suspect is either active or held, and every active or held sequence is a suspect."""
         watched = [_name(sequence) for group in (self._active, *self._held) for sequence in group]
         for group in board.groups.values():
             for sequence in group.sequences:
@@ -91,7 +90,7 @@ class Suspects:
                     raise InvariantBroken(f"{sequence!r} is a suspect, and nobody looks at it; or the other way", invariant=47)
 
     def _count_against(self, board: Board, sequence: Sequence) -> None:
-        """There was evidence, and it is the only suspect."""
+        """Count a loss with evidence against the only suspect."""
         sequence.suspect_losses += 1
         if sequence.suspect_losses >= ONLY_SUSPECT_LOSSES_MAX:
             board.stats.crash_ends += 1

@@ -1,5 +1,5 @@
-"""A request is one prompt; each of its n answers is a sequence, and sequences are what is scheduled. What a sequence goes
-through is the table in phase.py.
+"""A request is one prompt; each of its n answers is a sequence, and sequences are scheduled. The table in phase.py lists the
+phases of a sequence.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ QueueKey = tuple[int, float, int]
 
 
 class LoadingReason:
-    """Why a sequence is LOADING. One object for each stay: an outcome of an earlier one is known by it."""
+    """Why a sequence is LOADING. One object per stay: a result of an earlier stay is recognised by it."""
 
     __slots__ = ()
 
     @property
     def gives_way(self) -> bool:
-        """May its blocks be taken from it?"""
+        """May the sequence's blocks be revoked?"""
         return False
 
     def ended(self) -> None:
-        """The sequence has ended in it."""
+        """Called when the sequence ends while LOADING."""
 
 
 class PinnedBlocks:
-    """Blocks of a prompt that was computed for another instance: they stay as they are until that one has copied them.
+    """Blocks of a prompt computed for another instance: they stay unchanged until that one has copied them.
 
         sequence    computing | preempted | computing | ended
         its blocks  |--------|             |---------|
         kept        |---- grows with what is computed ----|---- for keep_seconds ----| released, lapsed or revoked
 
-    The board has them (Board.kept), the hand-off decides about them (handoff/source.py). Giving them up is always allowed:
-    whoever has copied them asks, before it believes its copy, whether they were kept all the time.
+    The board owns them (Board.kept), the hand-off decides about them (handoff/source.py). Giving them up is always allowed: the
+    copying instance asks, before it uses its copy, whether they were kept all the time.
     """
 
     __slots__ = ("blocks", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
 
     def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
         self.sequence = sequence
-        "That computes them. It may have ended."
+        "The sequence that computes them. It may have ended."
         self.keep_seconds = keep_seconds
         self.blocks: list[BlockId] = []
-        "A leading run of its table, each with a reference of its own."
+        "Leading blocks of the sequence's table, each with its own reference."
         self.offered = 0
-        "How many of them were offered."
+        "Number of blocks that were offered."
         self.tokens = 0
-        "Of an ended sequence: how many tokens the blocks are about."
+        "Tokens that the blocks cover, once the sequence has ended."
         self.finished = False
         "The sequence has ended."
         self.void = False
-        "They were given up."
+        "The blocks were given up."
 
 
 class Sequence:
-    """Mutable and slotted: one per sequence, touched every step.
+    """Mutable and slotted: one per sequence, changed every step.
 
     tokens      |----------- prompt -----------|-- outputs received --|
     computed    |------- confirmed by results -------|
@@ -125,7 +125,7 @@ class Sequence:
         self.priority = order[0]
         self.root = root
         self.leads = not group.sequences
-        "The others of its group are held until its next token is in."
+        "Its siblings are held until its next token is in."
         self.phase = Phase.WAITING if self.leads else Phase.HELD
         self.tokens: list[int] = [*request.prompt, *request.delivered(index)]
         self.prompt_tokens = len(request.prompt)
@@ -133,14 +133,14 @@ class Sequence:
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.min_length = self.prompt_tokens + sampling.stop_length_min
         self.stop_position = self.prompt_tokens + sampling.max_tokens - 1
-        "Positions to compute at most. The last token is sampled and never fed back, so it needs no KV."
+        "Most positions to compute. The last token is sampled and never fed back, so it needs no KV."
         self.check_length = self.stop_position + 1
-        """Length, prompt included, at which the sequence is checked next for an end by length or repetition (check_end).
-        Before it only a stop id ends the sequence."""
+        """Length, prompt included, at which the sequence is checked next for an end by length or repetition (check_end). Before
+        it only a stop id ends the sequence."""
         if sampling.repetition_stop is not None:
             self.check_length = self.prompt_tokens + 1
         self.queued = request.attempt == 1
-        "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was let in."
+        "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was accepted."
         self.admissions = 0
         self.admitted_at = Instant(0.0)
         "When it was admitted first."
@@ -163,17 +163,17 @@ class Sequence:
         self.load: LoadingReason | None = None
         "While LOADING: the current stay. Results of earlier ones are ignored."
         self.kept: PinnedBlocks | None = None
-        "It computes a prompt for another instance: blocks that stay for that one (handoff/source.py)."
+        "Blocks kept for another instance, for which this sequence computes the prompt (handoff/source.py)."
         self.pulled_tokens = 0
-        "Brought by a hand-off before its first admission (handoff/destination.py)."
+        "Tokens brought by a hand-off before the first admission (handoff/destination.py)."
         self.tiers_asked = False
-        "Since it is in the queue: storage was asked, or need not be."
+        "Storage was asked since the sequence joined the queue, or need not be."
         self.load_anyway: bool | None = None
-        "Since it is in the queue: whether it is loaded though computing it is quicker. None: not decided."
+        "Load though computing is quicker; decided once per stay in the queue. None: not decided."
         self.loaded_blocks = self.fetched_blocks = 0
-        "Brought by a lower tier before its first admission; and how many of those came from storage."
+        "Blocks brought by a lower tier before the first admission, and how many of them came from storage."
         self.host_tokens = self.storage_tokens = 0
-        "Of the cached tokens, those."
+        "Cached tokens that came from the host, and from storage."
         self.suspect = False
         "A worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
         self.suspect_length = 0
@@ -192,28 +192,27 @@ class Sequence:
 
     @property
     def must_compute_prompt(self) -> bool:
-        """Its log-probabilities, or the mean or the first of its hidden states, are wanted and not told yet: a cached block has
-        none of them. One sequence tells them for all."""
+        """Prompt log-probabilities, or the mean or the first of the hidden states, are wanted and not delivered: a cached block
+        has none of them. The leader delivers them for all siblings."""
         sampling = self.request.sampling
         asks = sampling.prompt_logprobs is not None or sampling.pooling in ("mean", "cls")
         return asks and self.outputs == 0 and self is self.group.leader
 
     @property
     def gives_way(self) -> bool:
-        """Of one that holds blocks without running: may they be taken from it?"""
+        """May the blocks of a sequence that does not run be revoked?"""
         return self.phase is Phase.WAITING or (self.load is not None and self.load.gives_way)
 
     @property
     def finish(self) -> FinishReason | None:
-        """The end that its tokens are, if they are one. Only a replay of a complete answer begins with one."""
+        """The finish reason if the tokens are complete. Only a replay of a complete answer begins with one."""
         if self.outputs and len(self.tokens) >= self.min_length and self.tokens[-1] in self.stop_ids:
             return FinishReason.STOP
         return self.check_end() if len(self.tokens) >= self.check_length else None
 
     def check_end(self) -> FinishReason | None:
-        """The end by length or repetition that its tokens are, if any; else `check_length` says when to ask again. A
-        repetition counts before the length: the length of a prompt that is computed for another instance is not the
-        answer's."""
+        """The finish reason by length or repetition; None: `check_length` is when to check again. A repetition counts before
+        the length: the length of a prompt that is computed for another instance is not the answer's."""
         length, sampling = len(self.tokens), self.request.sampling
         rule = sampling.repetition_stop
         if rule is not None:
@@ -231,7 +230,7 @@ class Sequence:
         self.phase = phase
 
     def detach_blocks(self) -> list[BlockId]:
-        """The blocks are someone else's now; nothing counts as computed any more. Tokens stay."""
+        """Remove and return the blocks; no token counts as computed any more. Tokens stay."""
         blocks, self.blocks = self.blocks, []
         self.capacity = self.computed = self.scheduled = self.published = self.target = 0
         return blocks
@@ -242,7 +241,7 @@ def by_urgency(sequence: Sequence) -> QueueKey:
 
 
 class Group:
-    """A request that is being served: its wanted sequences, and when it must end. The first leads: the others wait for the
+    """A request that is being served: its wanted sequences and its deadline. The first sequence leads: the others wait for the
     prompt that it computes, and find it in the cache."""
 
     __slots__ = ("deadline", "open", "private", "request", "sequences", "settings")
@@ -250,13 +249,13 @@ class Group:
     def __init__(self, request: GenerateRequest, deadline: Instant | None, private: bytes = b"") -> None:
         self.request = request
         self.private = private
-        "Name space of its own in the cache. Empty: shared with all of the same salt."
+        "The request's own name space in the cache. Empty: shared with all of the same salt."
         self.deadline = deadline
         self.sequences: list[Sequence] = []
         self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens, repetition_stop=None)
-        "Without what only the scheduler needs: so all prompts of a list share them on the wire."
+        "Sampling without the fields that only the scheduler needs, so that all prompts of a list share it on the wire."
         self.open = len(request.wanted)
-        "Sequences that have not ended for the client."
+        "Number of sequences that have not ended for the client."
 
     @property
     def leader(self) -> Sequence:

@@ -1,8 +1,8 @@
-"""How much room admission leaves for the growth of what already runs.
+"""How many blocks admission leaves for the growth of running sequences.
 
-Too little and every admission is paid for by a preemption; too much and the pool stays empty. What a request declares
-(`max_tokens`) is no measure: most end long before. So the reserve is learned: `ratio` is the share of its declared length
-that a sequence uses, as ended sequences showed. A preemption for growth says that it was too low.
+Too few, and every admission is paid for by a preemption; too many, and the pool stays empty. A request's `max_tokens` is no
+measure: most end long before. So the reserve is learned: `ratio` is the share of its declared length that a sequence uses,
+measured on ended sequences. A preemption for growth shows that it was too low.
 
     declared    |--- prompt ---|----------------- max_tokens ------------------|
     expected    |--- prompt ---|-- ratio * max_tokens --|
@@ -28,21 +28,21 @@ class GrowthReserve:
         self._block_size = block_size
 
     def sequence_ended(self, sequence: Sequence) -> None:
-        """One that ran has ended: its use counts for a small part."""
+        """Move the ratio a little towards the share that the ended sequence used."""
         declared = sequence.declared_tokens
         self.ratio += (min(1.0, sequence.outputs / declared) - self.ratio) * self._learning
 
     def growth_preempted(self) -> None:
-        """A running sequence had to preempt another to grow: we were too bold. Half-way back to all that is declared."""
+        """A running sequence had to preempt another to grow, so the ratio was too low: move it half-way to 1."""
         if self._learning:
             self.ratio += (1.0 - self.ratio) / 2
 
     def blocks(self, sequence: Sequence) -> int:
-        """Blocks that it is expected to need beyond those it has."""
+        """Blocks that the sequence is expected to need beyond those it has."""
         expected = sequence.prompt_tokens + int(self.ratio * sequence.declared_tokens)
         room = min(expected, sequence.stop_position, sequence.capacity + self._clip) - sequence.capacity
         return -(-room // self._block_size) if room > 0 else 0
 
     def blocks_of(self, holders: Iterable[Sequence], priority: int) -> int:
-        """Blocks to leave for those at least as urgent as `priority`. The others can be preempted for it."""
+        """Blocks to reserve for holders at least as urgent as `priority`. The others can be preempted for it."""
         return sum(self.blocks(sequence) for sequence in holders if sequence.priority <= priority)

@@ -1,9 +1,9 @@
-"""Plans one step: decodes first, then prompts, the running ones and those that are admitted from the queue; drops are sent.
+"""Plans one step: decodes first, then prompts (running ones and those admitted from the queue), and drops.
 
-Prompts are planned class by class. A less urgent prompt that runs keeps its slot and blocks, but its next chunk comes after
-the prompts of a more urgent class, also of those that are admitted in this very step. Within a class: sharing.py.
+Prompts are planned class by class. A less urgent running prompt keeps its slot and blocks, but its next chunk comes after the
+prompts of a more urgent class, also those admitted in this very step. Within a class: sharing.py.
 
-Plans run ahead of results: `scheduled` counts what was planned, `computed` what was confirmed (absorb.py).
+Plans run ahead of results: `scheduled` counts planned tokens, `computed` confirmed ones (absorb.py).
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ class Draft:
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        "Every decoding sequence already has its one token."
+        "What is left after every decoding sequence has its one token."
         self.slots: list[Slot] = []
         self.counts: list[int] = []
         self.prompts: list[Sequence] = []
-        "On the worker, and their prompt was not planned to its end before this step, nor by its admission in it."
+        "Sequences on the worker with prompt tokens that neither an earlier step nor their admission in this step has planned."
         self.chunks: dict[Sequence, int] = {}
-        "Prompt tokens of this step."
+        "Prompt tokens of this step, per sequence."
         self.unfinished: list[Slot] = []
-        "Those that run a chunk which is not their last."
+        "Slots with a chunk that is not the last of its prompt."
         self.new: list[NewSequence] = []
         self.grown: list[tuple[Slot, BlockId]] = []
         self.preempted = False
         self.closed = False
-        "Nothing more is admitted in this step."
+        "No further sequence is admitted in this step."
 
 
 class PlanInFlight(Struct, frozen=True):
-    """A plan that is out, and what is remembered of it until its result is in."""
+    """A plan in flight, with the facts needed when its result arrives."""
 
     plan: StepPlan
     unfinished: tuple[Slot, ...]
-    "Slots whose row is a chunk that is not the last: no token is due."
+    "Slots whose row is a chunk that is not the last: no token is expected."
     prompt_tokens: int = 0
     decoding: int = 0
-    "Rows of one token."
+    "Number of rows with one token."
     planned_at: Instant = Instant(0.0)
 
 
@@ -72,10 +72,10 @@ class Scheduler:
         self._prompts_at_once = config.prompts_at_once
 
     def plan_step(self, step: StepNo, epoch: WorkerEpoch, now: Instant) -> PlanInFlight | None:
-        """The next step, or None if there is nothing to do and nothing to tell."""
+        """The next plan, or None if there is nothing to compute and nothing to drop."""
         board, preempted = self._board, False
         if board.waiting.waiting:
-            # First, as what has its place in the draft stays; and nobody is preempted for one that is about to load.
+            # Preempt first, because rows in the draft stay; and preempt nothing for a head that is about to load.
             held = board.tiers.up and self._load_heads(self._room(), step, now)
             preempted = not held and preempt_for_head(board, self._room_for_head)
         draft = Draft(self._room())
@@ -93,9 +93,8 @@ class Scheduler:
         return Room(self._prefill_room(board.decoding), board.slots.free, board.cache.available, board.new_bytes_max)
 
     def _load_heads(self, room: Room, step: StepNo, now: Instant) -> bool:
-        """Heads of the queue whose KV a lower tier has leave it. True: the one that is left is about to. Called only while
-        there
-        is a cache service: without one no head loads."""
+        """Take heads of the queue whose KV a lower tier has out of the queue. True: the remaining head is about to load. Called
+        only with a cache service: without one no head loads."""
         board = self._board
         while (head := board.waiting.head()) is not None:
             answer = self._loader.consider(head, room, now, step)
@@ -105,12 +104,12 @@ class Scheduler:
         return False
 
     def _prefill_room(self, decoding: int) -> int:
-        """A long prompt in their step is what the next token of those that decode would wait for."""
+        """Room for prompt tokens. Limited while sequences decode: their next token waits for the prompts of the step."""
         left = self._tokens_per_step - decoding
         return min(left, self._pace.prompt_tokens()) if decoding else left
 
     def _room_for_head(self, head: Sequence) -> PrefillRoom | None:
-        """None: running prompts that are as urgent leave it nothing in this step. Less urgent ones come after it."""
+        """None: running prompts that are as urgent leave the head nothing in this step. Less urgent prompts come after it."""
         prompts = [s for s in self._board.running if s.phase is Phase.PREFILL and s.priority <= head.priority]
         if not prompts:
             return self._prefill_room
@@ -123,13 +122,13 @@ class Scheduler:
         return self._prefill_room if left > 0 else None
 
     def _chunk(self, sequence: Sequence, planned: int = 0) -> int:
-        """Prompt tokens that it could compute in one step in which so many are planned already."""
+        """Prompt tokens that the sequence could compute in one step in which `planned` are planned already."""
         return min(sequence.target - sequence.scheduled, self._chunk_max - planned)
 
-    # What runs
+    # Running sequences
 
     def _continue_running(self, draft: Draft) -> None:
-        """One token for each that decodes, most urgent first. Prompts are collected.
+        """Plan one token for each decoding sequence, most urgent first. Prompts are collected.
 
         Hot: no call per decoding sequence, which at 256 of them would be most of a step's planning.
         """
@@ -142,7 +141,7 @@ class Scheduler:
             if sequence.phase is decode:
                 position = sequence.scheduled
                 if position >= sequence.stop_position:
-                    continue  # all it may compute is planned; the last tokens are in flight
+                    continue  # all its positions are planned; the last tokens are in flight
                 if position == sequence.capacity and not self._grow(sequence, draft):
                     return
                 sequence.scheduled = position + 1
@@ -153,9 +152,10 @@ class Scheduler:
                 draft.prompts.append(sequence)
 
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
-        """One more block, from less urgent sequences if need be. False: it was itself the least urgent and is out.
+        """Take one more block, from less urgent sequences if need be. False: the sequence was itself the least urgent and is
+        preempted.
 
-        Leases behind it go first: they cost the least. Those before it stay, as the last of `running` is less urgent.
+        Leases behind it are revoked first: they cost the least. Leases before it stay, as the last of `running` is less urgent.
         """
         board = self._board
         if not board.cache.available and not self._make_room(sequence, draft):
@@ -167,7 +167,7 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """For one more block of a running sequence. False: it was itself preempted."""
+        """Make one block available to a running sequence. False: it was itself preempted."""
         board = self._board
         while not board.cache.available and board.revoke_lease(behind=sequence.order):
             pass
@@ -184,7 +184,7 @@ class Scheduler:
     # Prompts
 
     def _plan_prompts(self, draft: Draft, step: StepNo, now: Instant) -> None:
-        """Class by class: more urgent ones are admitted before a class that runs gets its chunks."""
+        """Plan class by class: more urgent sequences are admitted before a running class gets its chunks."""
         draft.closed = draft.preempted
         if draft.prompts:
             self._share_running(draft, step, now)
@@ -208,7 +208,8 @@ class Scheduler:
                 self._share(list(prompts), draft)
 
     def _share(self, prompts: list[Sequence], draft: Draft) -> None:
-        """The room that is left, to running prompts of one class, and to the queue if one of that class waits."""
+        """Divide the remaining room among running prompts of one class, and leave some to the queue if one of that class
+        waits."""
         room = draft.room.prefill_left
         remaining = [sequence.target - sequence.scheduled for sequence in prompts]
         if sum(remaining) > room and self._leaves_room(prompts[0], draft):
@@ -219,7 +220,7 @@ class Scheduler:
                 self._give(sequence, count, draft)
 
     def _leaves_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """Another prompt of its class waits, and not too many are under way: each holds blocks until it is computed."""
+        """Another prompt of the class waits, and not too many are under way: each holds blocks until it is computed."""
         head = self._board.waiting.head()
         if head is None or draft.closed or head.priority != sequence.priority:
             return False
@@ -242,8 +243,8 @@ class Scheduler:
     # The queue
 
     def _admit(self, draft: Draft, step: StepNo, now: Instant, before: int | None = None) -> None:
-        """Strictly in order: nobody overtakes a head that does not fit, so it cannot starve. `before`: only those that are
-        more urgent than this class."""
+        """Admit strictly in order: no sequence overtakes a head that does not fit, so the head cannot starve. `before`: admit
+        only more urgent sequences than this class."""
         board, room = self._board, draft.room
         room.available = board.cache.available
         while not draft.closed and (head := board.waiting.head()) is not None:
@@ -255,7 +256,7 @@ class Scheduler:
                     draft.closed = True
                     return
                 if head is not board.waiting.head():
-                    continue  # it has left, to load
+                    continue  # the head has left the queue, to load
             short = shortage(head, room, board)
             if short is None:
                 self._seat(head, draft)

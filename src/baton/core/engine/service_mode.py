@@ -1,7 +1,7 @@
-"""Whether an instance takes requests: SERVING --pause--> DRAINING --drained--> PAUSED; resume leads back from both.
+"""Does an instance accept requests? SERVING --pause--> DRAINING --drained--> PAUSED; resume leads back from both.
 
-An order has a number, and the answer to it names that number: whoever gave it waits for its own, and not for a state that
-somebody else may bring about or undo. A pause is done when the instance is paused, and overtaken when it is resumed before.
+An order has a number, and its answer names that number: the caller waits for its own answer, not for a state that another
+caller may cause or undo. A pause is done when the instance is paused, and overtaken when it is resumed before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from baton.protocol.control import OrderAnswer, OrderOutcome
 from baton.protocol.ids import Instant
 
 PAUSES_MAX: Final = 256
-"""Orders that wait for the drain at the same time. One more is refused: it orders nothing new."""
+"""Orders that wait for the drain at the same time. Further ones are refused: they order nothing new."""
 
 
 class ServiceMode:
@@ -23,7 +23,7 @@ class ServiceMode:
     def __init__(self) -> None:
         self.mode = Mode.SERVING
         self.drain_deadline: Instant | None = None
-        "When what has not ended by itself is ended."
+        "When unfinished requests are ended."
         self._pauses: list[int] = []
         "Numbers of pauses that are not done yet."
 
@@ -54,7 +54,7 @@ class ServiceMode:
         return effects
 
     def drained(self) -> list[Effect]:
-        """No client is owed anything, no plan is out, every drop is acknowledged. Nothing happens unless it was asked for."""
+        """Called when the instance is idle and every drop is acknowledged. Ends a drain; otherwise does nothing."""
         if self.mode is not Mode.DRAINING:
             return []
         self.mode = Mode.PAUSED

@@ -3,17 +3,17 @@
     room      |-- oldest: at least half --|---- the rest: fewest tokens left first ----|
     queue     while another prompt of the class waits, the running ones leave half of the room to it
 
-A long prompt alone has the whole step. Beside it a short one is computed at once, and the long one takes at most twice as
-long. Two long prompts of the same length are computed one after the other: the second gains nothing if both end late.
-What nobody uses goes back to those that run, so a step computes as many prompt tokens as without this rule.
+A long prompt alone has the whole step. Beside it a short one is computed at once, and the long one takes at most twice as long.
+Two long prompts of the same length are computed one after the other: the second gains nothing if both end late. Unused room
+goes back to running prompts, so a step computes as many prompt tokens as without this rule.
 """
 
 from __future__ import annotations
 
 
 def divide(room: int, wanted: list[int], remaining: list[int]) -> list[int]:
-    """Tokens for each prompt, oldest first. `wanted`: what its chunk may have. `remaining`: what is left of the prompt. The sum
-    is the room, or all that is wanted."""
+    """Tokens for each prompt, oldest first. `wanted`: tokens that its chunk may have. `remaining`: tokens left of the prompt.
+    The sum is the room, or all that is wanted."""
     if sum(wanted) <= room:
         return wanted
     given = [0] * len(wanted)

@@ -1,9 +1,9 @@
-"""Sleep and wake: a paused instance gives up its worker, and with it weights and cache; later another worker is started.
+"""Sleep and wake: a paused instance stops its worker, which frees weights and cache; later another worker is started.
 
-    READY --sleep--> ASLEEP (the shell ends the worker, says WorkerStopped) --wake--> STARTING --WorkerReady--> READY
+    READY --sleep--> ASLEEP (the shell stops the worker, dispatches WorkerStopped) --wake--> STARTING --WorkerReady--> READY
 
-Every order is answered by its number. A wake that comes while the worker is still being stopped waits for that. Orders wait
-for the stop at most `worker_stop_seconds_max`; then they are refused, and the instance stays asleep until the stop is reported.
+Every order is answered by its number. A wake while the worker is still being stopped waits for the stop. Orders wait for the
+stop at most `worker_stop_seconds_max`; then they are refused, and the instance stays asleep until the stop is reported.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Sleeping:
         self._orders_max = config.sleep_orders_max
         self._stop_seconds_max = config.worker_stop_seconds_max
         self.deadline: Instant | None = None
-        "By then the worker has ended, or the orders that wait for that are refused."
+        "When the worker must have stopped; after it the waiting orders are refused."
         self._stopping = False
-        "The shell has not said yet that the worker has ended."
+        "The shell has not dispatched WorkerStopped yet."
         self._sleeps: list[int] = []
         self._wakes: list[int] = []
 
@@ -35,7 +35,7 @@ class Sleeping:
         return self._worker.state is WorkerState.ASLEEP
 
     def sleep(self, event: Sleep, now: Instant, *, paused: bool) -> list[Effect]:
-        """Only where nobody is owed anything: it has to be paused first."""
+        """Stop the worker. Refused unless the instance is paused, so no client waits for an answer."""
         may = self.asleep or (paused and self._worker.state is WorkerState.READY)
         if not may or self._wakes or len(self._sleeps) >= self._orders_max:
             return [OrderAnswer(event.number, "refused", "pause it first, and wait for a worker that is being started")]
@@ -50,7 +50,7 @@ class Sleeping:
         return [StopWorker(self._worker.epoch)]
 
     def stopped(self, now: Instant) -> list[Effect]:
-        """The worker has ended, and its memory is given back."""
+        """The worker has exited, and its memory is free."""
         if not self._stopping:
             return []
         self._stopping, self.deadline = False, None
@@ -61,7 +61,7 @@ class Sleeping:
             self.deadline = Instant(now + self._stop_seconds_max)
 
     def expire(self, now: Instant) -> list[Effect]:
-        """The worker has not ended in time. Another one is not started beside it: it may still hold all of the memory."""
+        """The worker has not stopped in time. No other is started: the old one may still hold all of the memory."""
         if self.deadline is None or now < self.deadline:
             return []
         self.deadline = None

@@ -15,7 +15,7 @@ class SlotTable:
     def __init__(self, slots: int) -> None:
         self.slot_owners: list[Sequence | None] = [None] * slots
         self.incarnations = [0] * slots
-        "Of the present or last occupant. Never falls, so that a late row of an earlier one is known by it."
+        "Incarnation of the present or last occupant. Never decreases, so a late row of an earlier occupant is recognised."
         self._free = [Slot(slot) for slot in reversed(range(slots))]
 
     @property
@@ -46,26 +46,26 @@ class SlotTable:
         sequence.slot = Slot(-1)
 
     def rows_match(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
-        """The result's first rows are of the present occupants; what it has besides is about nobody who is still here."""
+        """The result's first rows belong to the present occupants, and its further rows to none of them."""
         count, incarnations = len(rows), self.incarnations
         if list(result.incarnations[:count]) != [incarnations[slot] for slot in rows]:
             return False
         return not any(map(self.occupant_of, result.slots[count:], result.incarnations[count:]))
 
     def occupant_of(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
-        """Who a row is about; None for a row of an occupant that is gone."""
+        """The sequence that a row belongs to; None if that occupant has left."""
         present = 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
         return self.slot_owners[slot] if present else None
 
     def slot_owner(self, slot: Slot) -> Sequence:
-        """Who has the slot. The caller has checked that a planned row is about the present occupant."""
+        """The sequence in the slot. The caller has checked that a planned row belongs to the present occupant."""
         sequence = self.slot_owners[slot]
         if sequence is None:
             raise InvariantBroken(f"slot {slot} was planned for and is empty", invariant=25)
         return sequence
 
     def check(self) -> None:
-        """25: who has a slot knows it and may have one. 30: the free ones are counted right."""
+        """25: a sequence in a slot knows it and may have one. 30: the number of free slots is right."""
         seated = [sequence for sequence in self.slot_owners if sequence is not None]
         if len(seated) != self.taken:
             raise InvariantBroken(f"{len(seated)} sequences in {self.taken} taken slots", invariant=30)

@@ -1,4 +1,4 @@
-"""Numbers worth telling. The core counts, observe/ publishes."""
+"""Counters of an instance. The core counts, observe/ publishes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from baton.protocol.request import FinishReason, RefusalReason
 
 HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
-"""What the head of the queue was short of."""
+"""The resource that the head of the queue was short of."""
 
 
 class Stats:
@@ -35,25 +35,25 @@ class Stats:
         self.steps = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        "Prompt tokens that were found in the cache at a first admission."
+        "Prompt tokens found in the cache at a first admission."
         self.output_tokens = 0
         self.preemptions = 0
         self.folded_blocks = 0
-        "Blocks that two sequences computed at the same time, now one."
+        "Blocks that two sequences computed at the same time, now shared."
         self.stale_rows = 0
-        "Rows of an occupant that is gone: inert."
+        "Rows of an occupant that has left its slot: ignored."
         self.stale_results = 0
-        "Results that were repeated, or came from an earlier life of the worker: inert."
+        "Results that were repeated, or came from an earlier worker: ignored."
         self.worker_losses = 0
         self.crash_ends = 0
-        "Sequences given up as poison (recovery.py)."
+        "Sequences ended as poison (recovery.py)."
         self.handed_over = 0
         "Prompts that were computed for another instance (handoff/source.py)."
         self.not_kept = 0
-        "Of those, the ones whose blocks had been given up when their release was asked for."
+        "Handed-over prompts whose blocks had been given up when their release was asked for."
         self.adopted = self.not_adopted = 0
-        "Prompts that another instance computed: its blocks were believed; or they were not, and it was computed here."
+        "Prompts that another instance computed: their blocks were used, or were void and the prompt was computed here."
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)
         self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
         self.held_back: dict[HeldBack, int] = dict.fromkeys(get_args(HeldBack), 0)
-        "Steps in which the head of the queue did not fit, by what was short."
+        "Steps in which the head of the queue did not fit, by the resource that was short."

@@ -1,6 +1,6 @@
-"""What may be asked of an instance from outside. Every answer is a copy or a number: asking changes nothing.
+"""Read-only view of an instance for callers outside the machine. Every answer is a copy or a number.
 
-For who checks the instance (sim/) or draws it; the machine itself never asks here.
+The simulator (sim/) and the metrics read it; the machine itself never does.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from baton.protocol.step import StepPlan
 
 
 class Load(NamedTuple):
-    """What is held, by whom it is owed. All zero but the free and idle blocks: the instance is at rest."""
+    """Resources in use. All fields but the free and idle blocks are zero: the instance is at rest."""
 
     blocks_free: int
     blocks_idle: int
-    "In the cache, and held by nobody."
+    "Cached blocks that no request and no move holds."
     blocks_held: int
     slots_taken: int
     waiting: int
     running: int
     preempting: int
     loading: int
-    "Blocks that a move brings, and sequences that hold blocks without running."
+    "Blocks that a move fills, and sequences that hold blocks without running."
     drops: int
-    "To be told to the worker in the next plan."
+    "Drops for the next plan."
     plans: int
-    "In flight."
+    "Plans in flight."
     requests: int
     queued: int
     kept: int
@@ -67,7 +67,7 @@ class SchedulerView:
 
     @property
     def has_work(self) -> bool:
-        """Something runs, waits in the queue or is to be told to the worker."""
+        """A sequence runs or waits in the queue, or a drop is to be sent."""
         board = self._board
         return bool(board.running or board.waiting.waiting or board.drops)
 
@@ -78,58 +78,58 @@ class SchedulerView:
         return len(self._board.groups)
 
     def request_ids(self) -> list[RequestId]:
-        """Of all that hold something here: open, or kept for another instance."""
+        """Ids of all requests that hold something here: open, or kept for another instance."""
         return list(dict.fromkeys([*self._board.groups, *self._board.kept]))
 
     def is_open(self, request: RequestId) -> bool:
         return request in self._board.groups
 
     def sequences(self, request: RequestId) -> list[Sequence]:
-        """Of an open request. They can be read on, to the end of their lives."""
+        """The sequences of an open request. The objects stay readable after their end."""
         group = self._board.groups.get(request)
         return list(group.sequences) if group is not None else []
 
     def slot_owner(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
-        """Whose slot it is; None if that incarnation is over."""
+        """The owner of the slot; None if that incarnation has ended."""
         return self._board.slots.occupant_of(slot, incarnation)
 
     def preempting(self) -> list[Sequence]:
-        """Given up their blocks, not acknowledged yet."""
+        """Sequences without blocks whose drop is not acknowledged yet."""
         return list(self._board.preempting)
 
     def first_in_line(self) -> Sequence | None:
         return self._board.waiting.head()
 
     def preempted_requests(self, most: int) -> list[RequestId]:
-        """Of sequences that were preempted and do not run now. At most so many, the first in the queue first."""
+        """Ids of at most `most` requests with a sequence that was preempted and does not run now, in queue order."""
         away = [sequence for sequence in self._board.away if sequence.phase in AWAY]
         away.sort(key=lambda sequence: sequence.order)
         return list(dict.fromkeys(sequence.request.id for sequence in away))[:most]
 
     def running(self) -> list[Sequence]:
-        """On the worker, the most urgent first."""
+        """Sequences on the worker, the most urgent first."""
         return list(self._board.running)
 
     def loading(self) -> list[Sequence]:
-        """They wait for a lower tier."""
+        """Sequences that wait for a lower tier."""
         if not self._board.loading:
             return []
         return [s for group in self._board.groups.values() for s in group.sequences if s.phase is Phase.LOADING]
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens of those that were never admitted."""
+        """Prompt tokens of sequences that were never admitted."""
         return self._board.queued_tokens
 
     # Plans
 
     def plans(self) -> list[StepPlan]:
-        """In flight, the oldest first."""
+        """Plans in flight, the oldest first."""
         return [issued.plan for issued in self._in_flight]
 
     @property
     def oldest_step(self) -> StepNo | None:
-        """Of the plans in flight."""
+        """Number of the oldest plan in flight."""
         return self._in_flight[0].plan.step if self._in_flight else None
 
     @property
@@ -139,7 +139,7 @@ class SchedulerView:
     # Blocks
 
     def is_shared(self, block: BlockId) -> bool:
-        """Cached, or held by more than one request: it must not be written."""
+        """Cached, or held by more than one request: the block must not be written."""
         pool = self._board.cache.pool
         return pool.is_cached(block) or pool.request_references(block) > 1
 
@@ -147,24 +147,24 @@ class SchedulerView:
         return self._board.cache.pool.is_cached(block)
 
     def is_held(self, block: BlockId) -> bool:
-        """By a request or by a move."""
+        """Held by a request or by a move."""
         pool = self._board.cache.pool
         return pool.request_references(block) > 0 or pool.is_pinned(block)
 
     def device_index(self) -> dict[BlockKey, BlockId]:
-        """What can be found in the device's cache."""
+        """Blocks in the device's prefix cache, by key."""
         return self._board.cache.index()
 
     def host_index(self) -> dict[BlockKey, HostBlockId]:
-        """What can be found in the host tier."""
+        """Blocks in the host tier, by key."""
         return self._board.tiers.host.index()
 
     def host_key(self, block: HostBlockId) -> BlockKey | None:
-        """Under which it can be found."""
+        """The key of a block in the host tier."""
         return self._board.tiers.host.key_of(block)
 
     def host_is_stored(self, key: BlockKey) -> bool:
-        """Storage has it too, as far as the instance knows."""
+        """Storage has the block too, as far as the instance knows."""
         return self._board.tiers.host.is_stored(key)
 
     def generations(self) -> list[int]:
@@ -172,7 +172,7 @@ class SchedulerView:
 
     @property
     def evicted(self) -> int:
-        """Cached blocks that were given up so far."""
+        """Number of cached blocks evicted so far."""
         return self._board.cache.evicted
 
     @property

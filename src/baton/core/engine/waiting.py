@@ -1,4 +1,5 @@
-"""The queue. Head and join cost the same whether ten wait or ten thousand; leaving is free (the entry is skipped later)."""
+"""The queue. Head and join cost the same with ten waiting sequences or ten thousand; leaving is free (the entry is skipped
+later)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from baton.errors import InvariantBroken
 
 
 class WaitingQueue:
-    """Ordered by `Sequence.order`, which a sequence keeps for life: one that was preempted is back at its old place."""
+    """Ordered by `Sequence.order`, which a sequence keeps for life: a preempted sequence returns to its old place."""
 
     __slots__ = ("_heap", "returned", "waiting")
 
@@ -19,7 +20,7 @@ class WaitingQueue:
         self.waiting = 0
         "Sequences in the queue."
         self.returned = 0
-        "How many of them have been on the worker before: preempted, or their worker was lost."
+        "Sequences in the queue that have been on the worker before: preempted, or their worker was lost."
 
     def __len__(self) -> int:
         return self.waiting
@@ -30,7 +31,7 @@ class WaitingQueue:
         self.returned += not sequence.queued
 
     def leave(self, sequence: Sequence) -> None:
-        """It has ended, or is about to be admitted; its entry is dropped when it comes to the head."""
+        """The sequence has ended, or is about to be admitted; its entry is dropped when it comes to the head."""
         self.waiting -= 1
         self.returned -= not sequence.queued
         if len(self._heap) > 2 * self.waiting + 64:
@@ -47,11 +48,11 @@ class WaitingQueue:
         return None
 
     def pop(self) -> None:
-        """The head is admitted."""
+        """Remove the head: it is admitted."""
         self.leave(heappop(self._heap)[1])
 
     def check(self, waiting: list[Sequence], leased: list[Sequence]) -> None:
-        """25, for those whose phase says that they wait: counted right, and holding nothing but leases."""
+        """25 for sequences whose phase is WAITING: counted right, and holding nothing but leases."""
         if len(waiting) != self.waiting:
             raise InvariantBroken(f"{len(waiting)} wait, the line counts {self.waiting}", invariant=25)
         if sum(not sequence.queued for sequence in waiting) != self.returned:

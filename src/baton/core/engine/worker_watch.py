@@ -3,12 +3,12 @@
 STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many losses in a row: GONE
 
 A life is healthy once HEALTHY_STEPS of its steps were absorbed; losses count in a row until then, and each restart in a row
-waits longer. A loss that is not the worker's fault (killed from outside, a poisonous request being found) does not count
-towards the end, only towards the waiting.
+waits longer. A loss that is not the worker's fault (killed from outside, a poisonous request being isolated) does not count
+towards GONE, only towards the backoff.
 
-A kill from outside that comes again and again is taken for the worker's fault after all: the kernel does not always say that
-it killed for want of memory, and a request that needs too much would be replayed for ever. So kills count from the sixth on
-within a minute (`worker_kills_max`, `worker_kill_seconds`) in which workers were ready: loading takes as long as it takes.
+Repeated kills from outside count as the worker's fault after all: the kernel does not always report that it killed for lack of
+memory, and a request that needs too much would be replayed for ever. So kills count from the sixth on within a minute
+(`worker_kills_max`, `worker_kill_seconds`) in which workers were ready: loading time does not count.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from baton.protocol.ids import Instant, WorkerEpoch
 
 HEALTHY_STEPS: Final = 16
 LONGEST_STEPS: Final = 20
-"""A step that shows progress may take so many times `step_seconds_max`."""
+"""A step that shows progress may take this many times `step_seconds_max`."""
 BACKOFF_SECONDS: Final = 0.1
-"""Before the second restart in a row; doubled for each one after it."""
+"""Delay before the second restart in a row; doubled for each one after it."""
 
 
 class WorkerState(Enum):
@@ -31,7 +31,7 @@ class WorkerState(Enum):
     READY = "ready"
     GONE = "gone"
     ASLEEP = "asleep"
-    "None is wanted: sleeping.py."
+    "No worker is wanted: sleeping.py."
 
 
 class WorkerWatch:
@@ -54,31 +54,31 @@ class WorkerWatch:
         self.epoch = WorkerEpoch(1)
         self.state = WorkerState.STARTING
         self.losses = 0
-        "In a row, that count towards the end."
+        "Losses in a row that count towards GONE."
         self._restarts = 0
-        "In a row, of whatever cause."
+        "Restarts in a row, of any cause."
         self._served = 0.0
         "Seconds for which earlier lives were ready."
         self._kills: list[float] = []
-        "The last kills from outside, each at that time of service."
+        "Recent kills from outside, in seconds of service."
         self._ready_at: Instant | None = None
-        "Of the present life."
+        "When the present life became ready."
         self._steps = 0
-        "Absorbed in this life."
+        "Steps absorbed in this life."
         self._begun = Instant(0.0)
         "When the time of the oldest plan began."
         self.deadline: Instant | None = None
-        "By then the oldest plan has its result, or the new worker is ready. The first start is the start-up table's."
+        "When the result of the oldest plan, or the new worker, is due. The start-up table limits the first start."
 
     @property
     def overdue(self) -> str:
-        """What the deadline was for."""
+        """The reason to log when the deadline passes."""
         waited = "no result of a step" if self.state is WorkerState.READY else "not ready"
         return f"{waited} in time"
 
     def ready(self, epoch: WorkerEpoch, now: Instant) -> bool:
         if self.state is WorkerState.GONE and epoch >= self.epoch:
-            self.epoch, self.losses, self._restarts = epoch, 0, 0  # an operator has started another one by hand
+            self.epoch, self.losses, self._restarts = epoch, 0, 0  # an operator has started another worker by hand
             self._kills.clear()
         elif epoch != self.epoch or self.state is WorkerState.READY:
             return False
@@ -89,7 +89,7 @@ class WorkerWatch:
         return True
 
     def killed(self, now: Instant) -> bool:
-        """From outside, as it seems. True: so often in a row that this counts as a fault of what it computes."""
+        """Record a kill from outside. True: there were so many in a row that it counts as a fault of the computation."""
         config, served = self._config, self._service_seconds(now)
         self._kills = [at for at in self._kills if served - at <= config.worker_kill_seconds][-config.worker_kills_max :]
         self._kills.append(served)
@@ -99,7 +99,7 @@ class WorkerWatch:
         return self._served + (0.0 if self._ready_at is None else now - self._ready_at)
 
     def lose(self, now: Instant, *, counts: bool) -> float | None:
-        """This life is over. Seconds to wait before the next one begins; None: there is no next one."""
+        """End this life. Returns the seconds to wait before the next one begins; None: there is no next one."""
         self.losses += counts
         self.epoch = WorkerEpoch(self.epoch + 1)
         self._served, self._ready_at = self._service_seconds(now), None
@@ -114,7 +114,7 @@ class WorkerWatch:
         return delay
 
     def sleep(self) -> None:
-        """By order, and nobody's fault. What the present one still says is of a life that is over."""
+        """Stop by order, without a fault. Later messages of the present worker belong to an ended epoch."""
         self.epoch = WorkerEpoch(self.epoch + 1)
         self.state = WorkerState.ASLEEP
         self.deadline = None
@@ -125,7 +125,7 @@ class WorkerWatch:
         self.deadline = Instant(now + self._config.worker_start_seconds_max)
 
     def _backoff(self) -> float:
-        """None before the first restart: most losses are single ones."""
+        """Seconds before the next restart; 0 before the first: most losses are single ones."""
         if not self._restarts:
             return 0.0
         doubled = BACKOFF_SECONDS * 2.0 ** min(self._restarts - 1, 32)
@@ -136,13 +136,13 @@ class WorkerWatch:
             self._begin_step(now)
 
     def progressed(self, now: Instant) -> None:
-        """It computes, if slowly: a large step of a large model on few cores takes minutes."""
+        """The worker computes, if slowly: a large step of a large model on few cores takes minutes."""
         if self.state is WorkerState.READY and self.deadline is not None:
             seconds = self._config.step_seconds_max
             self.deadline = Instant(min(now + seconds, self._begun + LONGEST_STEPS * seconds))
 
     def step_absorbed(self, now: Instant, more_in_flight: bool) -> None:
-        """The worker answers: the next plan's time runs from now, because it could not begin before."""
+        """A result arrived: the next plan's time runs from now, because it could not begin before."""
         self._steps += 1
         if self._steps == HEALTHY_STEPS:
             self.losses = self._restarts = 0

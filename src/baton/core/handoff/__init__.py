@@ -1,1 +1,1 @@
-"""A prefilled prompt goes from one instance to another: the table of the routed request, and its two ends."""
+"""Both ends of a hand-off: a prefilled prompt moves from one instance to another."""

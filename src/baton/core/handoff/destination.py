@@ -1,15 +1,15 @@
 """The decode end of a hand-off: a request that waits for a prompt which another instance computes.
 
-    Expect    -> LOADING, with all its blocks; Expecting. Or refused: there is no room now
+    Reserve   -> LOADING, with all its blocks; Reserved. Or refused: there is no room now
     PeerOffer -> those blocks are pulled into its own (kv/tiers.py), while the next ones are computed there
-    the last  -> and the tokens that its client has by then
-    all over  -> Release -> Released(kept): the copy is believed. In the queue, needing a slot; Adopted
-    anything else             the copy is not believed: in the queue like a replay; what is not here is computed; Adopted
+    the last  -> also carries the tokens that the client has by then
+    all ended -> Release -> Released(kept): the copy is valid. In the queue, needing a slot; Adopted
+    anything else             the copy is void: in the queue like a replay; missing blocks are computed; Adopted
 
-Blocks that are being written by a pull are pinned: whoever gives up, they are nobody's until the pull is over. A reservation
-without a pull under way gives its blocks up when blocks are short, as any lease does: it stays LOADING without them until it
-knows its client's tokens, and is computed here. Time runs out in two ways. While the prompt is computed elsewhere, nobody has
-renewed the lease: it ends, and nobody is told. When all is offered: it goes on without what did not come.
+Blocks that a pull is writing are pinned: after the reservation is given up they stay pinned until the pull ends. A reservation
+without a pull under way gives up its blocks when blocks are short, as any lease does: it stays LOADING without them until it
+knows its client's tokens, and is computed here. There are two timeouts. While the prompt is computed elsewhere, a lease that is
+not renewed ends the request silently. After the last offer, the request continues without the blocks that did not arrive.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from baton.protocol.request import Refused
 
 FAULT_CHARACTERS_MAX: Final = 300
 ROOM: Final = 1
-"""Tokens that the request will have when it goes on, and does not have yet: the one that the other instance samples."""
+"""Tokens that the request gets before it continues: the one that the other instance samples."""
 
 
 class Pull(MoveWaiter):
-    """A reservation waits for these blocks of its table."""
+    """A pull under way, and the range of the table that it fills."""
 
     __slots__ = ("count", "first", "reservation")
 
@@ -68,22 +68,22 @@ class Reservation(LoadingReason):
         "The last plan that may still write to its blocks."
         self.lease_seconds = lease_seconds
         self.begin = sequence.published
-        "Leading blocks that were here."
+        "Leading blocks that were cached here."
         self.offered = 0
         "Leading blocks that the other instance has computed."
         self.pulls: list[Pull] = []
-        "Under way."
+        "Pulls under way."
         self.pulled: dict[int, tuple[int, int]] = {}
-        "Over: first place, blocks that came, blocks that were to come."
+        "Ended pulls: first place in the table, blocks that arrived, blocks that were requested."
         self.fault = ""
-        "Why a pull failed; of several the first."
+        "Why a pull failed; the first reason of several."
         self.tokens = 0
-        "That the last offer was about."
+        "Tokens that the last offer covers."
         self.last = False
-        "All is offered, and the client's tokens are known."
+        "All blocks are offered, and the client's tokens are known."
         self.asked = False
         self.void = False
-        "What was copied will not be believed."
+        "The copied blocks are not to be used."
 
     @property
     def gives_way(self) -> bool:
@@ -93,7 +93,7 @@ class Reservation(LoadingReason):
         self.destination.ended(self)
 
     def whole(self) -> int:
-        """Leading blocks that are here."""
+        """Number of leading blocks that have arrived."""
         place = self.begin
         while place in self.pulled:
             came, wanted = self.pulled[place]
@@ -119,7 +119,7 @@ class Destination:
     # Reserving
 
     def refusal(self, group: Group) -> Refused | None:
-        """Is there room now? All that hold blocks keep room to grow, and who is in the queue before it comes first."""
+        """Refuse if there is no room now. Holders of blocks keep room to grow, and earlier requests in the queue come first."""
         if len(self._reservations) >= self._config.reservations_max:
             return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
         board, sequence = self._board, group.leader
@@ -134,7 +134,7 @@ class Destination:
         return Refused("no_room", wanted, available) if wanted > available else None
 
     def reserve(self, group: Group, lease_seconds: float, fence: StepNo, now: Instant) -> None:
-        """Its leader is in the queue, and leaves it with all its blocks."""
+        """Take the leader out of the queue, with all its blocks."""
         sequence = group.leader
         self._board.lease(sequence, ROOM)
         reservation = Reservation(self, sequence, fence, lease_seconds)
@@ -144,7 +144,7 @@ class Destination:
         self._expecting(reservation)
 
     def renew(self, request: RequestId, lease_seconds: float, now: Instant) -> None:
-        """It was asked for again. If it has gone on meanwhile, Adopted is on its way."""
+        """Renew the lease. If the request has continued meanwhile, Adopted is on its way."""
         reservation = self._reservations.get(request)
         if reservation is not None:
             reservation.lease_seconds = lease_seconds
@@ -181,11 +181,11 @@ class Destination:
             self._board.end(sequence, finish)
             return
         if not offer.tokens or len(sequence.tokens) != reserved:
-            self._give_up(reservation)  # nothing is kept there; or other tokens came than there is room for
+            self._give_up(reservation)  # the source keeps nothing, or sent more tokens than there is room for
         self._ask_when_copied(reservation, now)
 
     def _pull(self, reservation: Reservation, message: PeerOffer) -> None:
-        """What was offered next to what is here already, if it can be copied at all: what cannot is computed."""
+        """Pull the offered blocks that follow those already here. Blocks that cannot be copied are computed."""
         offer, table = message.offer, reservation.sequence.blocks
         end = min(offer.place + len(offer.blocks), len(table))
         if offer.place > reservation.offered or end <= reservation.offered:
@@ -200,7 +200,7 @@ class Destination:
             reservation.pulls.append(pull)
 
     def pulled(self, move: Move, now: Instant) -> None:
-        """A pull has ended, however far it came."""
+        """A pull has ended, complete or not."""
         for pull in move.take_waiters():
             if isinstance(pull, Pull):
                 reservation = pull.reservation
@@ -219,7 +219,7 @@ class Destination:
             self.deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
             self._outgoing.append(Release(reservation.sequence.request.id, reservation.sequence.attempt))
 
-    # Going on
+    # Continuing
 
     def released(self, message: Released) -> None:
         reservation = self._find(message.request, message.attempt)
@@ -233,7 +233,7 @@ class Destination:
                 self._go_on(reservation, kept=False)
 
     def _go_on(self, reservation: Reservation, *, kept: bool) -> None:
-        """It is in the queue again, with what is believed of its copy."""
+        """Return the sequence to the queue, with the blocks of a valid copy."""
         board, sequence = self._board, reservation.sequence
         self._close(reservation)
         whole = came = False
@@ -244,7 +244,7 @@ class Destination:
         board.stats.adopted += came
         board.stats.not_adopted += not came
         if not kept or (board.tiers.host.total and not whole):
-            board.drop_lease(sequence)  # what did come can be found; the rest a lower tier may have, sooner than it is computed
+            board.drop_lease(sequence)  # arrived blocks are cached; a lower tier may have the rest sooner
         board.end_loading(sequence)
         tokens = sequence.computed
         if not sequence.blocks:
@@ -254,8 +254,8 @@ class Destination:
         self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, tokens, reservation.fault))
 
     def _adopt(self, reservation: Reservation) -> None:
-        """Full blocks can be found from now on, under keys of its own tokens. The last one may be partly filled: it is its own.
-        Its last token is computed here, as always."""
+        """Publish full blocks under keys of the sequence's own tokens. The last block may be partly filled and stays private.
+        The last token is always computed here."""
         board, sequence, begin = self._board, reservation.sequence, reservation.begin
         size = board.block_size
         tokens = min(reservation.whole() * size, reservation.tokens, len(sequence.tokens) - 1)
@@ -269,12 +269,12 @@ class Destination:
         sequence.pulled_tokens = tokens - begin * size
 
     def _is_whole(self, reservation: Reservation) -> bool:
-        """All full blocks are here that its tokens have."""
+        """Have all full blocks of the sequence's tokens arrived?"""
         tokens = min(reservation.tokens, len(reservation.sequence.tokens) - 1)
         return reservation.whole() >= tokens // self._board.block_size
 
     def _give_up(self, reservation: Reservation) -> None:
-        """Its copy will not be believed. Its blocks go back, those that are being written when that is over."""
+        """Discard the copy. Its blocks are released; those that a pull is writing, when the pull ends."""
         reservation.void = True
         self._leave_pulls(reservation)
         self._board.drop_lease(reservation.sequence)
@@ -290,16 +290,17 @@ class Destination:
         del self._reservations[reservation.sequence.request.id]
 
     def ended(self, reservation: Reservation) -> None:
-        """Its sequence has ended meanwhile. The others of the request, if there are any, go on by themselves."""
+        """The sequence has ended. Other sequences of the request continue without the copy."""
         self._close(reservation)
         sequence = reservation.sequence
         if sequence.group.open > 1:
             self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, 0))
 
-    # Time, and lives of others
+    # Timeouts and losses
 
     def expire(self, now: Instant) -> list[Reservation]:
-        """Those that are all offered go on. The others, which nobody has renewed, are returned: they are to end."""
+        """Continue the requests whose prompt is completely offered. Return the others, whose lease was not renewed: the caller
+        ends them."""
         due = self.deadlines.due(now)
         for reservation in due:
             if reservation.last:
@@ -308,20 +309,20 @@ class Destination:
         return [reservation for reservation in due if not reservation.last]
 
     def service_lost(self, now: Instant) -> None:
-        """Nothing is copied any more. What has arrived is here."""
+        """The cache service is lost: pulls end, blocks that have arrived stay."""
         for reservation in list(self._reservations.values()):
             self._leave_pulls(reservation)
             self._ask_when_copied(reservation, now)
 
     def pool_changed(self) -> None:
-        """Its blocks are of a pool that is no more, or whose keys mean something else."""
+        """The pool was replaced, or its keys have changed: discard all copies."""
         for reservation in list(self._reservations.values()):
             self._give_up(reservation)
             if reservation.last:
                 self._go_on(reservation, kept=False)
 
     def check(self) -> None:
-        """35: every reservation ends at some time, whatever the others do. 17: what it waits for is under way."""
+        """35: every reservation has a deadline. 17: every pull that it waits for is under way."""
         for reservation in self._reservations.values():
             if reservation not in self.deadlines or reservation.sequence.load is not reservation:
                 raise InvariantBroken(f"{reservation.sequence!r} has room for a prompt, and no deadline", invariant=35)

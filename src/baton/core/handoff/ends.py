@@ -1,7 +1,7 @@
-"""Both ends of hand-offs in one instance: what is asked of it, whether it is new, and whether it is taken.
+"""Both ends of hand-offs in one instance: requests are checked for repetition, accepted or refused, and dispatched.
 
-An instance may be either end, of different requests. Every message names an attempt, and each attempt of a request is begun at
-most once here: the highest one that was begun or forgotten is remembered, so that what comes late or twice changes nothing.
+An instance may be either end, of different requests. Every message names an attempt, and each attempt of a request begins at
+most once here: the highest attempt that began or was forgotten is remembered, so late and repeated messages change nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class HandoffEnds:
         self._board = board
         self._intake = intake
         self.outgoing: list[Effect] = []
-        "What is said at the end of this event, after the tokens."
+        "Messages sent at the end of this event, after the tokens."
         self._attempts_max = config.tiers.attempts_max
         self._source = Source(config.tiers, board, self.outgoing)
         self._destination = Destination(config.tiers, board, self.outgoing)
         self._attempts: dict[RequestId, int] = {}
-        "The highest that was begun or forgotten, the oldest first."
+        "Highest attempt that began or was forgotten, per request; the oldest entry first."
 
     def handle(self, event: HandoffEvent, now: Instant, last_step: StepNo) -> None:
-        """`last_step`: of the plans that are out."""
+        """Dispatch one message of the router. `last_step`: the last plan that was sent."""
         match event:
             case PeerOffer():
                 self._destination.offered(event, now)
@@ -51,7 +51,7 @@ class HandoffEnds:
                 self._on_forget(event)
 
     def end_event(self, now: Instant) -> None:
-        """What was computed in this event is offered."""
+        """Offer the blocks that were computed in this event."""
         if self._board.to_offer or self._board.handed_over:
             self._source.offer(now)
 
@@ -61,7 +61,7 @@ class HandoffEnds:
         request = event.request
         kept = self._board.kept.get(request.id)
         if kept is not None and kept.sequence.attempt == request.attempt:
-            return  # said twice
+            return  # a repeated message
         refused = self._refusal(request, in_line=True)
         if refused is not None:
             self._refuse(request, refused)
@@ -135,7 +135,7 @@ class HandoffEnds:
         self._destination.service_lost(now)
 
     def pool_changed(self) -> None:
-        """The device's blocks are others, mean something else, or are not trusted."""
+        """The device's blocks were replaced, have other keys, or are not trusted."""
         self._source.void()
         self._destination.pool_changed()
 
@@ -143,5 +143,5 @@ class HandoffEnds:
         self._destination.check()
 
     def drop_kept(self) -> None:
-        """There is no more time to wait for those who copy."""
+        """Release all kept blocks: the drain has timed out, so pending copies are not awaited."""
         self._source.void()

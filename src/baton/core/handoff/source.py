@@ -1,4 +1,4 @@
-"""The prefill end of a hand-off: an ordinary request whose blocks are kept for the instance that goes on with it.
+"""The prefill end of a hand-off: an ordinary request whose blocks are kept for the instance that decodes it.
 
     Prefill -> in the queue -> computing    Offer   each time more leading blocks are whole (computed, found or loaded)
                             |
@@ -7,9 +7,9 @@
 
     Release -> Released(kept)     kept: every block was held from its offer until now, so the copy is what was computed
 
-What is kept is a promise that may be broken at any time: whoever copies asks at the end (Kept in request.py). It is broken
-when time is up, when blocks are short (Board.revoke_lease), when the pool is lost or not to be trusted, and when its keys
-begin anew.
+Kept blocks are a promise that may be broken at any time: the copying instance asks at the end (PinnedBlocks in request.py). The
+promise is broken when time is up, when blocks are short (Board.revoke_lease), when the pool is lost or not trusted, and when
+the root of the keys changes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Source:
         self._outgoing = outgoing
 
     def keep(self, sequence: Sequence, keep_seconds: float) -> None:
-        """What it computes from now on is offered."""
+        """Offer the blocks that the sequence computes from now on."""
         sequence.kept = PinnedBlocks(sequence, keep_seconds)
         self._board.kept[sequence.request.id] = sequence.kept
 
     # Offers
 
     def offer(self, now: Instant) -> None:
-        """At the end of an event: what has become whole in it."""
+        """Offer the blocks that became whole in this event; called at its end."""
         board = self._board
         grown, board.to_offer = board.to_offer, {}
         for kept in grown.values():
@@ -66,14 +66,14 @@ class Source:
         self._outgoing.append(offer)
 
     def _bound(self) -> None:
-        """The one that would lapse next goes first."""
+        """Keep at most `kept_max` prompts: the one that expires next is dropped first."""
         while len(self._board.kept_until) > self._config.kept_max:
             self._board.drop_kept(self._board.kept_until.first())
 
     # Their end
 
     def asked(self, message: Release) -> None:
-        """The copy is whole. Whatever the answer is, the blocks are not needed any longer."""
+        """The copy is complete: answer whether the blocks were kept all the time, and release them."""
         kept = self._board.kept.get(message.request)
         mine = kept is not None and kept.finished and kept.sequence.attempt == message.attempt
         if kept is not None and mine:
@@ -82,7 +82,7 @@ class Source:
         self._outgoing.append(Released(message.request, message.attempt, mine))
 
     def void(self) -> None:
-        """The pool is another one, or not to be trusted; or there is no more time to wait for anybody."""
+        """Drop all kept blocks: the pool was replaced or is not trusted, or the drain has timed out."""
         for kept in list(self._board.kept.values()):
             self._board.drop_kept(kept)
 
