@@ -13,8 +13,8 @@ generate/generation.py  GenerateRequest -> deltas of the engine -> pieces for th
 openai/shape.py         pieces -> OpenAI's shapes
 http/streaming.py       server-sent events, never waiting for a slow client
 
-Other dialects (responses/, anthropic/, ollama/, embeddings/) have a table of their fields, which makes OpenAI's of them
+Other dialects (responses/, anthropic/, ollama/, embeddings/) have a table of their fields, which translates a body to OpenAI's
 (translate.py), and shapes of their own.
 
-routes/ answers everything that generates nothing. `generate/engine_client.py` is all that is known of the engine.
+routes/ answers everything that generates nothing. `generate/engine_client.py` is the interface to the engine.
 """

@@ -1,8 +1,8 @@
 """Orders of administrators (pause, sleep, wake, weights): each is a task of the server, with a number.
 
-route    begins the order, and waits for it for a while .. answers with its end, or 202 with its number
-order    goes on, whoever waits for it: an order that is broken off halfway would leave an engine that serves nobody
-GET /v1/orders   what became of the last ones
+route    starts the order and waits for it for a while .. answers with the result, or 202 with its number
+order    runs to its end even when the client leaves: a half-done order would leave an engine that serves no requests
+GET /v1/orders   states and errors of the last orders
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("baton.api")
 KEPT_MAX: Final = 100
 UNDER_WAY_MAX: Final = 32
 CHANGES_WEIGHTS: Final = ("sleep", "wake", "weights")
-"""One of these at a time: two would undo each other halfway."""
+"""Kinds of which only one order may run at a time: two would undo each other halfway."""
 
 OrderState = Literal["running", "done", "failed"]
 
@@ -33,7 +33,7 @@ class Order:
         self.kind = kind
         self.task = task
         self.unattended = False
-        "Its route has answered that it goes on."
+        "The route has answered 202: nothing waits for the order, so its end is logged."
 
     @property
     def state(self) -> OrderState:
@@ -60,7 +60,8 @@ class AdminOrders:
         self._orders: dict[int, Order] = {}
 
     async def run(self, kind: str, seconds: float, work: Coroutine[Any, Any, None]) -> Order:
-        """Returns when the order is done, or after so many seconds with an order that goes on. Raises what it failed with."""
+        """Starts `work` as an order and returns when it is done, or after `seconds` while it still runs. Raises the order's
+        error."""
         try:
             self._require_room(kind)
         except ApiError:
@@ -69,7 +70,7 @@ class AdminOrders:
         order = Order(next(self._numbers), kind, asyncio.create_task(work))
         self._orders[order.number] = order
         order.task.add_done_callback(lambda _: self._ended(order))
-        await asyncio.wait([order.task], timeout=seconds)  # which leaves the order alone, also where the route is cancelled
+        await asyncio.wait([order.task], timeout=seconds)  # never cancels the order, even if the route is cancelled
         if order.task.done():
             order.task.result()
         else:
@@ -77,7 +78,7 @@ class AdminOrders:
         return order
 
     def view(self) -> list[dict[str, Any]]:
-        """The newest first."""
+        """All remembered orders, newest first."""
         return [order.view() for order in reversed(self._orders.values())]
 
     def _require_room(self, kind: str) -> None:
@@ -90,7 +91,7 @@ class AdminOrders:
             raise ApiError(503, f"{len(running)} orders are under way already", code="too_many_orders")
 
     def _ended(self, order: Order) -> None:
-        error = order.error  # and so nobody complains that it was not asked for
+        error = order.error  # reads the task's exception, so that asyncio does not warn about it
         if order.unattended:
             level = logging.WARNING if error else logging.INFO
             logger.log(level, "order %d (%s) is %s%s", order.number, order.kind, order.state, f": {error}" if error else "")

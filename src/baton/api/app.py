@@ -1,4 +1,4 @@
-"""Puts the routes together. ROUTES is the whole surface; what is not in it is 404, and even that needs a key."""
+"""Assembles the app. ROUTES is the whole surface; every other path is 404, and even that needs a key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ ROUTES: Sequence[ApiRoute] = (
 PAGE = ApiRoute("/", chat_page, methods=["GET"], page=True)
 
 MEMBER_ROUTES = [route for route in ROUTES if route.right != "key" or route.path == "/version"]
-"""Of an instance that a router sends its requests to: health, numbers, administration."""
+"""Routes of an instance that serves a router: health, metrics, administration."""
 
 
 def make_app(
@@ -96,8 +96,8 @@ def make_app(
     routes: Sequence[ApiRoute] = (),
     collector: Collector | None = None,
 ) -> Starlette:
-    """`app.state.front` holds what the routes share. One app for both ports: access.py tells them apart. A router has further
-    `routes`, and a `collector` of metrics in place of the engine's."""
+    """Builds the app for both ports (access.py distinguishes them). `app.state.front` holds what the routes share. A router
+    adds `routes` and replaces the engine's metrics by its `collector`."""
     front = Front(engine, tokenizer, chat_template, model, config, collector)
 
     @asynccontextmanager
@@ -107,7 +107,7 @@ def make_app(
 
     app = Starlette(
         routes=[*(MEMBER_ROUTES if config.routers else ROUTES), *routes, *([PAGE] if config.chat_page else [])],
-        # CORS outside of access: a browser asks without a key whether it may ask with one.
+        # CORS outside of access: a browser sends its preflight request without a key.
         middleware=[*_cors(config), Middleware(AzurePaths), Middleware(RequestLog, front=front)],
         exception_handlers={HTTPException: on_error, ApiError: on_error, Exception: on_error},
         lifespan=lifespan,

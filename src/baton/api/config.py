@@ -1,4 +1,4 @@
-"""What the front is told, once: what it serves, and how."""
+"""Settings of the front: the served model, and how requests are answered. Frozen; made once at start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.errors import InvalidConfig
 from baton.protocol.request import OPENAI_SAMPLING
 
 _SERVE = ServeConfig()
-"A default is said once, there."
+"Source of the default values below."
 _DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
 
 
@@ -23,13 +23,13 @@ class ServedModel:
     """The model behind the engine, as clients see it."""
 
     name: str
-    "What clients call it."
+    "The name that clients use."
     aliases: tuple[str, ...] = ()
-    "Other names that are taken for it; answers use `name`."
+    "Other accepted names; answers use `name`."
     any_name: bool = False
-    "Every other name is taken for it too (--served-model-name '*')."
+    "Accept every other name too (--served-model-name '*')."
     context_tokens: int
-    "Prompt and output together."
+    "Maximum of prompt and output tokens together."
     head_width: int
     "Rows of the model's output head: every token id is checked against it, not against the tokenizer."
     created: int = 0
@@ -41,9 +41,9 @@ class ServedModel:
     weights_bytes: int = 0
     "Size of the weight files. 0: unknown."
     sampling_defaults: Mapping[str, int | float] = field(default_factory=lambda: dict(OPENAI_SAMPLING))
-    "For requests that do not say. max_tokens, where it is there, is the length of chats alone."
+    "Values for fields that a request leaves out. max_tokens, if present, applies to chats only."
     pooling: str = "mean"
-    "Of embeddings, for requests that do not say: one of request.POOLINGS, or the name of one that the engine does not have."
+    "Default pooling of embeddings: one of request.POOLINGS, or a name that the engine does not support."
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py). Empty: by the cosine of two embeddings, or not at all."
 
@@ -65,20 +65,20 @@ class ServedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiConfig:
-    """How the front answers."""
+    """Limits, keys and behaviour of the HTTP front."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    "Bearer keys. Each is a tenant of its own: cached blocks, aborts, idempotency keys are not shared. None: no key is asked."
+    "Bearer keys. Each key is a tenant: cached blocks, aborts and idempotency keys are not shared. Empty: no key is required."
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys for the admin routes (/config, /metrics, /v1/pause and its like); they open all others too. None: the admin routes
-    are closed where there are API keys, and answer this machine only where there are none."""
+    """Keys for the admin routes (/config, /metrics, /v1/pause and others); they open all other routes too. Empty: with API keys
+    the admin routes are closed, without them they answer this machine only."""
     admin_port: int | None = None
-    "Connections that come in on this port reach the admin routes and nothing else, and all others do not reach them."
+    "Connections to this port reach only the admin routes, and other connections do not reach those."
     host: str = "127.0.0.1"
-    "What the server listens on: one of the names that it may be called by."
+    "The address that the server listens on, and one of the allowed Host names."
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that it may be called by in a Host header: `name`, `*.name` or `*`. Addresses are allowed, and names
-    without a dot where `host` is more than this machine."""
+    """Further allowed names in a Host header: `name`, `*.name` or `*`. IP addresses are always allowed, and names without a dot
+    where `host` is more than this machine."""
     chat_page: bool = True
     "Serve the chat page at /."
     allowed_origins: tuple[str, ...] = ()
@@ -86,24 +86,25 @@ class ApiConfig:
     client_priority_min: int = 0
     "The most urgent (lowest) priority that a request may name without an admin key."
     unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    "Fields of a request that we do not know. Ignored by default: OpenAI's clients send extras. Never passed on either way."
+    """What happens to unknown fields of a request. Ignored by default: OpenAI's clients send extras. They never reach the
+    engine."""
     stop_on_repetition: bool | None = None
-    "End answers that repeat themselves, of requests that do not say. None: no."
+    "End answers that repeat themselves, where the request does not set it. None: no."
     tool_call_parser: str = "auto"
     "How the model writes tool calls (text/parsers/styles.py). auto: as its chat template does."
     reasoning_parser: str = "auto"
-    "How it writes thoughts."
+    "How the model writes its reasoning. auto: as its chat template does."
     streams_per_key_max: int | None = None
-    "Requests one key may have open. None: all of limits.streams with one key, half with several: none shuts out another."
+    "Open requests per key. None: limits.streams with one key, half of it with several, so that no key shuts out another."
     keep_alive_seconds: float = _SERVE.keep_alive_seconds
-    "A stream without news for this long gets a comment line, so that proxies and half-open sockets show."
+    "A stream without output for this long gets a comment line, so that proxies keep it and half-open sockets are noticed."
     retry_after_seconds: int = _SERVE.retry_after_seconds
-    "What a 429 or 503 tells the client."
+    "Value of Retry-After in a 429 or 503."
     text_threads: int = _SERVE.text_threads
-    "Threads that parse, render and tokenise large requests, so that streams of others go on."
+    "Threads that parse, render and tokenise large requests, so that other streams are not delayed."
     limits: Limits = field(default_factory=Limits)
     routers: tuple[str, ...] = ()
-    "Of an instance of a cluster: where its requests come from. It has no routes that generate, and no page."
+    "Addresses of the routers of this instance. An instance of a cluster has no routes that generate, and no chat page."
     settings: Mapping[str, Any] = field(default_factory=dict)
     "Resolved settings of the other parts, shown at /config. Must hold no secrets."
 
@@ -128,7 +129,7 @@ class ApiConfig:
         return share if self.streams_per_key_max is None else self.streams_per_key_max
 
     def shown(self) -> dict[str, Any]:
-        """For /config: everything but the keys, of which only the number is told."""
+        """Settings for /config: keys are replaced by their number."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("limits", "settings")}
         own["api_keys"], own["admin_api_keys"] = len(self.api_keys), len(self.admin_api_keys)
         own["limits"] = {f.name: getattr(self.limits, f.name) for f in fields(self.limits)}
@@ -136,7 +137,8 @@ class ApiConfig:
 
 
 def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
-    """What `baton serve` was told, for the front. The command line makes one too, before it starts anything: it is a check."""
+    """The front's part of the settings of `baton serve`. The command line also builds one, as a check before it starts
+    anything."""
     return part_of(
         serve,
         ApiConfig,
@@ -148,7 +150,7 @@ def api_config_of(serve: ServeConfig, settings: Mapping[str, Any]) -> ApiConfig:
 
 
 def limits_of(serve: ServeConfig) -> Limits:
-    """Those of limits.py, but for what the operator says."""
+    """Limits of limits.py with the operator's changes. Raises for values that are not numbers of the right kind."""
     for each in fields(Limits):
         value = serve.limits.get(each.name, each.default)
         whole = not isinstance(each.default, int) or type(value) is int

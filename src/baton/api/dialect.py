@@ -1,8 +1,7 @@
-"""What differs between dialects below their shapes: how an error looks, and how a stream is framed.
+"""A dialect below its shapes: the form of an error, and the framing of a stream.
 
-A route of app.py names its dialect, so even a request that is refused before anybody read it (a wrong key, a wrong method) is
-refused in the words of its client. What has no route is told in the words of the dialect whose paths begin so, a broken request
-line as OpenAI does it.
+A route of app.py names its dialect, so even a request that is refused unread (a wrong key, a wrong method) gets an error in its
+client's form. A path without a route gets the dialect with the same path prefix; a broken request line gets OpenAI's form.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from starlette.types import Scope
 
 from baton.api.errors import ApiError, to_json
 
-# Ends of lines to many a client (str.splitlines, httpx), though not to server-sent events. JSON may write them as escapes.
+# Line ends for many clients (str.splitlines, httpx), though not in server-sent events. JSON may write them as escapes.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
 def one_line(content: Any) -> bytes:
-    """As JSON, on one line by anyone's idea of a line."""
+    """JSON without any character that a client might take for a line end."""
     data = to_json(content)
     if not data.isascii():
         for raw, escaped in _LINE_ENDS:
@@ -35,7 +34,7 @@ def event(content: Any) -> bytes:
 
 
 def named_event(content: dict[str, Any]) -> bytes:
-    """One server-sent event whose name is the content's type, as Anthropic's and the Responses API have them."""
+    """One server-sent event with the content's type as its name, as in Anthropic's API and the Responses API."""
     return b"event: " + str(content["type"]).encode("ascii") + b"\ndata: " + one_line(content) + b"\n\n"
 
 
@@ -45,8 +44,8 @@ def line(content: Any) -> bytes:
 
 
 def text_frame(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
-    """What stands before and after the text in an event that has nothing else to say, as most have. Cut out of an event with a
-    text that stands nowhere else in it, so that its shape is written in one place."""
+    """Bytes before and after the text in an event that carries only text, as most do. The frame is found by a unique
+    placeholder, so that the event's shape is written in one place."""
     mark = f"<{uuid.uuid4().hex}>"
     before, after = make(mark).split(to_json(mark))
     return before, after
@@ -61,15 +60,15 @@ class Dialect:
     "An error's body as the last event of a stream that has begun."
     stream_type: str = "text/event-stream"
     untyped_bodies: bool = False
-    "Its clients do not say that a body is JSON (http/access.py)."
+    "Clients of this dialect send JSON without a content type (http/access.py)."
     keep_alive: bytes = b": keep-alive\n\n"
-    "Sent where a stream has no news for long. Clients must be able to skip it."
+    "Sent after a long time without output. Clients must be able to skip it."
 
 
 OPENAI = Dialect("openai", lambda error, request_id: error.body)
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """Of the route that was found (ApiRoute.handle)."""
+    """Dialect of the matched route (ApiRoute.handle); OpenAI's where none matched."""
     dialect: Dialect = scope.get("state", {}).get("dialect", OPENAI)
     return dialect

@@ -1,6 +1,6 @@
-"""Errors as OpenAI's clients expect them: {"error": {message, type, param, code}} and the status that fits.
+"""Errors as OpenAI's clients expect them: {"error": {message, type, param, code}} and a fitting status.
 
-A message names the field and the numbers. It never repeats a prompt, an output, a key or the name of anything inside.
+A message names the field and the numbers. A message never repeats a prompt, an output, a key or an internal name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-# Whose fault a refusal is, and so whether trying again can help.
+# HTTP status by reason of refusal: 4xx for the caller's fault, 429 and 503 where a retry can help.
 _STATUS_OF_REFUSAL = {
     "never_fits": 400,
     "never_planned": 400,
@@ -43,7 +43,7 @@ _STATUS_OF_REFUSAL = {
 
 
 class ApiError(EngineError):
-    """An answer that is not 200."""
+    """An answer other than 200."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def not_found(routers: Sequence[str] = (), path: str = "") -> ApiError:
-    """`routers`: of an instance that serves them, and nobody else. `path`: what the client asked for."""
+    """`routers`: addresses of this instance's routers, if it serves only those. `path`: the path that the client requested."""
     message = f"no such route: {_address_hint(path)}"
     if routers:
         message = (
@@ -91,7 +91,7 @@ def _address_hint(path: str) -> str:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client may know of any error. Of one that is not ours, or our own fault, nothing but that it happened."""
+    """The error as the client may see it. Internal and unknown errors become a 500 without details."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineRefused):
@@ -115,12 +115,12 @@ def _field_named_by(message: str) -> str | None:
 def error_response(
     error: ApiError, *, retry_after_seconds: int, request_id: str | None = None, body: dict[str, Any] | None = None
 ) -> Response:
-    """`body`: where the dialect is not OpenAI's."""
+    """`body`: the error in another dialect than OpenAI's."""
     headers = {}
     if error.http_status in (429, 503):
         headers["retry-after"] = str(retry_after_seconds)
     if error.http_status in (408, 413, 415) or error.code == "too_many_bytes":
-        headers["connection"] = "close"  # the rest of the body is not wanted
+        headers["connection"] = "close"  # the rest of the body is not read
     if error.http_status == 401:
         headers["www-authenticate"] = "Bearer"
     if request_id is not None:
@@ -136,7 +136,7 @@ class JsonResponse(Response):
 
 
 class JsonRows:
-    """A list of JSON whose entries are made when they are written: of a large answer there are never all at once."""
+    """A JSON list whose entries are built while they are written, so that a large answer is never in memory as a whole."""
 
     __slots__ = ("_entries", "_make")
 
@@ -151,7 +151,7 @@ class JsonRows:
 def to_json(content: Any) -> bytes:
     try:
         return orjson.dumps(content, default=_listed)
-    except orjson.JSONEncodeError:  # a lone surrogate or a huge int in an error message: never a 500 for that
+    except orjson.JSONEncodeError:  # a lone surrogate or a huge int in an error message must not become a 500
         return json.dumps(content, default=lambda value: _listed(value, str)).encode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Takes fields out of a JSON object one by one, each checked against its limit. Null counts as not given, as at OpenAI."""
+"""Reads fields of a JSON object one by one, each checked against its limit. Null counts as absent, as at OpenAI."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Fields:
         self._head_width = head_width
         self._known: set[str] = set()
         self._inner: list[str] = []
-        "Unknown fields of objects inside, with their place."
+        "Paths of unknown fields in nested objects."
 
     def raw(self, name: str) -> Any:
-        """The value as it is, None where it is null or not there."""
+        """The unchecked value; None where it is null or absent."""
         self._known.add(name)
         return self._body.get(name)
 
     def know(self, names: Iterable[str]) -> None:
-        """Fields that are looked at elsewhere, or need not be."""
+        """Marks fields as known that are read elsewhere or need not be read."""
         self._known.update(names)
 
     def object(self, name: str, known: tuple[str, ...]) -> dict[str, Any] | None:
-        """An object inside the body. What is not known of it counts as an unknown field."""
+        """A nested object. Its keys outside of `known` count as unknown fields."""
         if self.raw(name) is None:
             return None
         value: dict[str, Any] = expect(dict, self.raw(name), name)
@@ -40,7 +40,7 @@ class Fields:
         return value
 
     def given(self, name: str, aliases: tuple[str, ...]) -> str:
-        """Under which of its names the field is given. Several are fine where they hold the same."""
+        """The name under which the field is given. Several names may be given if they hold the same value."""
         names = [each for each in (name, *aliases) if self.raw(each) is not None]
         for other in names[1:]:
             if self._body[other] != self._body[names[0]]:
@@ -52,7 +52,7 @@ class Fields:
     @overload
     def integer(self, name: str, default: int | None, *, like: str | None = None, means_none: int) -> int | None: ...
     def integer(self, name: str, default: Any, *, like: str | None = None, means_none: int | None = None) -> Any:
-        """`like`: the field whose range it has. `means_none`: a value outside of the range that stands for none."""
+        """`like`: the field whose range applies. `means_none`: a value outside of the range that stands for None."""
         value = self.raw(name)
         if value is None:
             return default
@@ -61,7 +61,7 @@ class Fields:
         return whole_number(value, RANGES[like or name], name)
 
     def number(self, name: str, default: float, *, like: str | None = None) -> float:
-        """`like`: the field whose range it has."""
+        """`like`: the field whose range applies."""
         value, allowed = self.raw(name), RANGES[like or name]
         if value is None:
             return default
@@ -74,7 +74,7 @@ class Fields:
         return default if value is None else expect(bool, value, name)
 
     def name(self, name: str) -> str:
-        """A short printable string (user, cache_salt); empty where it is not given."""
+        """A short printable string (user, cache_salt); empty where absent."""
         value = self.raw(name)
         if value is None:
             return ""
@@ -139,8 +139,8 @@ class Fields:
         return int(key), float(max(-LOGIT_BIAS_MAX, min(LOGIT_BIAS_MAX, bias)))
 
     def finish(self, unknown: Literal["ignore", "refuse"]) -> tuple[str, ...]:
-        """Once every field of ours is taken: what is left is not ours. It is refused, or its names are for the client. Null
-        asks for nothing."""
+        """Call after every known field is read: returns the names of unknown fields, or refuses the first one. Null values do
+        not count."""
         left = [name for name, value in self._body.items() if name not in self._known and value is not None] + self._inner
         if left and unknown == "refuse":
             raise bad(f"unknown field {left[0][:64]!a}", left[0][:64], code="unknown_field")
@@ -148,14 +148,14 @@ class Fields:
 
 
 def whole_number(value: Any, allowed: FieldRange, place: str, param: str = "") -> int:
-    """`param`: the field that errors are about, where `place` is a part of one."""
+    """`param`: the field that errors name, where `place` is only a part of it."""
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
         raise bad(f"{place} must be {allowed}, not {shown(value)}", param or place)
     return value
 
 
 def checked_token_ids(values: list[Any], head_width: int, place: str) -> tuple[int, ...]:
-    """The one function that holds token ids against the model's head: a tokenizer may know more or fewer."""
+    """The only check of token ids against the model's output head: a tokenizer may have more or fewer."""
     for index, value in enumerate(values):
         if type(value) is not int or not 0 <= value < head_width:  # not isinstance: booleans are not numbers
             raise _bad_token_id(value, head_width, f"{place}[{index}]", place)
@@ -167,14 +167,14 @@ def _bad_token_id(value: Any, head_width: int, place: str, param: str) -> ApiErr
 
 
 def expect(kind: type[T], value: Any, place: str, param: str = "") -> T:
-    """The value, where it is of the kind that its field has. `param`: as in whole_number."""
+    """Returns the value if it has the type of its field, else raises. `param`: as in whole_number."""
     if not isinstance(value, kind):
         raise bad(f"{place} must be {_KINDS[kind]}, not {shown(value)}", param or place)
     return value
 
 
 def shown(value: Any) -> str:
-    """A wrong value in a message: numbers as they are, of the rest only the kind, for it may be a prompt."""
+    """A wrong value for a message: numbers as they are, otherwise only the type, because the value may be a prompt."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):

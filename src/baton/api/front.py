@@ -1,4 +1,4 @@
-"""Everything a route needs, made once an app."""
+"""State that all routes share, made once per app."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from baton.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("baton.api")
-"Says what happened to which request, and never what it said."
+"Logs what happens to requests, never their content."
 
 _INLINE_BYTES = 4 * 1024
-"Work on texts up to this size takes less time than handing it to a thread and back."
+"Texts up to this size are processed faster here than through a thread."
 _LARGE_BYTES = 64 * 1024
 
 
 _TRIES = 3
-"What was found out about a grammar may be pushed out by others before it is used."
+"Attempts with a grammar: the compiled one may be evicted before it is used."
 
 
 class UnknownGrammar(Exception):
-    """It must be compiled first, in another process, and the work done again."""
+    """The grammar must be compiled in another process first; then the work is repeated."""
 
     def __init__(self, grammar: Grammar) -> None:
         super().__init__("a grammar that nobody has checked yet")
@@ -63,7 +63,7 @@ class Front:
         config: ApiConfig,
         collector: Collector | None = None,
     ) -> None:
-        """`collector`: of the engine's metrics, where they are more than `engine.stats`."""
+        """`collector`: metrics of the engine, where there are more than `engine.stats`."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.template = template
@@ -92,11 +92,11 @@ class Front:
         self._ping: asyncio.Task[None] | None = None
 
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
-        """Does `work` here where it is small, else on a thread, so that one large request does not hold up all streams.
+        """Runs `work` here if it is small, else on a thread, so that a large request does not delay all streams.
 
-        Large ones have threads of their own: a few of them take seconds, and an ordinary prompt must not wait for those. So has
-        the wait for a grammar that nobody has checked yet: a client may send many that take long.
-        renders   it waits for a chat template, which is another process: never here
+        Large requests have threads of their own: some take seconds, and an ordinary prompt must not wait for them. The check of
+        a new grammar has its own threads too: a client may send many slow ones.
+        renders   `work` waits for the process of chat templates: never here
         """
         try:
             async with asyncio.timeout(self.limits.prepare_seconds):
@@ -118,16 +118,16 @@ class Front:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def check_grammar(self, grammar: Grammar) -> Grammar:
-        """In a form that workers take. Raises BadGrammar, and UnknownGrammar for `off_loop`."""
+        """Returns the grammar in the form that workers accept. Raises BadGrammar, and UnknownGrammar for `off_loop`."""
         if not self.grammars.knows(grammar):
             raise UnknownGrammar(grammar)
         return self.grammars.check(grammar)
 
     async def ping(self) -> None:
-        """One round trip to the engine at a time, however many ask: /health is open to everyone. Raises."""
+        """Raises if the engine does not answer. Concurrent callers share one round trip: /health is open to everyone."""
         if self._ping is None or self._ping.done():
             self._ping = asyncio.create_task(self.engine.ping(self.limits.ping_seconds))
-            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, even if all who asked left
+            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, even if none waits
         try:
             async with asyncio.timeout(self.limits.ping_seconds + 1.0):
                 await asyncio.shield(self._ping)

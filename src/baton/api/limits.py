@@ -1,8 +1,6 @@
-"""Every limit of the HTTP edge, in one place. A value is held against it before anything as large as the value is made.
-
-`Limits` is what an operator may change (sizes, counts, seconds); `RANGES` is what the numbers of a request may be. The limits
-on the shape of a chat (4096 messages, ...) are TemplateLimits in text/chat_template.py, enforced there.
-"""
+"""Every limit of the HTTP edge, in one place. A value is checked before anything of its size is allocated. `Limits` has the
+operator's settings (sizes, counts, seconds); `RANGES` has the ranges of numbers in a request. The limits on the shape of a chat
+(4096 messages, ...) are TemplateLimits in text/chat_template.py, enforced there."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ INT32_MAX: Final = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """All of reliability.md 3.2 that is a size, a count or a time."""
+    """Sizes, counts and times that an operator may change (docs/limits.md)."""
 
     body_bytes: int = 8 * MIB
-    "Over it: 413. Compressed bodies are refused, so these are the bytes of the JSON itself."
+    "Over it: 413. Compressed bodies are refused, so these are bytes of JSON."
     body_seconds: float = 60.0
     "From the end of the headers to the end of the body. Over it: 408."
     header_bytes: int = 64 * 1024
@@ -32,9 +30,9 @@ class Limits:
     header_seconds: float = 10.0
     "From the first byte (or the connection) to the end of the headers. Over it the connection is closed."
     json_depth: int = 64
-    "Lists and objects inside each other."
+    "Nesting of lists and objects."
     json_values: int = 320 * 1024
-    "Entries of all lists and objects of a large body (128 KiB or more), strings not counted by their length."
+    "Entries of all lists and objects of a large body (128 KiB or more)."
     object_keys: int = 1024
     "Keys of one object. 256 would do but for logit_bias, which may name `token_ids` tokens."
     top_level_keys: int = 256
@@ -44,21 +42,21 @@ class Limits:
     prompts: int = 64
     "Prompts in one completions request."
     choices: int = 64
-    "n x prompts. Of more inputs for embeddings so many are with the engine at a time."
+    "n x prompts. Of more inputs for embeddings this many are in the engine at a time."
     embedding_inputs: int = 2048
-    "Texts in one request for embeddings: OpenAI's number, which its clients fill."
+    "Texts in one request for embeddings: OpenAI's limit, which its clients use fully."
     request_tokens: int = 4 * MIB
     "n x prompts x max_tokens, after max_tokens is clipped to the context."
     characters_per_token: int = 64
-    "Characters of a prompt for each token of the context. Text has about four; only long runs of spaces have as many as this."
+    "Characters of a prompt per token of the context. Text has about four; only long runs of spaces reach this."
     prompt_tokens: int = 256 * 1024
     "Tokens of all prompts of a request together. One prompt alone may have the whole context."
     logprob_entries: int = 2_000_000
-    "Tokens x (1 + likeliest tokens asked for) that one answer may report."
+    "Tokens x (1 + requested alternatives) in one answer."
     prompt_logprob_entries: int = 200_000
-    "Of them for the prompts, which all come at once."
+    "Entries for prompts, which all arrive at once."
     stop_strings: int = STOPS_MAX
-    "At most what text/stops.py takes."
+    "At most the limit of text/stops.py."
     stop_string_bytes: int = STOP_BYTES_MAX
     token_ids: int = 1024
     "Entries of stop_token_ids, logit_bias and bad_words."
@@ -66,7 +64,7 @@ class Limits:
     bad_words_bytes: int = 16 * 1024
     "All bad words of a request together."
     bad_words_tokens: int = 4096
-    "Their tokens, each word at the start of a text and after a space."
+    "Tokens of all bad words, each at the start of a text and after a space."
     tools_bytes: int = 1 * MIB
     "All tools of a chat together, as JSON."
     grammar_bytes: int = 64 * 1024
@@ -78,38 +76,38 @@ class Limits:
     name_bytes: int = 256
     "user, cache_salt, request ids, idempotency keys."
     api_key_bytes: int = 1024
-    "A longer key is wrong without being looked at."
+    "A longer key is refused unread."
     streams: int = 1024
-    "Requests being answered at once. Over it: 429."
+    "Requests in progress. Over it: 429."
     bytes_in_flight: int = 256 * MIB
-    "Bodies being read or prepared and whole answers being sent, of all requests together. Over it: 429."
+    "Bodies being read or prepared and whole answers being sent, of all requests. Over it: 429."
     send_buffer_bytes: int = 4 * MIB
-    "Bytes that wait for a slow reader; over it its request is cancelled."
+    "Unsent bytes for a slow reader; over it the request is cancelled."
     write_seconds: float = 60.0
-    "A reader that takes nothing for this long is gone."
+    "A client that reads nothing for this long is dropped."
     prepare_seconds: float = 60.0
-    "Parsing, rendering and tokenising one request, its wait for a thread included. Over it: 503."
+    "Time to parse, render and tokenise one request, including the wait for a thread. Over it: 503."
     request_seconds: float = 3600.0
-    "Deadline of a request that names none, and the longest that one may name."
+    "Default and maximum of a request's deadline."
     engine_grace_seconds: float = 5.0
-    "How long after a deadline or an abort the engine may still take to say so."
+    "How long the engine may take to report a deadline or an abort."
     ping_seconds: float = 2.0
     "How long /health waits for the engine, which answers at once unless it hangs."
     idempotency_bytes: int = 32 * MIB
     "Finished answers kept for requests with an Idempotency-Key."
     idempotency_entries: int = 4096
     idempotency_answer_bytes: int = 4 * MIB
-    "A larger answer is not kept: a retry of it is generated again."
+    "A larger answer is not stored: its retry is generated again."
     stored_responses: int = 1024
-    "Answers of /v1/responses that are kept, for previous_response_id and GET. The oldest of who has most makes room."
+    "Stored answers of /v1/responses, for previous_response_id and GET. The tenant with the most loses its oldest first."
     stored_response_bytes: int = 64 * MIB
-    "All of them together, each with its conversation."
+    "Bytes of all stored answers, each with its conversation."
     connections: int = 2304
     "Open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
     connections_per_address: int = 2048
-    "Of them from one address, so that one peer does not shut out all others. Over it: 429."
+    "Open connections from one address, so that one peer does not shut out all others. Over it: 429."
     handshakes: int = 256
-    "Of them in a TLS handshake. Over it the oldest is closed."
+    "Connections in a TLS handshake. Over it the oldest is closed."
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -120,7 +118,7 @@ class Limits:
 
 
 class FieldRange(NamedTuple):
-    """What a number may be. Whole where both ends are ints."""
+    """An allowed range of numbers: integers if both ends are ints."""
 
     low: float | int
     high: float | int
@@ -141,7 +139,7 @@ class FieldRange(NamedTuple):
 
 
 def _sampling_ranges() -> dict[str, FieldRange]:
-    """Of the numbers in SamplingParams, by their types there."""
+    """Ranges of the numbers in SamplingParams, from their types."""
     info = inspect.type_info(SamplingParams)
     assert isinstance(info, inspect.StructType)
     found = {}
@@ -169,4 +167,4 @@ RANGES: Final[dict[str, FieldRange]] = {
 }
 
 LOGIT_BIAS_MAX: Final = 100.0
-"A finite bias beyond it is clamped, as OpenAI documents the range."
+"A finite bias beyond it is clamped to OpenAI's documented range."

@@ -1,11 +1,11 @@
-"""Bodies of other dialects become OpenAI's, by table: there is one reader of fields (openai/schemas.py) and one path on.
+"""Translates bodies of other dialects to OpenAI's, by table: there is one reader of fields (openai/schemas.py).
 
 same       a setting that OpenAI's dialect has under another name; an error names the client's
 own        read by the dialect's own code (messages, tools, ...)
-refused    the answer would be wrong without it: refused, unless it holds a value that asks for nothing
+refused    the answer would be wrong without it: refused, unless it holds a neutral value
 harmless   changes no answer
-others     passed on as they are: what Baton knows beyond OpenAI's fields (top_k, seed, cache_salt, ...) is known in every
-           dialect, and what nobody knows is told in x-baton-ignored, or refused with --unknown-fields refuse
+others     passed on: Baton's own fields (top_k, seed, cache_salt, ...) work in every dialect, and unknown ones are listed in
+           x-baton-ignored, or refused with --unknown-fields refuse
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from baton.api.openai.known_fields import asks_for_nothing
 class Field:
     rule: Literal["same", "own", "refused", "harmless"]
     about: str
-    "For the documentation: a few words."
+    "A few words for the documentation."
     to: str = ""
-    "OpenAI's name of it."
+    "OpenAI's name of the field."
     neutral: tuple[Any, ...] = ()
-    "Values that ask for nothing. Null always does."
+    "Neutral values, which are accepted. Null is always neutral."
     kind: str = ""
-    "Type in JSON's words, where no field of OpenAI's says it."
+    "JSON type, if no field of OpenAI's has it."
 
 
 Table = Mapping[str, Field]
@@ -63,11 +63,11 @@ ONE_ANSWER: Final[Table] = {
     "continue_final_message": refused(False),
     "add_generation_prompt": refused(True),
 }
-"""What OpenAI's older endpoints can be asked for, and no answer of another dialect could tell."""
+"""Options of OpenAI's older endpoints that have no place in another dialect's answer."""
 
 
 def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[str, Any]:
-    """OpenAI's body, but for what the table leaves to the dialect. `place`: of an object inside the body, "options."."""
+    """OpenAI's body, without fields that the table leaves to the dialect. `place`: prefix of a nested object, "options."."""
     result: dict[str, Any] = {}
     for name, value in body.items():
         field = table.get(name)
@@ -85,14 +85,14 @@ def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[s
 
 
 def also_ignored(body: Body, names: Sequence[str], unknown: Literal["ignore", "refuse"]) -> Body:
-    """What a dialect's own code leaves out is named like any field that is not known, or refused like one."""
+    """Adds fields that the dialect left out to the ignored ones, or refuses them, like unknown fields."""
     if names and unknown == "refuse":
         raise bad(f"{names[0][:64]} is not supported", names[0].split("[", 1)[0].split(".", 1)[0], code="unknown_field")
     return replace(body, options=replace(body.options, ignored=(*body.options.ignored, *names)))
 
 
 def format_named(body: Body, name: str) -> Body:
-    """What is wrong with the format of its answer is found out later: then the client's name of it is told."""
+    """Sets the client's name of the format field: errors in the format are found later."""
     if body.options.grammar_field != "response_format":
         return body
     return replace(body, options=replace(body.options, grammar_field=name))
@@ -100,7 +100,7 @@ def format_named(body: Body, name: str) -> Body:
 
 @contextmanager
 def errors_named_by(*tables: tuple[Table, str]) -> Iterator[None]:
-    """An error about a field of OpenAI's is told with the name that the client gave it. A table comes with its place."""
+    """Renames the field in errors to the name that the client used. Each table comes with its place."""
     names = {field.to: place + name for table, place in tables for name, field in table.items() if field.rule == "same"}
     try:
         yield

@@ -1,11 +1,10 @@
-"""Fields of Anthropic's requests: the table (translate.py defines the rules), and how a body becomes OpenAI's.
+"""Fields of Anthropic's requests: the table (translate.py defines the rules), and the translation of a body to OpenAI's.
 
 user        text, tool_result     -> a message with the role tool for each result, and one of the user for the text between
 assistant   thinking, text, tool_use -> one message with reasoning_content, content, tool_calls
 the last one is the assistant's      -> the answer continues it
 
-tools
-custom, or no type   the client runs it
+tools custom, or no type   the client runs it
 defer_loading        not offered before a tool_result has a tool_reference to it, unless Anthropic's server would do the search
 others               web_search_20250305, ...: Anthropic's server would have to run them, or only Anthropic's models know their
                      schema. They are left out and named in x-baton-ignored; refused only where tool_choice demands one
@@ -65,7 +64,7 @@ MESSAGES: Final[Table] = {
     "logprobs": refused(False, about="log-probabilities are told by /v1/chat/completions"),
     "top_logprobs": refused(0, about="log-probabilities are told by /v1/chat/completions"),
 }
-"""/v1/messages/count_tokens takes the same, and uses what goes into the prompt."""
+"""Fields of /v1/messages; /v1/messages/count_tokens accepts the same and uses those that belong to the prompt."""
 
 _SEARCH: Final = "tool_search_tool_"
 LEFT_OUT: Final = (
@@ -143,7 +142,7 @@ def _assistant(blocks: list[Json], place: str) -> Json:
             case "thinking":
                 thoughts.append(_string(block, "thinking"))
             case "redacted_thinking":
-                continue  # nobody but its author can read it
+                continue  # only Anthropic can decrypt it
             case "tool_use":
                 calls.append(_tool_use(block))
             case _:
@@ -166,12 +165,12 @@ def _tool_result(block: Json) -> Json:
     message: Json = {"role": "tool", "tool_call_id": _string(block, "tool_use_id")}
     message["content"] = _result_text(block.get("content") or "", f"{block['place']}.content")
     if block.get("is_error") is True:
-        message["is_error"] = True  # for templates that know it
+        message["is_error"] = True  # for templates that render it
     return message
 
 
 def _text(value: Any, place: str) -> str:
-    """A text, or text blocks, which are joined as in any chat."""
+    """Joins text blocks like any chat; a plain text is returned as it is."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -180,7 +179,7 @@ def _text(value: Any, place: str) -> str:
 
 
 def _result_text(value: Any, place: str) -> str:
-    """As `_text`. A tool of the client's that looks for tools answers with references to those that it found."""
+    """Text of a tool result, as `_text`. References to tools that the client's tool search found become sentences."""
     if not isinstance(value, list):
         return _text(value, place)
     found = [
@@ -195,7 +194,7 @@ def _is_reference(block: Any) -> bool:
 
 
 def _referenced(messages: list[Any]) -> frozenset[str]:
-    """Names of the tools that results refer to. What is wrong with a message is found elsewhere."""
+    """Names of the tools that tool results refer to. Malformed messages are skipped: the schema reports them."""
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     blocks = [block for content in contents if isinstance(content, list) for block in content if isinstance(block, dict)]
     results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
@@ -229,9 +228,8 @@ def _output(asked: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 def openai_tools(value: Any, referenced: frozenset[str]) -> tuple[list[Json], list[str], frozenset[str]]:
-    """The tools, what of them is not used (with its place), and the names of those that are left out.
-
-    `referenced`: tools that the conversation has a reference to."""
+    """Returns the tools in OpenAI's form, the places of unused ones, and the names of those left out. `referenced`: names of
+    tools that the conversation has a tool_reference to."""
     given: list[Any] = expect(list, value, "tools")
     kinds = [tool.get("type") for tool in given if isinstance(tool, dict)]
     all_at_once = any(isinstance(kind, str) and kind.startswith(_SEARCH) for kind in kinds)
@@ -248,7 +246,7 @@ def openai_tools(value: Any, referenced: frozenset[str]) -> tuple[list[Json], li
         if kind not in (None, "custom"):
             raise bad(f"{place}.type: only tools of the client's own are supported", "tools", code="unsupported")
         name = tool.get("name")
-        # A name that is no text is not left out: the schema of tools refuses it with its place.
+        # A tool whose name is not a string is kept: the schema of tools refuses it with its place.
         if tool.get("defer_loading") is True and not all_at_once and isinstance(name, str) and name not in referenced:
             continue
         function = {to: tool[name] for name, to in _COPIED.items() if tool.get(name) is not None}
@@ -277,9 +275,8 @@ def choose_tool(asked: Json, choice: Any, left_out: frozenset[str]) -> None:
 
 
 def unused_edits(value: Any) -> Iterator[str]:
-    """Of context_management: names of edits that would take something out of a long conversation, which is not done here.
-
-    Claude Code sends clear_thinking with keep: "all" in every request, which asks for nothing."""
+    """Yields the edits of context_management that would remove something from a long conversation, which Baton does not do.
+    Claude Code sends clear_thinking with keep: "all" in every request; that edit removes nothing."""
     if value is None:
         return
     edits = value.get("edits") if isinstance(value, dict) else None

@@ -51,10 +51,10 @@ class MessageEvents:
         self._put = put
         self._blocks = Blocks(self)
         self._index = -1
-        "Of the block that is open, or was."
+        "Index of the block that is open, or was last."
         self._begun = False
         self._frame: tuple[bytes, bytes] | None = None
-        "Of a piece of text in the block that is open."
+        "Bytes before and after the text in an event of the open block."
         self._last = Piece(0)
 
     def add_text(self, choice: int, text: str) -> None:
@@ -110,7 +110,7 @@ class MessageEvents:
 
 
 def stop_of(piece: Piece) -> dict[str, Any]:
-    """Anthropic's words and no other, as typed clients know no other; `ended_by` says what else ended the answer."""
+    """stop_reason has Anthropic's values only, because typed clients know no other; `ended_by` has the actual reason."""
     reason, sequence = "end_turn", None
     if piece.known_finish is FinishReason.LENGTH:
         reason = "max_tokens"
@@ -123,7 +123,7 @@ def stop_of(piece: Piece) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Here cached tokens are counted apart from input_tokens."""
+    """Anthropic's usage: cached tokens are not part of input_tokens."""
     cached = usage.cached_tokens or 0
     return {
         "input_tokens": usage.prompt_tokens - cached,
@@ -135,7 +135,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def _block(part: Part) -> dict[str, Any]:
-    """The input of a call is an object, as the type says: an empty one where the call was cut off, as at Anthropic."""
+    """A content block. The input of a tool call that was cut off is an empty object, as at Anthropic."""
     if isinstance(part, ToolCallDelta):
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": part.parsed if part.is_whole else {}}
     if isinstance(part, Content):

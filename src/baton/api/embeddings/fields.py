@@ -41,4 +41,4 @@ OLLAMA: Final[Table] = {
     "keep_alive": harmless("the model stays"),
 }
 OLLAMA_OLDER: Final[Table] = {**OLLAMA, "prompt": same("prompt", "a text"), "input": refused(about="here it is called prompt")}
-"""Of /api/embeddings."""
+"""Fields of /api/embeddings."""

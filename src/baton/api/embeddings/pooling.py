@@ -1,4 +1,4 @@
-"""POST /pooling, as vLLM has it: the vectors of /v1/embeddings in another frame."""
+"""POST /pooling, as in vLLM: the vectors of /v1/embeddings in another frame."""
 
 from __future__ import annotations
 

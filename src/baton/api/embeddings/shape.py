@@ -1,5 +1,5 @@
-"""Requests for embeddings and their answers. To the engine they are prompts whose hidden states are pooled (worker/pooling.py):
-scheduled, preempted and replayed like any other."""
+"""Requests for embeddings and their answers. For the engine an embedding is a prompt whose hidden states are pooled
+(worker/pooling.py): scheduled, preempted and replayed like any other."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class EmbeddingShape(Shape):
         return numbers if self._dimensions is None else shortened(numbers, self._dimensions)
 
     def _row(self, piece: Piece) -> dict[str, Any]:
-        if self._base64 and self._dimensions is None:  # as it is: an index of a million texts is made of these
+        if self._base64 and self._dimensions is None:  # unconverted: bulk indexing takes this path
             vector: str | list[float] = base64.b64encode(piece.embedding).decode()
         else:
             numbers = self._vector(piece)
@@ -124,7 +124,7 @@ class OllamaEmbedShape(EmbeddingShape):
 
 
 class OllamaEmbeddingsShape(OllamaEmbedShape):
-    """POST /api/embeddings, the older one: a text, a vector."""
+    """POST /api/embeddings, the older route: one text, one vector."""
 
     kind = "ollama.embeddings"
     table = OLLAMA_OLDER
@@ -146,7 +146,7 @@ def floats(vector: bytes) -> list[float]:
 
 
 def packed(numbers: list[float]) -> bytes:
-    """As single-precision numbers, the lowest byte first."""
+    """Little-endian float32."""
     vector = array("f", numbers)
     if sys.byteorder == "big":
         vector.byteswap()
@@ -154,7 +154,7 @@ def packed(numbers: list[float]) -> bytes:
 
 
 def shortened(numbers: list[float], dimensions: int) -> list[float]:
-    """The beginning of a vector, with length 1. Models that are trained for it (Matryoshka) have most of the meaning there."""
+    """The first `dimensions` numbers, scaled to length 1. Matryoshka models have most of the meaning there."""
     begin = numbers[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in begin)) or 1.0
     return floats(packed([number / length for number in begin]))

@@ -1,1 +1,1 @@
-"""From a checked request to the engine and back: token ids, text, stop strings, pieces. No dialect's shapes."""
+"""From a checked request to the engine and back: token ids, text, stop strings, pieces. Knows no dialect."""

@@ -1,4 +1,4 @@
-"""Answers a request that generates, from its first byte to its end; the same for all dialects."""
+"""Answers one generating request, from its first byte to its end; the same for all dialects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from baton.errors import EngineError
 
 
 class GenerateRoute:
-    """An ASGI endpoint: it has to see the client leave, which an ordinary handler does not."""
+    """An ASGI endpoint, because an ordinary handler does not see that the client disconnects."""
 
     def __init__(self, shape: type[Shape]) -> None:
         self._shape = shape
@@ -46,7 +46,7 @@ class GenerateRoute:
         call = _Call(front, request, self._shape(front), send)
         try:
             with front.budget.lease() as lease:
-                call.body = await read_body(request, front.limits, lease)  # first: a slow body holds no place
+                call.body = await read_body(request, front.limits, lease)  # first: a slow body occupies no stream
                 with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
                     await call.answer(live, lease)
         except (ClientGone, ClientDisconnect) as gone:
@@ -63,7 +63,7 @@ class _Call:
         self.request = request
         self.shape = shape
         self.body = b""
-        "Until the job is made of it."
+        "The raw body, until the job is built from it."
         self.caller = caller_of(request)
         self.record = record_of(request)
         self.request_id = self.record.request_id
@@ -90,7 +90,7 @@ class _Call:
             self._forget()
 
     async def fail(self, error: Exception) -> None:
-        """Nothing has been sent yet."""
+        """Responds with the error. Only before anything was sent."""
         known = as_api_error(error)
         self.record.ended = known.code or "error"
         if known.http_status == 500:
@@ -101,19 +101,20 @@ class _Call:
         await self._respond(error_response(known, retry_after_seconds=retry, request_id=self.request_id, body=body))
 
     def _log_failure(self, error: BaseException) -> None:
-        """A traceback only for what nobody foresaw."""
+        """Logs a traceback only for unexpected errors."""
         if isinstance(error, EngineError):
             logger.error("request %s failed: %s", self.request_id, error)
         else:
             logger.error("request %s failed: %s", self.request_id, type(error).__name__, exc_info=error)
 
     def _remember(self, answer: bytes | None, media_type: str) -> None:
-        """Before its last byte goes out: a client that has it all may come back at once. None: too large to be kept."""
+        """Stores a complete answer for its idempotency key. Runs before the last byte is sent: the client may repeat the
+        request at once. None: too large to store."""
         if self._entry is not None and answer is not None:
             self.front.idempotency.finish(self._entry, answer, media_type)
 
     def _forget(self) -> None:
-        """An answer that is not complete. Before the client is told so, for the same reason."""
+        """Drops an incomplete answer, before the client sees that it is incomplete, for the same reason."""
         if self._key is not None and self._entry is not None and self._entry.answer is None:
             self.front.idempotency.drop(self.caller.tenant, self._key, self._entry)
 
@@ -129,7 +130,7 @@ class _Call:
             await self._send_whole(known.answer)
             return
         self.body = b""
-        lease.close()  # only token ids are left
+        lease.close()  # the text is freed: only token ids are left
         job = job.traced(traceparent_of(self.request.scope))
         generation = Generation(self.front, job, live, self._started)
         self.record.ignored = job.options.ignored
@@ -169,7 +170,7 @@ class _Call:
         try:
             await while_connected(self.request.receive, sending)
         except ClientGone:
-            drop_connection(self.request.scope)  # what it has not read is not kept for it
+            drop_connection(self.request.scope)  # unread bytes are not kept for the client
             raise
         finally:
             sent.close()

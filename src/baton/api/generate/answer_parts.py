@@ -1,4 +1,4 @@
-"""How the text of an answer will be taken apart: which parser, and what of the prompt it has to know.
+"""Chooses the parser of an answer and its start state, which depends on the end of the prompt.
 
 prompt ends with      the answer begins with       so the parser begins
 ...assistant\\n        <think>Hm.</think>Four.      before a thought
@@ -30,17 +30,17 @@ _TAIL_CHARS: Final = 256
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerParts:
     make: MakeParser | None
-    "None: all is content."
+    "None: the whole text is content."
     shown_ids: frozenset[int]
-    "Special tokens that are marks of calls or thoughts."
+    "Ids of special tokens that mark calls or reasoning."
     thinks: bool = False
-    "The answer may have a thought, and it is looked for."
+    "Reasoning is separated from the content."
     is_open: bool = False
-    "The prompt has begun the thought."
+    "The prompt ends inside the reasoning."
 
 
 def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
-    """Raises ApiError for tools that this server cannot take."""
+    """Raises ApiError for tools that this server does not support."""
     style, tools, thinking = front.style, body.tools, body.thinking
     if tools is not None and not style.has_calls:
         raise bad("tools is not supported here: tool calls are off (--tool-call-parser)", "tools", code="unsupported")
@@ -74,20 +74,21 @@ def _special(front: Front, marks: Iterable[str]) -> frozenset[int]:
 
 
 def _is_open(prompt: str, start: str) -> bool:
-    """Templates end with it, or with it and a line feed."""
+    """The prompt ends with the tag; templates may add a line feed."""
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
 
 
 def _goes_on(body: ChatBody, thoughts: ThinkStyle) -> bool:
-    """The message to go on with ends inside a thought."""
+    """The message to continue ends inside its reasoning."""
     last = body.messages[-1] if body.continue_final_message and body.messages else None
     content = last.get("content") if isinstance(last, dict) else None
     return isinstance(content, str) and thoughts.start in content.rpartition(thoughts.end)[2]
 
 
 def without_thought(front: Front, body: ChatBody, prompt: str, grammar: Grammar | None) -> str:
-    """The prompt of a chat that wants no thought. A template that knows the switch has seen to it; where one opens a thought
-    all the same, it is closed again, as Qwen's template does it. So it is where a grammar could not tell when it ends."""
+    """The prompt of a chat without reasoning. A template with a switch has handled it; a template that opens the reasoning
+    anyway gets it closed again, as in Qwen's template. The same holds where a grammar could not see the end of the
+    reasoning."""
     thoughts = front.style.thoughts
     if front.style.harmony is not None:
         return channel_prompt(body, prompt, grammar)
@@ -99,14 +100,14 @@ def without_thought(front: Front, body: ChatBody, prompt: str, grammar: Grammar 
 
 
 def _token(front: Front, tag: str) -> int | None:
-    """Its id, if it is one token that the model has."""
+    """The tag's token id, if it is one token of the model."""
     token = front.tokenizer.added_ids.get(tag)
     return token if token is not None and token < front.model.head_width else None
 
 
 def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrained: bool) -> Thinking | None:
-    """What the sampler is told. A model without thoughts keeps within any budget; one whose template has no switch is kept from
-    thinking by a budget of nothing. `constrained`: by a grammar, which is about what comes after the thought."""
+    """Reasoning limits for the sampler. A model without reasoning needs none; a template without a switch gets a budget of
+    zero. `constrained`: a grammar applies, and begins after the reasoning."""
     thoughts, thinking, budget = front.style.thoughts, body.thinking, body.thinking.budget
     if front.style.harmony is not None and budget is not None:
         message = "a thinking budget is not supported by this model: say reasoning_effort"
@@ -130,14 +131,15 @@ def thinking_rules(front: Front, body: ChatBody, parts: AnswerParts, *, constrai
 
 
 def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
-    """Of an answer that must be calls; or calls, or what the request says of its format; or whatever it likes, but a call of a
-    strict tool by its schema."""
+    """Grammar of an answer that must be calls; or calls or the requested format; or free text in which calls of strict tools
+    follow their schema."""
     if front.style.harmony is not None:
         return channel_grammar(front, body)
     tools, style, answer = body.tools, front.style.calls, body.options.sampling.grammar
     if tools is None or style is None:
         return answer
-    # A model whose calls have no mark may answer in JSON: nothing tells a call before it is whole, so it is free.
+    # A model whose calls have no marker may answer in JSON: a call is recognised only when it is complete, so the text stays
+    # free.
     free = tools.choice == "auto" and answer is None and bool(tools.strict) and not style.bare
     if tools.choice == "auto" and answer is None and not free:
         return answer

@@ -3,8 +3,8 @@
     parts       reasoning "a"   reasoning "b"   text "c"   call 0 "{"   call 0 "}"   text "d"
     blocks      open    more    more    close   open more  close  open  more  more   close ...
 
-A block is open until another one begins, or the answer ends. One block at a time is open. A whole answer has one part for each
-block (Piece.add), so it has the same blocks as its stream, however that was cut.
+A block is open until another one begins, or the answer ends. Only one block is open at a time. A whole answer has one part per
+block (Piece.add), so it has the same blocks as its stream, however that was split.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 class BlockWriter(Protocol):
     def open(self, part: Part) -> None:
-        """`part`: the first of the block. A call's has its id and its name."""
+        """`part`: the first part of the block. For a call it has id and name."""
 
     def more(self, part: Part) -> None:
-        """The first part too."""
+        """Called for every part, the first included."""
 
     def close(self, kind: BlockKind) -> None: ...
 

@@ -1,7 +1,7 @@
 """answer_parts.py for a model that writes in channels (text/parsers/harmony.py): its parser, its prompt and its grammar.
 
-Such a model has no switch for thoughts and no single token that begins one. So it is kept from thinking by an empty thought in
-the prompt, and not held to a budget; and a grammar has the channels in it, because it begins with the answer.
+Such a model has no switch for reasoning and no single token that begins it. An empty analysis message in the prompt prevents
+reasoning, budgets are not supported, and a grammar includes the channels because it begins with the answer.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def channel_parser(style: HarmonyStyle, body: ChatBody, prompt: str) -> MakePars
 
 
 def channel_prompt(body: ChatBody, prompt: str, grammar: Grammar | None) -> str:
-    """With what the answer shall not begin with, at its end."""
+    """The prompt, extended by the channel headers that the answer must not begin with."""
     if not prompt.endswith(_TURN):
-        return prompt  # it goes on with a message
+        return prompt  # the answer continues a message
     if body.thinking.enabled is False:
         prompt += _NO_THOUGHT
-    # A format that channels cannot be written around: the answer begins where it is about it.
+    # A format that does not combine with channels: the prompt ends with the final channel, so the answer begins there.
     return prompt + _FINAL if grammar is not None and grammar is body.options.sampling.grammar else prompt
 
 
 def channel_grammar(front: Front, body: ChatBody) -> Grammar | None:
-    """Raises ApiError for tools and a format that do not go together."""
+    """Raises ApiError for tools and a format that exclude each other."""
     tools, answer = body.tools, body.options.sampling.grammar
     required = tools is not None and tools.choice == "required"
     strict = tools is not None and bool(tools.strict)

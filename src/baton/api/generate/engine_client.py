@@ -1,14 +1,14 @@
-"""All that the front knows of an engine. runtime/front/client.py implements it over a process channel; tests script it.
+"""The front's interface to an engine. runtime/front/client.py implements it over a process channel; tests script it.
 
-What an implementation promises:
+Contract of an implementation:
 
-* `generate` tells `take`, for each of the n sequences, deltas and at last one with `ended`. The last token comes with `ended`,
+* `generate` calls `take` with deltas of each of the n sequences; the last one has `ended`. The last token comes with `ended`,
   in the same delta; a token that stopped the sequence is among `tokens`.
 * Nothing follows the `ended` of a sequence; after n of them `generate` returns.
-* `take` is called on the loop, as a token comes: no task is woken for a token. It never waits. What it raises is raised by
-  `generate`, and nothing is told after it.
+* `take` is called on the loop for each token: no task is woken per token. It never waits. What it raises is raised by
+  `generate`, and `take` is not called again.
 * Leaving early (an error of `take`, a cancelled `generate`) aborts the request.
-* `abort` of something unknown or ended does nothing.
+* `abort` of an unknown or ended request does nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Begun", "Delta", "Ended", "EngineClient", "EngineRefused", "EngineSt
 
 
 class EngineRefused(EngineError):
-    """The engine does not take the request. Raised before the first delta."""
+    """The engine refuses the request. Raised before the first delta."""
 
     def __init__(self, refused: Refused, retry_seconds: float | None = None) -> None:
-        """`retry_seconds`: when it may be worth trying again, where that is known."""
+        """`retry_seconds`: when a retry may succeed, if known."""
         super().__init__(str(refused))
         self.refused = refused
         self.retry_seconds = retry_seconds
@@ -38,21 +38,21 @@ class EngineRefused(EngineError):
 
 class EngineClient(Protocol):
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
-        """Raises EngineRefused before the first delta, and another EngineError where the engine is lost on the way."""
+        """Raises EngineRefused before the first delta, and another EngineError if the engine is lost later."""
         ...
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End one sequence or all. Reason STOP: the front has seen a stop string."""
+        """Ends one sequence or all. Reason STOP: the front has found a stop string."""
         ...
 
     async def ping(self, timeout_seconds: float) -> None:
-        """The engine answers, and its worker gets on with what is due. Raises Unavailable, with what is wrong."""
+        """Raises Unavailable, with the cause, unless the engine answers and its worker makes progress."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     async def pause(self, drain_seconds: float | None) -> None:
-        """Take nothing new, finish what runs (for at most that long; None: as long as it takes), then stand still."""
+        """Accepts no new requests, finishes the running ones (for at most that long; None: without limit), then pauses."""
         ...
 
     async def resume(self) -> None: ...
@@ -60,13 +60,14 @@ class EngineClient(Protocol):
     async def clear_cache(self, *, device: bool, host: bool) -> None: ...
 
     async def sleep(self, drain_seconds: float | None) -> None:
-        """Pause, then release weights and cache together."""
+        """Pauses, then releases weights and cache."""
         ...
 
     async def wake(self) -> None:
-        """Load the weights again, and take requests."""
+        """Loads the weights again and accepts requests."""
         ...
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """Pause, load other weights, go on. CallerError: they cannot be loaded, and the old ones are served again."""
+        """Pauses, loads other weights, resumes. Raises CallerError if they cannot be loaded; then the old ones are served
+        again."""
         ...

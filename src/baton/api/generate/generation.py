@@ -1,9 +1,8 @@
-"""Runs the engine requests of one HTTP request and tells a sink each piece as it comes.
+"""Runs the engine requests of one HTTP request and passes each piece to a sink as it arrives.
 
-The sink is a plain function and never waits, so a slow client holds up neither the engine nor the other prompts. Every wait
-here ends: the engine is told the request's deadline, and where it says nothing a few seconds after that, the front ends the
-request itself. Leaving in any way (an error, a cancelled task, a client that is gone) aborts in the engine what has
-not ended there.
+The sink is a plain function and never waits, so a slow client delays neither the engine nor the other prompts. Every wait here
+ends: the engine gets the request's deadline, and if it is silent a few seconds after that, the front ends the request itself.
+Leaving in any way (an error, a cancelled task, a lost client) aborts the unfinished requests in the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from baton.protocol.request import FinishReason
 
 Sink = Callable[[Piece], None]
 TextSink = Callable[[int, str], None]
-"""Choice and text."""
+"""Called with the choice and its new text."""
 
 
 @dataclass(slots=True)
@@ -31,22 +30,22 @@ class Usage:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
-    "None where the engine has not told yet."
+    "None until the engine has reported it for every prompt."
     host_tokens: int = 0
     storage_tokens: int = 0
-    "Of the cached ones, those that these tiers brought."
+    "Cached tokens that were loaded from host memory and from storage."
     preemptions: int = 0
-    "How often sequences of the request lost their KV blocks to others and were computed again."
+    "Number of times that sequences of the request lost their KV blocks to others and were computed again."
     reasoning_tokens: int | None = None
-    "Of the output. None where thoughts are not looked for."
+    "Output tokens that are reasoning. None where reasoning is not separated."
     prompt_seconds: float = 0.0
-    "From the request to its first token."
+    "Time from the request to its first token."
     output_seconds: float = 0.0
-    "From there to its last."
+    "Time from the first token to the last."
 
 
 class _Timing:
-    """When the tokens of one sequence came."""
+    """Arrival times of the tokens of one sequence."""
 
     __slots__ = ("first", "last", "tokens")
 
@@ -58,7 +57,7 @@ class _Timing:
 
 class Generation:
     def __init__(self, front: Front, job: Job, live: LiveRequest, started: float) -> None:
-        """`started` is the loop's time at which the HTTP request came."""
+        """`started`: the loop's time at which the HTTP request arrived."""
         self._text_sink: TextSink | None = None
         n = self._n = job.options.n
         self._front = front
@@ -72,17 +71,17 @@ class Generation:
         ]
         self._timings = [_Timing() for _ in self._outputs]
         self._cached: dict[int, tuple[int, int, int]] = {}
-        "By prompt: cached tokens, and how many of them host and storage brought."
+        "Per prompt: cached tokens, and how many of them host and storage supplied."
         self._preemptions = 0
         self._prefill_seconds: dict[int, float] = {}
-        "By prompt: from its admission to its first token."
+        "Per prompt: time from its admission to its first token."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
-        "By prompt, where they are echoed."
+        "Per prompt, where it is echoed."
         self._now = asyncio.get_running_loop().time
 
     @property
     def usage(self) -> Usage:
-        """A prompt counts once, however many sequences share it."""
+        """Usage so far. A prompt counts once, however many sequences share it."""
         told = len(self._cached) == len(self._job.requests)
         first = min((timing.first for timing in self._timings if timing.first is not None), default=self._started)
         last = max(first, *(timing.last for timing in self._timings))
@@ -101,18 +100,18 @@ class Generation:
 
     @property
     def finish_words(self) -> str:
-        """How the choices have ended, for the log."""
+        """Finish reasons of the choices, for the log."""
         words = {output.finish.value if output.finish is not None else "unfinished" for output in self._outputs}
         return "+".join(sorted(words))
 
     async def run(self, sink: Sink, text_sink: TextSink | None = None) -> None:
         """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
 
-        `text_sink`, if there is one, is told the text of what has nothing else to tell: most tokens, so it is the short way.
+        `text_sink`, if given, gets deltas that carry only text: most tokens, so this is the fast path.
         """
         self._text_sink = text_sink if self._job.only_text else None
         self._live.engine_ids += [request.id for request in self._job.requests]
-        if self._live.aborted:  # while it was being prepared: the engine need not know of it
+        if self._live.aborted:  # during preparation: the engine never gets the request
             for output in self._outputs:
                 sink(output.cut(FinishReason.ABORT))
             return
@@ -122,7 +121,7 @@ class Generation:
         places = iter(range(len(self._job.requests)))
 
         async def one_after_another() -> None:
-            for place in places:  # shared: whoever is free takes the next one
+            for place in places:  # shared: the next free task takes the next prompt
                 if self._live.aborted:
                     for output in self._of(place):
                         sink(output.cut(FinishReason.ABORT))
@@ -133,7 +132,7 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(self._job.requests), self._front.limits.choices)):
                     group.create_task(one_after_another())
-        except BaseExceptionGroup as errors:  # one failed, which cancelled the others: that one is the answer
+        except BaseExceptionGroup as errors:  # one failed, which cancelled the others: its error is the answer
             raise errors.exceptions[0] from None
 
     async def _follow(self, place: int, sink: Sink) -> None:
@@ -153,7 +152,7 @@ class Generation:
             if delta.ended is not None:
                 owed -= 1
             if owed and finished and not all_finished and self._all_finished(place):
-                all_finished = True  # by stop strings; the engine still owes the usage, but not for long
+                all_finished = True  # by stop strings; the engine still owes the usage, but gets only a short wait
                 patience.reschedule(min(deadline, self._now() + grace))
 
         try:
@@ -169,13 +168,13 @@ class Generation:
         self._tell_ended(place)
 
     def _take_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
-        """The short way of `_take`: Job.only_text, and not the end. Nearly every token of a stream."""
+        """The fast path of `_take` for nearly every token of a stream: Job.only_text, and not the end."""
         self._clock(choice, len(tokens))
         if text := self._outputs[choice].text_of(tokens):
             text_sink(choice, text)
 
     def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
-        """True where the client has all of this sequence."""
+        """Returns True if the client has all of this sequence."""
         choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
@@ -199,19 +198,19 @@ class Generation:
         return True
 
     def _note_begun(self, place: int, begun: Begun, seconds: float) -> None:
-        """`seconds` after the engine was asked. What of them was not prefill was spent in queues, those of a router too."""
+        """`seconds`: time since the engine was called. The part that was not prefill was spent in queues, a router's too."""
         self._note_cached(place, begun)
         if place not in self._prefill_seconds:
             self._prefill_seconds[place] = prefill = min(begun.prefill_seconds, seconds)
             self._front.metrics.request_begun(seconds - prefill, prefill)
 
     def _note_cached(self, place: int, said: Begun | Ended) -> None:
-        """What siblings computed for each other was not cached before: the least of the sequences counts."""
+        """Tokens that siblings computed for each other were not cached before: the minimum over the sequences counts."""
         counts = (said.cached_tokens, said.host_tokens, said.storage_tokens)
         self._cached[place] = min(self._cached.get(place, counts), counts)
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
-        """The prompt goes first. Its log-probabilities come with sequence 0, and belong to all of them."""
+        """Sends the prompt first. Its log-probabilities arrive with sequence 0 and belong to all sequences."""
         logprobs = delta.prompt_logprobs
         if delta.index:
             logprobs = self._prompt_logprobs.get(place)
@@ -220,7 +219,7 @@ class Generation:
         sink(self._outputs[choice].echo(logprobs))
 
     def _require_no_failure(self, piece: Piece, delta: Delta) -> None:
-        """An end that the client must not take for an answer becomes an error."""
+        """Raises ApiError for an end that the client must not mistake for an answer."""
         if piece.finish is FinishReason.ERROR:
             detail = delta.ended.detail if delta.ended else ""
             if delta.ended and delta.ended.error == "dead_end":
@@ -234,7 +233,7 @@ class Generation:
         return ApiError(504, f"no token within the request's {seconds:g} seconds", param="timeout", code="timeout")
 
     def _give_up(self, place: int, sink: Sink) -> None:
-        """The engine is silent past the deadline: the choices end with what they have."""
+        """Ends the choices with what they have: the engine is silent past the deadline."""
         if not any(output.tokens for output in self._outputs):
             raise self._too_late()
         for output in self._of(place):

@@ -1,4 +1,4 @@
-"""Requests being answered now: how many, whose, and how to abort them."""
+"""Requests in progress: count, tenants, and aborting."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from baton.protocol.ids import RequestId
 class LiveRequest:
     tenant: bytes
     names: tuple[str, ...]
-    "What its client may call it: the id of the answer, and X-Request-Id."
+    "Names that the client may use: the id of the answer, and X-Request-Id."
     engine_ids: list[RequestId] = field(default_factory=list)
-    "Ours, made here: a client cannot choose or guess one."
+    "Generated here: a client cannot choose or guess one."
     aborted: bool = False
-    "Set by an abort. The engine may not know the request yet; then it never will."
+    "Set by an abort. A request that the engine does not have yet is then never sent."
 
 
 class LiveRequests:
@@ -36,7 +36,7 @@ class LiveRequests:
 
     @contextmanager
     def admitted(self, tenant: bytes, names: tuple[str, ...]) -> Iterator[LiveRequest]:
-        """Raises 429 where as many requests are open as may be, in all or of this key."""
+        """Registers a request while the context is open. Raises 429 at the limit of open requests, in total or per key."""
         own = self._of_tenant.get(tenant, 0)
         if len(self._open) >= self._total_max:
             raise ApiError(429, f"{self._total_max} requests are open, which is the limit", code="too_many_streams")
@@ -54,7 +54,7 @@ class LiveRequests:
                 del self._of_tenant[tenant]
 
     def abort(self, tenant: bytes, name: str) -> int:
-        """Ends the caller's own requests of that name, with what they have. How many there were."""
+        """Aborts the tenant's requests of that name, which keep their output so far. Returns their number."""
         found = [request for request in self._open if request.tenant == tenant and name in request.names]
         for request in found:
             request.aborted = True

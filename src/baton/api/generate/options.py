@@ -1,4 +1,4 @@
-"""A request for text, typed and complete, whatever dialect it came in. openai/schemas.py reads it from a JSON object; the other
+"""A request for text, typed and complete, independent of its dialect. openai/schemas.py reads it from a JSON object; the other
 dialects translate theirs to that object first."""
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What both endpoints share."""
+    """Options that chat and completions share."""
 
     stream: StreamOptions
     n: int
     max_tokens: int | None
-    "None: as many as the model recommends, or the context has room for (prepare.py)."
+    "None: the model's recommendation, or what the context has room for (prepare.py)."
     seed: int | None
     sampling: SamplingParams
-    """What the engine gets as it was asked for. prepare.py adds the two above, ends of text, bad words, and the `ends` of a
+    """Sampling parameters as requested. prepare.py adds seed and max_tokens, stop ids, bad words, and the `ends` of a
     grammar."""
     stop: tuple[str, ...]
     include_stop: bool
     ignore_eos: bool
     bad_words: tuple[str, ...]
     bad_words_token_ids: tuple[int, ...]
-    "Each of them is a bad word."
+    "Each token id is a bad word of its own."
     return_token_ids: bool
     skip_special_tokens: bool
     add_special_tokens: bool
@@ -44,11 +44,11 @@ class Options:
     cache_salt: str
     timeout_seconds: float
     truncate: int | None
-    "A longer prompt is cut to this many tokens. -1: to what leaves room for max_tokens. None: it is refused."
+    "A longer prompt is truncated to this many tokens. -1: to what leaves room for max_tokens. None: it is refused."
     grammar_field: str
-    "The field that says what the answer must look like, for errors. Empty: none does."
+    "Name of the field that sets the answer's format, for errors. Empty: none."
     ignored: tuple[str, ...] = ()
-    "Fields that we do not know. The client is told their names."
+    "Unknown fields; the client gets their names."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class ChatBody:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any] | None
-    "What is said of thinking is among them."
+    "Includes the template's switches for reasoning."
     tools: Tools | None = None
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
 
@@ -73,6 +73,6 @@ class CompletionBody:
     prompts: tuple[Prompt, ...]
     echo: bool
     suffix: str = ""
-    "What follows the gap that the model fills in after the prompt."
+    "Text after the gap; the model fills in between prompt and suffix."
     prompt_only: bool = False
-    "max_tokens 0 with echo: the prompt comes back, with its log-probabilities, and nothing follows it."
+    "max_tokens 0 with echo: the answer is the prompt, with its log-probabilities."

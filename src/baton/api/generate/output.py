@@ -1,10 +1,10 @@
-"""One sequence, from the engine's deltas to what its client sees. Streams and whole answers are made of the same pieces.
+"""One sequence, from the engine's deltas to the client's pieces. Streams and whole answers consist of the same pieces.
 
     tokens --Detokenizer--> text --Parser--> content ----StopStrings--> text that may be sent
                                          `-> reasoning, tool calls
 
-Stop strings look at the content alone: a thought may have an empty line in it. Where there is no parser all is content. A token
-that ended the sequence has no text, unless the client wants to see its stops (include_stop_str_in_output).
+Stop strings apply to the content only: reasoning may contain an empty line. Without a parser all text is content. A token that
+ended the sequence has no text, unless the client asks for it (include_stop_str_in_output).
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from baton.text.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Piece:
-    """What is new of one choice."""
+    """New output of one choice."""
 
     choice: int
     parts: list[Part] = field(default_factory=list)
-    "Text, reasoning and calls in the order in which they came; two neighbours of a kind are one part. None is empty."
+    "Text, reasoning and calls in the order of arrival; two neighbours of a kind are one part. None is empty."
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    "One a token, or none at all. None for the first token of an echoed prompt."
+    "One per token, or none at all. None for the first token of an echoed prompt."
     offsets: list[int] = field(default_factory=list)
-    "Where each token's text begins in the choice's text."
+    "Start of each token's text in the choice's text."
     finish: FinishReason | None = None
     called: bool = False
     "With `finish`: the choice has called a tool."
     unfinished: bool = False
-    "With `finish`: the choice ends inside a tool call or a format, so nobody may take it for whole."
+    "With `finish`: the choice ends inside a tool call or a format, so it is incomplete."
     stop_reason: str | int | None = None
-    "The stop string or stop token id that the client had named and that ended it."
+    "The client's stop string or stop token id that ended the choice."
     prompt_logprobs: list[TokenLogprob | None] | None = None
     embedding: bytes = b""
-    "The pooled prompt, where that is the answer: float32."
+    "The pooled prompt as float32, for embeddings."
     usage: tuple[int, int] = (0, 0)
     "Prompt and output tokens of this choice so far."
 
@@ -67,7 +67,7 @@ class Piece:
         """Text, reasoning and calls."""
         if len(self.parts) != 1:
             return self.text, self.reasoning, self.tool_calls
-        part = self.parts[0]  # as in nearly every piece of a stream
+        part = self.parts[0]  # nearly every piece of a stream
         if isinstance(part, Content):
             return part.text, "", []
         return ("", part.text, []) if isinstance(part, Reasoning) else ("", "", [part])
@@ -77,14 +77,14 @@ class Piece:
 
     @property
     def ended_by(self) -> str | None:
-        """What ended the choice before the model did, and no limit on its length: "abort", "timeout" or "repetition". The
-        enums of typed clients have no such word, so answers say `known_finish` in their place and this beside it."""
+        """The cause of an end that is neither the model's nor a length limit: "abort", "timeout" or "repetition". The enums of
+        typed clients lack these words, so answers have `known_finish` as finish reason and this beside it."""
         return self.finish.value if self.finish in _OUR_OWN else None
 
     @property
     def known_finish(self) -> FinishReason | None:
-        """`finish` in the words that typed clients know. A repetition is a stop: clients ask for more where an answer ends by
-        its length, and there would be more of the same."""
+        """`finish` as one of the values that typed clients know. A repetition is a stop: after "length" clients would ask for
+        more of the same."""
         if self.finish is FinishReason.REPETITION and not self.unfinished:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.finish in _OUR_OWN else self.finish
@@ -95,13 +95,13 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate size in memory."""
         entries = [entry for entry in (*self.logprobs, *(self.prompt_logprobs or ())) if entry is not None]
         texts = sum(100 + len(part.arguments) if isinstance(part, ToolCallDelta) else len(part.text) for part in self.parts)
         return texts + 4 * len(self.embedding) + 16 * len(self.tokens) + sum(100 + 80 * len(entry.top) for entry in entries)
 
     def add(self, later: Piece) -> None:
-        """Joins what came later; both of the same choice."""
+        """Appends a later piece of the same choice."""
         join_parts(self.parts, later.parts)
         self.tokens += later.tokens
         self.logprobs += later.logprobs
@@ -112,8 +112,9 @@ class Piece:
         self.prompt_logprobs = later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
     def in_order(self) -> list[Piece]:
-        """As pieces of which each has its reasoning first, then its text, then its calls: what a chunk of chat completions can
-        say. Nearly every piece is one already. The end, and all that is not a token's, belongs to the last one."""
+        """Splits the piece so that each has reasoning first, then text, then calls: the order within a chunk of chat
+        completions. Nearly every piece is in order already. The finish and everything that is not per token belongs to the last
+        one."""
         ranks = [_RANKS[type(part)] for part in self.parts]
         if ranks == sorted(ranks):
             return [self]
@@ -146,7 +147,7 @@ class SequenceOutput:
         self._parser = None if job.parser is None else job.parser()
         self._calls = 0
         self._in_call = False
-        "The last part of the answer so far is a tool call."
+        "The last part so far is a tool call."
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
         self._has_stops = bool(job.stops.stops)
         self._min_tokens = request.sampling.min_tokens
@@ -155,11 +156,11 @@ class SequenceOutput:
         self._prompt_only = job.prompt_only
         self._chars = 0
         self._without_part = 0
-        "Tokens since the last part: they count for the next one, which they are the beginning of."
+        "Tokens since the last part: they count for the next part, which they begin."
         self.tokens = 0
-        "Output tokens that count: up to the one that completed a stop string."
+        "Output tokens up to the one that completed a stop string."
         self.reasoning_tokens = 0
-        "Of them those that were thoughts."
+        "Output tokens that are reasoning."
         self.finish: FinishReason | None = None
 
     def echo(self, logprobs: list[TokenLogprob | None] | None) -> Piece:
@@ -174,7 +175,7 @@ class SequenceOutput:
         return piece
 
     def feed(self, delta: Delta) -> Piece:
-        """Call it no more once `finish` is set."""
+        """The delta's new output. Must not be called once `finish` is set."""
         if self._prompt_only:
             return self._without_tokens(delta)
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
@@ -186,7 +187,7 @@ class SequenceOutput:
             if delta.logprobs:
                 piece.logprobs.append(delta.logprobs[place])
             if self.finish is not None:
-                break  # a stop string: the tokens after it are not the client's
+                break  # a stop string: later tokens are not delivered
         if self.finish is None and delta.ended is not None:
             self._end(piece, delta.ended.reason)
             if stopped_by_token and piece.finish is FinishReason.STOP and delta.tokens[-1] in self._named_stop_ids:
@@ -203,14 +204,14 @@ class SequenceOutput:
         return piece
 
     def text_of(self, tokens: list[int]) -> str:
-        """As `feed`, where there is nothing but tokens and only their text is wanted (Job.only_text)."""
+        """`feed` for deltas of tokens whose text alone is wanted (Job.only_text)."""
         push_one = self._text.push_one
         text = push_one(tokens[0]) if len(tokens) == 1 else "".join(map(push_one, tokens))
         self.tokens += len(tokens)
         return text
 
     def cut(self, reason: FinishReason) -> Piece:
-        """The engine did not end it in time; we do."""
+        """Ends the sequence here, because the engine did not end it in time."""
         piece = Piece(self._choice)
         self._end(piece, reason)
         piece.usage = (len(self._request.prompt), self.tokens)
@@ -237,18 +238,18 @@ class SequenceOutput:
     def _take_parts(self, piece: Piece, parts: list[Part]) -> None:
         for part in parts:
             if self.finish is not None:
-                return  # by a stop string
+                return  # ended by a stop string
             if self._has_stops and isinstance(part, Content):
                 self._through_stops(piece, part.text)
                 continue
             if self._has_stops:
-                self._say_text(piece, self._stops.flush())  # no stop string reaches over a call or a thought
+                self._say_text(piece, self._stops.flush())  # no stop string spans a call or reasoning
             if isinstance(part, ToolCallDelta):
                 self._name_call(part)
             self._say(piece, part)
 
     def _name_call(self, call: ToolCallDelta) -> None:
-        """A call's id is made of the request's, which is random: a replay gives the same."""
+        """Derives the call's id from the request's random id: a replay gives the same."""
         if call.name is not None:
             self._calls += 1
             call.id = call_id(self._request.id, self._choice, call.index)
@@ -266,7 +267,7 @@ class SequenceOutput:
             piece.parts.append(part)
 
     def _through_stops(self, piece: Piece, text: str) -> None:
-        """As with stop ids: nothing ends the sequence before min_tokens. A stop string that ends later may begin before."""
+        """Applies stop strings. Like stop ids they end nothing before min_tokens, but a match may begin before."""
         if not self._has_stops:
             self._say_text(piece, text)
             return
@@ -299,5 +300,5 @@ class SequenceOutput:
 
 
 def call_id(request: str, choice: int, index: int) -> str:
-    """Nine letters and digits: the only form that every template takes (Mistral's refuse others)."""
+    """Nine letters and digits: the only form that every template accepts (Mistral's refuse others)."""
     return hashlib.sha256(f"{request}/{choice}/{index}".encode()).hexdigest()[:9]

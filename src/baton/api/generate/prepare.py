@@ -1,4 +1,4 @@
-"""From a checked body to what the engine is asked: text becomes token ids here, and every open choice is made."""
+"""Builds the engine's requests from a checked body: tokenises text and resolves every open default."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ class Job:
     """One HTTP request, ready to run."""
 
     requests: tuple[GenerateRequest, ...]
-    "One a prompt."
+    "One per prompt."
     options: Options
     stops: StopAutomaton
     echo: bool = False
     prompt_only: bool = False
-    "The engine makes one token, because it has to, and the client does not see it."
+    "The engine must generate one token; the client does not get it."
     parser: MakeParser | None = None
-    "Takes each sequence's text apart. None: all of it is content."
+    "Splits each sequence's text into parts. None: all text is content."
     thinks: bool = False
-    "It may find a thought."
+    "The parser may find reasoning."
     shown_ids: frozenset[int] = frozenset()
-    "Special tokens that the parser looks for: they have a text, whatever skip_special_tokens says."
+    "Special tokens that the parser needs: their text is kept despite skip_special_tokens."
 
     @property
     def sequences(self) -> int:
         return len(self.requests) * self.options.n
 
     def traced(self, traceparent: str) -> Job:
-        """Its requests carry the client's trace on. Empty: there is none."""
+        """The job with the client's trace in its requests. Empty: unchanged."""
         if not traceparent:
             return self
         return replace(self, requests=tuple(structs.replace(request, traceparent=traceparent) for request in self.requests))
 
     @property
     def only_text(self) -> bool:
-        """Of a token in the middle of an answer its client wants the text and nothing else, and no text ends it."""
+        """Within an answer the client needs the text and nothing else, and no stop string can end it."""
         options = self.options
         beside = (
             self.parser is not None
@@ -73,7 +73,7 @@ class Job:
 
 
 def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
-    require_may_fit(front, _characters(body.messages))  # before the template is asked to copy it
+    require_may_fit(front, _characters(body.messages))  # before the template copies it
     text, mark = render_chat(
         front.template,
         front.tokenizer,
@@ -109,7 +109,7 @@ def completion_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job
         return _fill_in_job(front, body, caller)
     prompts, options = _prompts(front, body), body.options
     if body.echo and options.sampling.logprobs is not None and options.sampling.prompt_logprobs is None:
-        # OpenAI's way to score a prompt: echo it, with the log-probabilities of its own tokens.
+        # OpenAI's way to score a prompt: echo it, with the log-probabilities of its tokens.
         asked = replace(options, sampling=structs.replace(options.sampling, prompt_logprobs=options.sampling.logprobs))
         return replace(_job(front, prompts, asked, caller), options=options, echo=True, prompt_only=body.prompt_only)
     return replace(_job(front, prompts, options, caller), echo=body.echo, prompt_only=body.prompt_only)
@@ -118,7 +118,7 @@ def completion_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job
 def embedding_job(
     front: Front, body: CompletionBody, pooling: Pooling, caller: ApiCaller, *, labels: tuple[int, ...] = ()
 ) -> Job:
-    """A vector for each prompt, or the logits of `labels`. The engine makes a token too, because it has to."""
+    """A vector per prompt, or the logits of `labels`. The engine also generates a token, because it must."""
     job = replace(_job(front, _prompts(front, body, keep="first"), body.options, caller), prompt_only=True)
     requests = (
         structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling, label_ids=labels))
@@ -128,7 +128,7 @@ def embedding_job(
 
 
 def _fill_in_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
-    """Of texts before a gap and one behind it. The marks of the model end the answer too, and no client named those."""
+    """A job for texts before a gap and one text after it. The model's own marks end the answer too."""
     marks, options = require_fill_in(front, "suffix"), body.options
     require_may_fit(front, len(body.suffix))
     behind = fill_in.plain_after(front.tokenizer, body.suffix)
@@ -160,7 +160,7 @@ def require_fill_in(front: Front, field: str) -> fill_in.FillIn:
 
 
 def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
-    """What is nearest to the gap is kept: a quarter of the room for what is behind it, more where the rest is short."""
+    """Keeps the tokens nearest to the gap: a quarter of the room for the text after it, more where the text before is short."""
     if len(before) + len(after) <= room:
         return before, after
     kept = min(len(after), max(room // 4, room - len(before), 0))
@@ -168,12 +168,12 @@ def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list
 
 
 def _prompts(front: Front, body: CompletionBody, keep: Literal["first", "last"] = "last") -> list[tuple[int, ...]]:
-    """keep: of a prompt that is cut."""
+    """`keep`: which end of a truncated prompt is kept."""
     return within_total(front, (_ids(front, prompt, body.options, keep) for prompt in body.prompts))
 
 
 def within_total(front: Front, prompts: Iterable[tuple[int, ...]], field: str = "prompt") -> list[tuple[int, ...]]:
-    """The prompts of one request. They are refused as soon as they are too long together, before the rest is tokenised."""
+    """The prompts of one request. Raises as soon as they are too long together, before the rest is tokenised."""
     kept: list[tuple[int, ...]] = []
     most, tokens = max(front.limits.prompt_tokens, front.model.context_tokens), 0
     for prompt in prompts:
@@ -185,7 +185,7 @@ def within_total(front: Front, prompts: Iterable[tuple[int, ...]], field: str = 
 
 
 def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", "last"]) -> tuple[int, ...]:
-    """A prompt of the completions endpoint is all the client's: special tokens in it are meant as such."""
+    """Token ids of a prompt of the completions endpoint. Special tokens in its text are parsed as such."""
     if isinstance(prompt, str):
         around = (front.tokenizer.prefix_ids, front.tokenizer.suffix_ids) if options.add_special_tokens else ((), ())
         return _cut(front, _encoded(front, prompt, options), options, keep, around)
@@ -193,7 +193,7 @@ def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", 
 
 
 def _room(front: Front, options: Options) -> int:
-    """Tokens that a prompt may have, where longer ones are cut."""
+    """Maximum of prompt tokens where longer prompts are truncated."""
     fits = max(front.model.context_tokens - (options.max_tokens or 1), 1)
     return fits if options.truncate in (None, -1) else min(options.truncate or fits, front.model.context_tokens - 1)
 
@@ -205,8 +205,8 @@ def _cut(
     keep: Literal["first", "last"] = "last",
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
 ) -> tuple[int, ...]:
-    """Generation goes on from the last tokens of a prompt; a vector is of its first ones. `around`: what the model expects
-    before and after a prompt, which stays."""
+    """Truncates the prompt: generation continues its last tokens, an embedding represents its first ones. `around`: the model's
+    prefix and suffix of a prompt, which are kept."""
     if options.truncate is None or len(ids) <= (most := _room(front, options)):
         return ids
     before, after = around
@@ -232,7 +232,7 @@ def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple
 
 
 def _characters(messages: list[Any]) -> int:
-    """Of the texts in a chat that is not checked yet. More messages than these are refused for their number."""
+    """Characters of the texts in an unchecked chat. Chats with more messages than are counted here are refused later."""
     few = messages[: TemplateLimits().messages_max]
     contents = [message.get("content") for message in few if isinstance(message, dict)]
     parts = [
@@ -242,7 +242,7 @@ def _characters(messages: list[Any]) -> int:
 
 
 def require_may_fit(front: Front, characters: int) -> None:
-    """A text too long for any sensible tokenisation is refused without making one."""
+    """Refuses a text that is too long for any tokenisation, before it is tokenised."""
     context = front.model.context_tokens
     most = front.limits.characters_per_token * context
     if characters > most:
@@ -258,7 +258,7 @@ def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller:
     stops = StopAutomaton(options.stop)
     salt = _salt(caller, options.cache_salt)
     bad_words = _bad_words(front, options)
-    # Where the client gave no seed we draw one and use it, so that a lost request can be replayed to the same tokens.
+    # Without a seed from the client one is drawn here, so that a lost request is replayed to the same tokens.
     seed = options.seed if options.seed is not None else secrets.randbits(63)
     grammar = _grammar(front, options)
     requests = tuple(_request(front, ids, options, bad_words, grammar, seed, salt) for ids in prompts)
@@ -285,7 +285,7 @@ def _request(
     max_tokens = min(context - len(ids), _longest(front, ids, options) if options.max_tokens is None else options.max_tokens)
     if (least := options.sampling.min_tokens) > max_tokens:
         raise bad(f"min_tokens ({least}) is more than the {max_tokens} tokens that may follow this prompt", "min_tokens")
-    # What a grammar demands ends, and the end is a token: ignore_eos only says how late (Grammar.ends_late).
+    # An answer with a grammar ends with a stop token; ignore_eos only delays it (Grammar.ends_late).
     ends = front.tokenizer.eos_ids if grammar is not None or not options.ignore_eos else ()
     return GenerateRequest(
         id=RequestId(uuid.uuid4().hex),
@@ -306,7 +306,7 @@ def _request(
 
 
 def _longest(front: Front, ids: tuple[int, ...], options: Options) -> int:
-    """Tokens of an answer whose client names no length: a bound of ours must not be what refuses it."""
+    """max_tokens of a request without one: small enough that no limit of the server refuses it."""
     limits = front.limits
     recommended = front.model.sampling_defaults.get("max_tokens", front.model.context_tokens)
     longest = min(int(recommended), limits.request_tokens // options.n)
@@ -317,14 +317,14 @@ def _longest(front: Front, ids: tuple[int, ...], options: Options) -> int:
 
 
 def _salt(caller: ApiCaller, cache_salt: str) -> bytes:
-    """Bound to the key: a tenant that guesses another's salt still has its own tenant in the hash."""
+    """Cache salt that includes the tenant: another tenant that guesses `cache_salt` still gets a different hash."""
     if not caller.tenant and not cache_salt:
         return b""
     return hashlib.sha256(b"baton-salt\0" + caller.tenant + b"\0" + cache_salt.encode("utf-8", "replace")).digest()
 
 
 def _grammar(front: Front, options: Options) -> Grammar | None:
-    """Compiled once, in a process of its own: what comes out of there no worker will stumble over."""
+    """The checked grammar. It was compiled once in a separate process, so it cannot crash a worker."""
     if options.sampling.grammar is None:
         return None
     size, most = len(options.sampling.grammar.text.encode("utf-8", "replace")), front.limits.grammar_bytes
@@ -340,7 +340,7 @@ def _grammar(front: Front, options: Options) -> Grammar | None:
 
 
 def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
-    """Each word at the start of a text and after a space, which are different tokens. A special token's name forbids that."""
+    """Token ids of each word, at the start of a text and after a space. The name of a special token forbids that token."""
     ids = tuple((token,) for token in dict.fromkeys(options.bad_words_token_ids))
     if not options.bad_words:
         return ids
@@ -359,7 +359,7 @@ def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
 
 
 def _require_priority(front: Front, options: Options, caller: ApiCaller) -> None:
-    """Anyone may step back; to overtake the others needs the operator's leave."""
+    """Any client may lower its priority; raising it above the minimum needs an admin key."""
     lowest = front.config.client_priority_min
     if options.priority < lowest and not caller.admin:
         message = (
@@ -369,7 +369,7 @@ def _require_priority(front: Front, options: Options, caller: ApiCaller) -> None
 
 
 def _require_bounded(front: Front, requests: tuple[GenerateRequest, ...], options: Options) -> None:
-    """What one answer may cost in all: each field is bounded, their product must be too."""
+    """Bounds the product of the fields, which are each bounded alone."""
     limits = front.limits
     outputs = sum(request.sampling.max_tokens for request in requests) * options.n
     if outputs > limits.request_tokens:

@@ -1,4 +1,4 @@
-"""What GenerateRoute asks of a dialect: a job from its body, and its words for what comes of it.
+"""The interface of a dialect to GenerateRoute: a job from the body, and the answer in the dialect's form.
 
 body -> Shape.job -> Job -> Generation -> pieces -> Shape.whole     one JSON object
                                               `---> Shape.events    a stream, event by event
@@ -23,21 +23,21 @@ Put = Callable[[bytes], None]
 
 
 class Events(Protocol):
-    """The events of one streamed answer. What it has to say it puts; it never waits."""
+    """The events of one streamed answer, passed to `put`. Its methods never wait."""
 
     def add(self, piece: Piece) -> None: ...
 
     def add_text(self, choice: int, text: str) -> None:
-        """A piece that is text and nothing else: most are, so this is the short way."""
+        """Adds a piece of plain text, as most are: the fast path."""
         ...
 
     def end(self) -> None:
-        """Every choice has its finish."""
+        """Called when every choice has finished."""
         ...
 
 
 class NothingToGenerate(Exception):
-    """Raised by Shape.job where the answer is known without the engine."""
+    """Raised by Shape.job if the answer is known without the engine."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class NothingToGenerate(Exception):
 
 
 class Shape(ABC):
-    """One answer. Made before the body is read, so that its id can be told in errors and used to abort."""
+    """One answer. Created before the body is read, so that errors and aborts can use its id."""
 
     kind: ClassVar[str]
-    "What is answered: retries with an Idempotency-Key must be of the same kind."
+    "Kind of answer: a retry with an Idempotency-Key must have the same kind."
     id_prefix: ClassVar[str]
     renders: ClassVar[bool] = False
-    "Making the job renders a chat template."
+    "`job` renders a chat template."
 
     def __init__(self, front: Front) -> None:
         self.front = front
@@ -59,24 +59,24 @@ class Shape(ABC):
         self.created = int(time.time())
 
     def error_event(self, body: dict[str, Any]) -> bytes | None:
-        """The last event of a stream that failed. None: as the dialect has it."""
+        """The last event of a failed stream. None: the dialect's default."""
         return None
 
     @abstractmethod
     def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
-        """Checks the body and makes the engine's requests of it. May run on another thread."""
+        """Checks the body and builds the engine's requests. May run on another thread."""
 
     @abstractmethod
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
-        """The answer to a request that does not stream; a piece for each choice."""
+        """The answer to a request without streaming; `pieces` has one per choice."""
 
     @abstractmethod
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
-        """The answer to one that does."""
+        """The events of a streamed answer."""
 
 
 def require_vectors(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Of prompts that are pooled."""
+    """Raises unless every piece has its embedding."""
     for piece in pieces:
         if not piece.embedding:
             how = piece.finish.value if piece.finish is not None else "lost"

@@ -1,12 +1,12 @@
-"""Whether a model that thinks before it answers shall do so, for how long, and whether its thoughts are sent.
+"""Reasoning: on or off, its budget, and whether it is sent.
 
-Many servers, many names. They mean the same here, and contradict each other at their own risk: a 400.
+All names that servers have for these settings are accepted; contradictions are a 400.
 
     on or off   enable_thinking, chat_template_kwargs.enable_thinking or .thinking (Qwen, DeepSeek), reasoning_effort "none"
                 (OpenAI), thinking.type (Anthropic), think (Ollama), reasoning.effort, reasoning.enabled (OpenRouter)
-    effort      reasoning_effort, reasoning.effort, think: told to templates that know it
+    effort      reasoning_effort, reasoning.effort, think: passed to templates that use it
     budget      thinking_token_budget (vLLM), thinking_budget (Qwen), reasoning_budget (llama.cpp), reasoning_max_tokens
-                (FastDeploy), thinking.budget_tokens, reasoning.max_tokens: thoughts end after so many tokens. -1: no bound
+                (FastDeploy), thinking.budget_tokens, reasoning.max_tokens: maximum of reasoning tokens. -1: no limit
     sent        include_reasoning (vLLM), reasoning.exclude; separate_reasoning false (SGLang): as part of the content
 """
 
@@ -28,15 +28,16 @@ _BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "reasoning_budget
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThinkingOptions:
     enabled: bool | None = None
-    "None: as the model does it."
+    "None: the model's default."
     effort: str | None = None
     budget: int | None = None
-    "Tokens of a thought, at most."
+    "Maximum of reasoning tokens."
     included: bool = True
     separate: bool = True
 
     def template_kwargs(self, kwargs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """With what templates call it: enable_thinking (Qwen), thinking (DeepSeek, Granite), reasoning_effort (gpt-oss)."""
+        """`kwargs` with the names that templates use: enable_thinking (Qwen), thinking (DeepSeek, Granite), reasoning_effort
+        (gpt-oss)."""
         own: dict[str, Any] = {}
         if self.enabled is not None:
             own |= {"enable_thinking": self.enabled, "thinking": self.enabled}
@@ -46,7 +47,7 @@ class ThinkingOptions:
 
 
 class _Said:
-    """What was said of one setting; the same again is fine."""
+    """Collects the values given for one setting under several names. Raises if they differ."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -95,7 +96,7 @@ def _effort(value: Any, place: str, enabled: _Said, effort: _Said) -> None:
 
 
 def _think(value: Any, enabled: _Said, effort: _Said) -> None:
-    """Ollama's: true, false, or how much."""
+    """Ollama's `think`: true, false, or an effort."""
     if isinstance(value, str):
         _effort(value, "think", enabled, effort)
     elif value is not None:
@@ -120,7 +121,7 @@ def _anthropic(fields: Fields, enabled: _Said, budget: _Said) -> None:
 
 
 def _openrouter(fields: Fields, enabled: _Said, effort: _Said, budget: _Said) -> bool:
-    """Whether the thoughts are sent."""
+    """Reads OpenRouter's `reasoning`. Returns whether the reasoning is sent."""
     value = fields.object("reasoning", ("effort", "enabled", "max_tokens", "exclude", "summary", "generate_summary"))
     if value is None:
         return True

@@ -1,12 +1,12 @@
 """The tools of a chat request, and which of them the model may or must call.
 
-    tools                what there is: functions with a JSON schema of their arguments
-    tool_choice          auto (as it likes; the default), none, required (at least one), or the one that is named.
-                         {"type": "allowed_tools"} narrows auto and required to some of them
-    parallel_tool_calls  false: not more than one call
+    tools                functions with a JSON schema of their arguments
+    tool_choice          auto (the default: the model decides), none, required (at least one), or a named tool.
+                         {"type": "allowed_tools"} narrows auto and required to some tools
+    parallel_tool_calls  false: at most one call
 
-Without tools, "none" and "auto" say nothing. A call that is required is enforced by a grammar, not asked for, and so are the
-arguments of a tool that is `strict` (generate/answer_parts.py).
+Without tools, "none" and "auto" have no effect. A required call is enforced by a grammar, and so are the arguments of a
+`strict` tool (generate/answer_parts.py).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from baton.api.limits import Limits
 from baton.text.chat_template import TemplateLimits
 
 CALLS_MAX: Final = 128
-"""An answer with so many calls ends."""
+"""Maximum of tool calls per answer; then the answer ends."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}", re.ASCII)
 Choice = Literal["auto", "required"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tools:
-    """Of a request that has some and lets the model call them."""
+    """Tools that the model may call in one request."""
 
     told: tuple[Mapping[str, Any], ...]
-    "As the template is told them: OpenAI's objects."
+    "OpenAI's tool objects for the template."
     parameters: Mapping[str, Mapping[str, Any]]
-    "By the names that may be called: the schema of the arguments."
+    "JSON schema of the arguments, by name of a callable tool."
     choice: Choice = "auto"
     parallel: bool = True
     strict: frozenset[str] = frozenset()
-    "Those whose arguments follow their schema also where the model calls as it likes."
+    "Tools whose arguments follow their schema even where calls are optional."
 
     @property
     def calls_max(self) -> int:
@@ -48,7 +48,7 @@ class Tools:
 
 
 def read_tools(fields: Fields, limits: Limits) -> Tools | None:
-    """None where there are none, or none may be called: the model is not told of them then."""
+    """None if the request has no tools or none may be called: the prompt does not mention them then."""
     parallel = fields.boolean("parallel_tool_calls", default=True)
     value, choice = fields.raw("tools"), fields.raw("tool_choice")
     if value is None or value == []:
@@ -65,7 +65,7 @@ def read_tools(fields: Fields, limits: Limits) -> Tools | None:
 
 
 def _checked_tools(value: Any, limits: Limits) -> dict[str, dict[str, Any]]:
-    """By name. What is not known of a tool is passed on to the template."""
+    """Checked tools by name. Unknown keys are passed on to the template."""
     most = TemplateLimits().tools_max
     expect(list, value, "tools")
     if len(value) > most:
@@ -101,12 +101,12 @@ def _checked_tool(entry: Any, place: str) -> dict[str, Any]:
         raise bad(f"{place}.function.parameters must be a JSON schema, an object, not {shown(schema)}", "tools")
     if function.get("strict") not in (None, True, False):
         raise bad(f"{place}.function.strict must be true or false", "tools")
-    # Templates ask whether a key is there, not whether it is null.
+    # Templates test for the presence of a key, not for null.
     return {**entry, "type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _choice(value: Any, names: tuple[str, ...]) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
-    """What is wanted, and of which tools."""
+    """The kind of choice, and the names of the callable tools."""
     match value:
         case None | "auto":
             return "auto", names

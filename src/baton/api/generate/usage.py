@@ -1,4 +1,4 @@
-"""Tokens of an answer, as OpenAI counts them."""
+"""Token usage of an answer, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def preemptions_json(usage: Usage) -> dict[str, int]:
-    """A field of our own, only where there is something to say: clients ignore fields that they do not know."""
+    """An extension field, present only if not zero: clients ignore unknown fields."""
     return {"baton_preemptions": usage.preemptions} if usage.preemptions else {}

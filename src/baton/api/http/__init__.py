@@ -1,1 +1,1 @@
-"""HTTP and nothing of what is asked: connections, bodies, streams, keys, log lines, the end of the server."""
+"""HTTP without the content of requests: connections, bodies, streams, keys, the request log, shutdown."""

@@ -1,18 +1,18 @@
-"""Who may call which route. The right is a property of the route, checked after routing: no second list of paths exists.
+"""Access control by route. The right is a property of the route, checked after routing: there is no second list of paths.
 
-open     everybody: health checks. Any Host, no key
-key      one of the API keys, where there are any. The right of every route that does not say otherwise, and of "no such route"
+open     everyone: health checks. Any Host, no key
+key      one of the API keys, where there are any. The default right, also of "no such route"
 admin    an admin key. Where none is configured: closed if there are API keys, else for callers on this machine only
 
-Before the key a request must show that no foreign web page sent it (`CrossSite`): a browser on our network would send it
-for anyone's page.
+Before the key a request must show that no foreign web page sent it (`CrossSite`): a browser on our network sends requests for
+any page.
 
-Host            a name that is ours. A page whose own name is made to point to us (DNS rebinding) is of the same origin to a
-                browser, but its Host is still that name. A bearer key proves as much: no browser adds one by itself
-Origin          on everything but GET: our own, or an allowed one. Where the server has no key and listens to this machine
-                only, also another one of this machine (a web app under development), but not for the admin routes
+Host            one of our names. With DNS rebinding a foreign name resolves to us and the page is of the same origin for a
+                browser, but its Host is still that name. A bearer key is proof too: no browser adds one by itself
+Origin          on everything but GET: our own, or an allowed one. A server without keys that listens on loopback also accepts
+                other origins of this machine (a web app under development), but not for the admin routes
 content type    JSON, on everything that has a body: other types are sent across origins without asking. Clients of Ollama send
-                none (Dialect.untyped_bodies); theirs are taken where nothing in the headers is a browser's
+                none (Dialect.untyped_bodies); theirs are accepted if no header is a browser's
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Right = Literal["open", "key", "admin"]
 _BASIC = {"www-authenticate": 'Basic realm="baton: the password is an API key"'}
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _PRIVATE_SUFFIXES = (".internal", ".local", ".lan", ".svc", ".home.arpa")
-"""Names below them are not in the public name system (host.docker.internal, gpu-box.local, baton.default.svc.cluster.local), so
-no page from outside has one."""
+"""Suffixes outside of public DNS (host.docker.internal, gpu-box.local, baton.default.svc.cluster.local): no foreign page has
+such a name."""
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
-"""Of pages that this machine serves."""
+"""Origins of pages that this machine serves."""
 
 
 class ApiRoute(Route):
-    """A route that knows who may call it."""
+    """A route with the right that it requires."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ApiRoute(Route):
         page: bool = False,
         dialect: Dialect = OPENAI,
     ) -> None:
-        """`page`: opened by a browser, which is asked for the key in its own way."""
+        """`page`: a browser opens it and asks its user for the key (Basic authentication)."""
         super().__init__(path, endpoint, methods=methods)
         self.right: Right = right
         self.page = page
@@ -74,10 +74,10 @@ class ApiRoute(Route):
 
 
 class NoRoute:
-    """The router's answer where no route matches. It needs a key too: a stranger learns nothing of what is here."""
+    """The answer for paths without a route. It needs a key too, so that strangers learn nothing about the routes."""
 
     def __init__(self, dialects: Mapping[str, Dialect]) -> None:
-        """`dialects`: by the beginnings of paths whose clients read an error in another form than OpenAI's."""
+        """`dialects`: by path prefix, the dialects whose errors differ from OpenAI's."""
         self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ class NoRoute:
 
 
 class Access:
-    """Raises what a request is refused with, or sets scope["state"]["caller"]. Before a byte of the body is read."""
+    """Checks a request before its body is read: raises ApiError, or sets scope["state"]["caller"]."""
 
     def __init__(self, config: ApiConfig) -> None:
         self.routers = config.routers
@@ -119,7 +119,7 @@ class Access:
         state["caller"] = caller
 
     def _on_admin_port(self, scope: Scope) -> bool:
-        """By the socket that the connection came in on, not by anything that the client says."""
+        """Decided by the listening socket, not by anything that the client sends."""
         server = scope.get("server")
         return self._admin_port is not None and server is not None and server[1] == self._admin_port
 
@@ -142,7 +142,7 @@ class Access:
 
 
 def _is_local(scope: Scope) -> bool:
-    """The peer is on this machine, and passes on nobody else's request."""
+    """The peer is on this machine and is not a proxy."""
     if any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
         return False
     client = scope.get("client")
@@ -162,13 +162,14 @@ def _require_json(scope: Scope) -> None:
 
 
 def _may_be_a_page(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a browser may have sent it: they all say where a POST comes from (Origin, Sec-Fetch-Site), and are "Mozilla"."""
+    """Whether a browser may have sent the request: browsers send Origin or Sec-Fetch-Site with a POST, and a user agent with
+    "Mozilla"."""
     said = any(name in (b"origin", b"referer", b"cookie") or name.startswith(b"sec-") for name in headers)
     return said or b"mozilla" in headers.get(b"user-agent", b"").lower()
 
 
 class CrossSite:
-    """Refuses what a web page of somebody else makes a browser send."""
+    """Refuses requests that a foreign web page makes a browser send."""
 
     def __init__(self, config: ApiConfig) -> None:
         self._names = {name.lower().rstrip(".") for name in (config.host, *config.allowed_hosts)} | {"localhost"}
@@ -178,8 +179,8 @@ class CrossSite:
             *(name[1:] for name in config.allowed_hosts if name.startswith("*.")),
         )
         self._any_host = "*" in config.allowed_hosts
-        # From another machine we are called by whatever name the network has for this one. Names without a dot are not in
-        # the public name system, so no page from outside has one.
+        # Other machines use any name that the network has for this one. Names without a dot are not in public DNS, so no
+        # foreign page has one.
         self._names_without_dot = not _is_loopback(config.host) and config.host != "localhost"
         if self._names_without_dot:
             self._names.add(socket.gethostname().lower())
@@ -198,7 +199,7 @@ class CrossSite:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         local = self._local_origins and len(origins) == 1 and _is_local_origin(origins[0])
         if local and not _is_same_origin(origins[0], host):
-            # Also of GET, and whatever Host says: the page may read the answer (CORS).
+            # GET too, and with any Host: CORS lets the page read the answer.
             if admin and origins[0] not in self._origins:
                 raise ApiError(403, "pages of other origins may not call admin routes", code="foreign_origin")
             if _is_local_name(host):
@@ -224,7 +225,7 @@ class CrossSite:
 
 
 def takes_local_origins(config: ApiConfig) -> bool:
-    """Nobody else can reach it, and no key would tell pages apart."""
+    """Pages of this machine are accepted: only this machine reaches the server, and no key could distinguish pages."""
     this_machine = _is_loopback(config.host) or config.host == "localhost"
     return this_machine and not config.api_keys and not config.admin_api_keys
 
@@ -234,13 +235,13 @@ def _is_local_origin(origin: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """By which a page of this machine calls it. A proxy's name is that of a server for others."""
+    """A name by which pages of this machine call the server. A proxy's name means that the server is open to others."""
     name = _without_port(host)
     return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Of the scheme only that it is the web's: a proxy that speaks TLS for us makes https of it."""
+    """Compares without the scheme: a TLS proxy in front of us changes it to https."""
     try:
         parts = urlsplit(origin)
     except ValueError:

@@ -1,11 +1,11 @@
-"""API keys. What a key opens is in access.py; here is only whose it is.
+"""API keys. This module identifies the caller; access.py decides what the key opens.
 
 A key comes as `Authorization: Bearer KEY`, as `x-api-key: KEY` (Anthropic's clients) or as `api-key: KEY` (Azure's). So that a
-browser can open the chat page, the key is also taken as the password of Basic authentication, but only from pages of this very
-server: a browser sends Basic by itself, also for a page that someone else wrote.
+browser can open the chat page, the key is also accepted as the password of Basic authentication, but only from pages of this
+server: a browser sends Basic by itself, also for foreign pages.
 
-Keys are compared as SHA-256 digests, all of them, in constant time. Neither their text nor their length shows in time,
-logs or errors.
+Keys are compared as SHA-256 digests, all of them, in constant time. Timing, logs and errors reveal neither their text nor their
+length.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """Who asks. `tenant` is a digest, empty where no key was needed or given; it is the root of the cache salt."""
+    """The caller of a request. `tenant` is a digest, the root of the cache salt; empty where no key was needed or given."""
 
     tenant: bytes = b""
     admin: bool = False
-    "Gave an admin key."
+    "The caller gave an admin key."
     by_bearer: bool = False
-    "Gave a key that a browser does not send by itself."
+    "The key was given in a way that a browser does not use by itself."
 
 
 class Keys:
@@ -50,16 +50,16 @@ class Keys:
         return bool(self._admins)
 
     def caller(self, headers: Headers) -> ApiCaller | None:
-        """None: no such key."""
+        """The caller with the key in these headers; None for a missing or unknown key."""
         given = [value for name, value in headers if name == b"authorization"]
         named = [value for name, value in headers if name in _KEY_HEADERS]
         if not given + named or len(given) > 1 or len(max(given + named, key=len)) > 2 * self._bytes_max:
             return None
         key, by_bearer = _key_of(given[0], headers) if given else (named[0].strip(), True)
         if any(key != other.strip() for other in named):
-            return None  # two keys: whose request is it
+            return None  # two different keys: ambiguous
         digest = _digest(key)
-        # Both lists in full, whatever matches: the time that it takes says nothing about the keys.
+        # Both lists are compared in full, so that the time reveals nothing about the keys.
         is_tenant = sum([hmac.compare_digest(digest, known) for known in self._tenants])
         is_admin = sum([hmac.compare_digest(digest, known) for known in self._admins])
         if not is_tenant and not is_admin:
@@ -68,7 +68,7 @@ class Keys:
 
 
 def _key_of(value: bytes, headers: Headers) -> tuple[bytes, bool]:
-    """The key in an Authorization header, empty (which matches none) where there is none; and whether it is a bearer key."""
+    """The key in an Authorization header (empty, which matches none, if there is none), and whether it is a bearer key."""
     scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest.strip(), True

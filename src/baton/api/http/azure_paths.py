@@ -15,7 +15,7 @@ _DEPLOYMENT_KEY = "azure_deployment"
 
 
 class AzurePaths:
-    """Rewrite the path before routing: routes, rights and logs see the path of OpenAI."""
+    """Rewrites the path before routing: routes, rights and logs see OpenAI's path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,6 +34,6 @@ def _rewritten(scope: Scope) -> Scope:
 
 
 def deployment_of(scope: Scope) -> str | None:
-    """The deployment that the path names. As at Azure it is the model, whatever `model` in the body is."""
+    """The deployment in the path. As at Azure it is the model, regardless of `model` in the body."""
     name: str | None = scope.get(_DEPLOYMENT_KEY)
     return name

@@ -1,8 +1,8 @@
 """Bytes that all requests together hold in this process.
 
-Counted are bodies while they are read and prepared, and whole answers until they are sent. The other limits hold for one
-request, this one for their sum. Bytes count as they come, not as they are announced: a client that promises much holds nothing.
-Large holders may not use the last quarter, so that small requests get through beside them.
+Bodies count while they are read and prepared, whole answers until they are sent. The other limits bound one request, this one
+their sum. Bytes count when they arrive, not when they are announced. Large holders may not use the last quarter, so that small
+requests get through beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from baton.api.errors import ApiError
 
 SMALL_BYTES: Final = 64 * 1024
-"""A holder of no more than this may use all of the budget."""
+"""A holder of at most this many bytes may use the whole budget."""
 
 
 class ByteBudget:
@@ -21,14 +21,14 @@ class ByteBudget:
         self.bytes_max = bytes_max
         self.used = 0
         self.most = 0
-        "The highest that `used` has been."
+        "Maximum of `used` so far."
 
     def lease(self) -> Lease:
         return Lease(self)
 
 
 class Lease:
-    """What one request holds. Used as a context: whatever ends it gives all of it back."""
+    """Bytes that one request holds. As a context manager it returns all of them."""
 
     __slots__ = ("_budget", "held")
 
@@ -37,7 +37,7 @@ class Lease:
         self.held = 0
 
     def take(self, count: int) -> None:
-        """Raises 429 where the process holds too much already; what was taken before stays taken."""
+        """Raises 429 if the process holds too much; bytes taken before stay taken."""
         budget = self._budget
         allowed = budget.bytes_max if self.held + count <= SMALL_BYTES else budget.bytes_max * 3 // 4
         if budget.used + count > allowed:
@@ -47,7 +47,7 @@ class Lease:
         budget.most = max(budget.most, budget.used)
 
     def close(self) -> None:
-        """Twice is harmless."""
+        """Returns all bytes. Idempotent."""
         self._budget.used -= self.held
         self.held = 0
 

@@ -1,7 +1,7 @@
-"""From when until when a certificate is valid, and what to tell the operator of one that is not, or not for long.
+"""Validity dates of certificates, and warnings for the operator about expired and soon expiring ones.
 
-Python's ssl tells the dates of authorities only (get_ca_certs), and of a peer's certificate only where it is valid. So they are
-read from the file: two times at a fixed place of the DER form (RFC 5280, section 4.1).
+Python's ssl has the dates of authorities only (get_ca_certs), and of a peer's certificate only if it is valid. So they are read
+from the file: two times at a fixed place of the DER encoding (RFC 5280, section 4.1).
 
     Certificate -> TBSCertificate -> [version], serial number, algorithm, issuer, Validity (notBefore, notAfter), ...
 """
@@ -25,12 +25,12 @@ _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x17, 0x18, 0xA0
 class Warned:
     text: str
     refused: bool
-    "Clients that check certificates refuse the server now."
+    "Clients that verify certificates refuse the server now."
 
 
 def certificate_warning(file: str, now: datetime) -> Warned | None:
-    """Of the chain in a PEM file: the first that is not valid now, else the first that ends soon. None: all is well, or no date
-    can be read; whether the file can be used at all is OpenSSL's to say (tls.py)."""
+    """Warns of the first certificate in a PEM chain that is invalid now, else of the first that expires soon. None: all are
+    valid, or no date can be read; tls.py reports an unusable file."""
     try:
         found = list(_validities(Path(file).read_text("ascii", "replace")))
     except (OSError, ValueError, IndexError):
@@ -76,16 +76,16 @@ def _validities(pem: str) -> Iterator[tuple[datetime, datetime]]:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """The first element of DER: its tag, its content, and what follows it."""
+    """The first DER element: tag, content, and the remaining bytes."""
     tag, length, begin = data[0], data[1], 2
-    if length >= 0x80:  # so many bytes hold the length
+    if length >= 0x80:  # the low bits count the bytes of the length
         begin += length - 0x80
         length = int.from_bytes(data[2:begin])
     return tag, data[begin : begin + length], data[begin + length :]
 
 
 def _moment(kind: int, value: bytes) -> datetime:
-    """Both kinds are in seconds and in UTC. Two digits of a year below 50 are of this century (strptime says below 69)."""
+    """Both kinds are in seconds and UTC. Two-digit years below 50 are of this century (strptime: below 69)."""
     text = value.decode("ascii")
     if kind == _UTC_TIME:
         text = ("20" if text < "50" else "19") + text

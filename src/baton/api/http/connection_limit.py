@@ -1,9 +1,9 @@
-"""Where connections come in: how many may be open, how many come in at once, how many may be shaking hands.
+"""Limits of incoming connections: open ones, accepts per turn of the loop, and TLS handshakes.
 
                     too many, far       a few over the bound       within it
     accept ------>  closed at once      answered: an error         served
         \\                              (health is served)
-         TLS only: the handshake. Of too many the oldest is closed, for an honest client is done with it in a moment.
+         TLS only: the handshake. Over the limit the oldest is closed: an honest client finishes quickly.
 
 A connection counts from here to the end of its socket, so one that never finishes its handshake counts too.
 """
@@ -19,17 +19,18 @@ from baton.api.errors import ApiError
 from baton.api.limits import Limits
 
 RESERVE: Final = 64
-"Connections over the bound that still get an answer."
+"Connections over the limit that still get an error as answer."
 ACCEPTS_PER_TURN: Final = 4
-"""asyncio would take as many as wait, hundreds, in one turn of the loop; meanwhile nobody gets a token. 200 connections that
-send something wrong at once kept the loop for 41 ms of CPU in one turn, with this for 6 (docs/internals/notes/gaps.md)."""
+"""asyncio would accept all waiting connections, hundreds, in one turn of the loop; meanwhile no stream gets a token. 200
+connections that sent something wrong at once took 41 ms of CPU in one turn, with this limit 6
+(docs/internals/notes/gaps.md)."""
 
 
 OUT_OF_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connections:
-    """Those of all listeners of a server."""
+    """Connections of all listeners of a server."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -39,7 +40,7 @@ class Connections:
         self.total = 0
 
     def admit(self, peer: Any) -> bool:
-        """Counts it. False: so many are open already that it gets no answer either, and is not counted."""
+        """Counts the connection. False: it is over the reserve too, gets no answer, and is not counted."""
         if self._full(peer, RESERVE) is not None:
             return False
         refusal = self._full(peer, 0)
@@ -54,11 +55,11 @@ class Connections:
         self._shaking[peer] = connection
         while len(self._shaking) > self._limits.handshakes:
             oldest = self._shaking.pop(next(iter(self._shaking)))
-            with contextlib.suppress(OSError):  # the client may have left
-                oldest.shutdown(socket.SHUT_RDWR)  # asyncio reads the end of it, and closes
+            with contextlib.suppress(OSError):  # the client may have disconnected
+                oldest.shutdown(socket.SHUT_RDWR)  # asyncio reads EOF, and closes
 
     def begin_requests(self, peer: Any) -> ApiError | None:
-        """Its handshake is done, if there was one. What its requests are told, where there are too many connections."""
+        """Ends the handshake, if any. Returns the error for its requests where there are too many connections."""
         self._shaking.pop(peer, None)
         return self._refused.get(peer)
 
@@ -76,7 +77,7 @@ class Connections:
         return len(self._shaking)
 
     def _full(self, peer: Any, more: int) -> ApiError | None:
-        """What one more is told where the limits, and so many more, are reached."""
+        """The error for one more connection, if the limits plus `more` are reached."""
         limits = self._limits
         if self._of_address.get(_address(peer), 0) >= limits.connections_per_address + more:
             message = f"{limits.connections_per_address} connections from this address are open, which is the limit"
@@ -88,7 +89,7 @@ class Connections:
 
 
 class ConnectionLimit(socket.socket):
-    """A listening socket, for asyncio's server. It takes the place of the one it is made of."""
+    """A listening socket for asyncio's server. Takes over the file descriptor of `listening`."""
 
     def __init__(self, listening: socket.socket, connections: Connections, *, tls: bool) -> None:
         super().__init__(fileno=listening.detach())
@@ -103,14 +104,14 @@ class ConnectionLimit(socket.socket):
         try:
             plain, peer = super().accept()
         except OSError as error:
-            # Nobody waits any more; or no file can be opened. Then asyncio says so, comes back in a second, and yet goes on in
-            # this turn, which is over for us: it would try, and say so, some thousand times.
+            # No connection waits, or no file can be opened. In the second case asyncio logs an error and retries in a second,
+            # but also continues this turn: without this end of the turn it would fail and log thousands of times.
             self._accepted = ACCEPTS_PER_TURN if error.errno in OUT_OF_FILES else 0
             raise
         self._accepted += 1
         if not self._connections.admit(peer):
             plain.close()
-            raise ConnectionAbortedError("too many connections")  # asyncio goes on with its turn, and comes back
+            raise ConnectionAbortedError("too many connections")  # asyncio continues its turn, and comes back
         connection = _Counted(plain, self._connections, peer)
         if self._tls:
             self._connections.begin_handshake(connection, peer)
@@ -118,7 +119,7 @@ class ConnectionLimit(socket.socket):
 
 
 class _Counted(socket.socket):
-    """An accepted one, until it is closed."""
+    """An accepted socket, counted until it is closed."""
 
     def __init__(self, accepted: socket.socket, connections: Connections, peer: Any) -> None:
         super().__init__(fileno=accepted.detach())
@@ -133,5 +134,5 @@ class _Counted(socket.socket):
 
 
 def _address(peer: Any) -> str:
-    """Of a unix socket there is none."""
+    """The peer's IP address; empty for a unix socket."""
     return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -1,8 +1,8 @@
 """`Idempotency-Key`: a retried request is generated once.
 
-While the first one runs, a second with the same key gets 409; once it is answered, the same bytes again. An answer
-that was not 200 is forgotten, so that a retry can do better. The store is bounded; what falls out of it is generated again.
-Room is taken from the tenant that holds the most: no tenant can push out the answers of another that holds less.
+While the first request runs, a second with the same key gets 409; afterwards it gets the same bytes. An answer other than 200
+is forgotten, so that a retry may succeed. The store is bounded; evicted answers are generated again. Eviction starts with the
+tenant that holds the most, so no tenant evicts the answers of one that holds less.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Remembered:
     tenant: bytes
     request_digest: bytes
     answer: bytes | None = None
-    "None while it runs."
+    "None while the request runs."
     media_type: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    """What is kept for one tenant, the oldest first."""
+    """Entries of one tenant, oldest first."""
 
     entries: OrderedDict[str, Remembered] = field(default_factory=OrderedDict)
     finished: int = 0
@@ -34,7 +34,7 @@ class _Share:
 
 
 class Recording:
-    """A stream while it is sent. Nothing is kept of one that grows too large, or where all of them together do."""
+    """Records a stream while it is sent. The record is dropped if it, or all records together, grow too large."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class Recording:
         return None if self._parts is None else b"".join(self._parts)
 
     def close(self) -> None:
-        """Gives its room back. Twice is harmless."""
+        """Releases the bytes. Idempotent."""
         self._store.recording_bytes -= self._bytes
         self._bytes, self._parts = 0, None
 
@@ -68,7 +68,7 @@ class IdempotencyStore:
         self._answer_bytes_max = limits.idempotency_answer_bytes
         self._shares: dict[bytes, _Share] = {}
         self.recording_bytes = 0
-        "Of streams that are being sent."
+        "Bytes of streams that are being sent."
 
     def recording(self) -> Recording:
         return Recording(self)
@@ -78,7 +78,7 @@ class IdempotencyStore:
         return fits_alone and self.recording_bytes + more_bytes <= self._bytes_max
 
     def begin(self, tenant: bytes, key: str, route: str, body: bytes) -> Remembered:
-        """The finished answer, or a new entry (without answer) for the caller to finish or drop."""
+        """Returns the finished entry, or a new one (without answer) that the caller must finish or drop."""
         digest = hashlib.sha256(route.encode() + b"\0" + body).digest()
         entries = self._shares.setdefault(tenant, _Share()).entries
         known = entries.get(key)
@@ -93,7 +93,7 @@ class IdempotencyStore:
         return known
 
     def finish(self, entry: Remembered, answer: bytes, media_type: str) -> None:
-        """Keeps the answer, unless it is too large: then the caller drops the entry."""
+        """Stores the answer, unless it is too large: then the caller drops the entry."""
         if len(answer) > self._answer_bytes_max:
             return
         entry.answer, entry.media_type = answer, media_type
@@ -103,7 +103,7 @@ class IdempotencyStore:
         self._evict()
 
     def drop(self, tenant: bytes, key: str, entry: Remembered) -> None:
-        """Forgets an entry that will have no answer. Twice is harmless, also where a retry has begun in between."""
+        """Forgets an entry without answer. Idempotent, also if a retry has begun in between."""
         share = self._shares.get(tenant)
         if share is not None and share.entries.get(key) is entry:
             self._remove(tenant, key)
@@ -118,7 +118,7 @@ class IdempotencyStore:
             del self._shares[tenant]
 
     def _evict(self) -> None:
-        """Running entries stay: they are needed, and bounded by the number of open requests."""
+        """Evicts finished answers. Running entries stay: they are needed, and bounded by the number of open requests."""
         while sum(share.answer_bytes for share in self._shares.values()) > self._bytes_max:
             self._evict_oldest(max(self._shares, key=lambda tenant: self._shares[tenant].answer_bytes))
         while sum(len(share.entries) for share in self._shares.values()) > self._entries_max:

@@ -22,9 +22,9 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limits: Limits, lease: Lease) -> bytes:
-    """Raises 413, 415, 408, 429; and starlette's ClientDisconnect where the client went away meanwhile.
+    """Raises ApiError 413, 415, 408 or 429, and starlette's ClientDisconnect.
 
-    lease   holds the bytes as they come, and after that for as long as the caller keeps it
+    lease   counts the bytes as they arrive, until the caller closes it
     """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -50,7 +50,7 @@ def _too_large(limits: Limits) -> ApiError:
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Raises ApiError 400 naming the place."""
+    """Raises ApiError 400 with the place of the error."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -84,7 +84,7 @@ def _parsed(text: str, limits: Limits) -> Any:
         raise bad(f"the body {what} (line {error.lineno}, column {error.colno})", code="invalid_json") from None
     except RecursionError:
         raise bad(f"the body nests deeper than {limits.json_depth} levels", code="too_deep") from None
-    except ValueError:  # an int of thousands of digits
+    except ValueError:  # an int with thousands of digits
         raise bad("the body has a number that is too long", code="invalid_json") from None
 
 
@@ -100,7 +100,7 @@ def _no_constant(literal: str) -> NoReturn:
 
 
 def _twice(items: list[tuple[str, Any]]) -> str:
-    """The repeated key, shortened: keys are the client's text too."""
+    """The repeated key, truncated: keys are the client's text too."""
     seen: set[str] = set()
     for key, _ in items:
         if key in seen:
@@ -110,7 +110,7 @@ def _twice(items: list[tuple[str, Any]]) -> str:
 
 
 def _require_depth(value: Any, depth_max: int) -> None:
-    """Level by level, so that no depth can exhaust the stack."""
+    """Checks level by level, so that no depth exhausts the stack."""
     level = [value]
     for _ in range(depth_max):
         level = [
@@ -125,7 +125,7 @@ def _require_depth(value: Any, depth_max: int) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """At most 64 levels by now."""
+    """Replaces lone surrogates. Recursive: the depth is already limited to 64."""
     if isinstance(value, str):
         return replace_lone_surrogates(value)
     if isinstance(value, list):

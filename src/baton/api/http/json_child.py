@@ -1,6 +1,6 @@
 """The process that parses large bodies (json_process.py, text/helper_child.py).
 
-Parsing 8 MB of numbers keeps the interpreter lock for half a second; in here nobody else waits for it.
+Parsing 8 MB of numbers holds the interpreter lock for half a second; in this process no stream waits for it.
 
     first    [limits as an object, context in tokens]
     then     a body    -> [value, null] or [null, [status, message, param, code]]
@@ -19,7 +19,7 @@ from baton.api.limits import Limits
 from baton.text.helper_child import Answer, run
 
 NICENESS: Final = 10
-"""Whoever sends 8 MB can wait; whoever waits for a token should not."""
+"""Streams have precedence over the parsing of large bodies."""
 _TOO_MUCH: Final = [None, [413, "the body takes too much memory to parse", None, "body_too_large"]]
 
 
@@ -41,13 +41,13 @@ def begin(first: Any) -> Answer:
 
 
 def _require_fitting_prompt(prompt: Any, context_tokens: int) -> None:
-    """A list of ids that is too long is told so, and not that the body has too many values."""
+    """A token list that is too long gets that error, not the one about too many values."""
     if isinstance(prompt, list) and len(prompt) >= context_tokens and type(prompt[0]) is int:
         raise too_long(len(prompt), context_tokens)
 
 
 def _require_few_values(body: dict[str, Any], most: int) -> None:
-    """So that the receiver has little to make of it. Names the field with which they are too many."""
+    """Bounds the work of the receiver. The error names the field that exceeds the limit."""
     count = len(body)
     for name, value in body.items():
         waiting = [value] if isinstance(value, dict | list) else []

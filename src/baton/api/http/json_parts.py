@@ -1,4 +1,4 @@
-"""A large answer as JSON, made and sent part by part: nobody else waits while it is made, and an unread one stays small.
+"""A large answer as JSON, built and sent in parts: other streams do not wait for it, and an unread answer takes little memory.
 
 dict -> json_parts: about 64 KiB at a time -> send -> drain: waits for the client, never longer than write_seconds
 """
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE: Final = 256
 
 
 def json_parts(content: Any, part_bytes: int = PART_BYTES) -> Iterator[bytes]:
-    """Joined they are `to_json(content)`. Rows are made when their part is asked for."""
+    """Parts whose concatenation is `to_json(content)`. Rows are built when their part is requested."""
     waiting = bytearray()
     for crumb in _crumbs(content):
         waiting += crumb
@@ -45,7 +45,7 @@ def _crumbs(value: Any) -> Iterator[bytes]:
 
 
 def _list_crumbs(entries: Iterator[Any], whole: bool) -> Iterator[bytes]:
-    """`whole`: its entries are small, so they are written many at once and not looked into."""
+    """`whole`: entries are small, so many are encoded at once."""
     mark = b"["
     while some := list(islice(entries, _ROWS_AT_ONCE if whole else 1)):
         yield mark
@@ -65,9 +65,9 @@ async def send_json(
     write_seconds: float,
     before: Callable[[bytes, bool], None] = lambda part, last: None,
 ) -> None:
-    """Sends a 200. Raises ClientGone("slow") where the client takes nothing for `write_seconds`.
+    """Sends a 200. Raises ClientGone("slow") if the client reads nothing for `write_seconds`.
 
-    before   is told each part before it goes out, and whether it is the last
+    before   called with each part before it is sent, and whether it is the last
     """
     parts = json_parts(content)
     part: bytes | None = next(parts)
@@ -83,7 +83,7 @@ async def send_json(
                 await send(message)
         except TimeoutError:
             raise ClientGone("slow") from None
-        await asyncio.sleep(0)  # a client that reads fast would never let the others in
+        await asyncio.sleep(0)  # a client that reads fast would starve the others
         message = None
         if part is not None:
             before(part, following is None)

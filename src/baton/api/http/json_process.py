@@ -1,4 +1,4 @@
-"""Parses large bodies in a process of its own (json_child.py, text/helper.py), which is started by the first of them."""
+"""Parses large bodies in a separate process (json_child.py, text/helper.py), started for the first of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from baton.errors import Unavailable
 from baton.text.helper import Helper, HelperCrash, HelperTimeout
 
 INLINE_BYTES: Final = 128 * 1024
-"""Smaller bodies are parsed by whoever has them: it takes some milliseconds at most."""
+"""Smaller bodies are parsed on the calling thread, in some milliseconds at most."""
 
 _MEMORY_BYTES: Final = 256 * 1024 * 1024
 _MEMORY_PER_BYTE: Final = 64
-"""Values take up to 30 times the bytes that they are written with: an empty list has 80 and is written in three."""
+"""Parsed values take up to 30 times their JSON: an empty list has 80 bytes for three."""
 
 
 class JsonProcess:
-    """May be asked from any thread; a thread that asks waits."""
+    """Thread-safe; `parse` blocks its thread."""
 
     def __init__(self, limits: Limits, context_tokens: int) -> None:
         self._limits = limits
@@ -33,7 +33,7 @@ class JsonProcess:
         )
 
     def parse(self, body: bytes) -> dict[str, Any]:
-        """As `parse_object`, with the same errors; and 503 where the child cannot be had."""
+        """Like `parse_object`, with the same errors; and 503 if the child process is not available."""
         if len(body) <= INLINE_BYTES:
             return parse_object(body, self._limits)
         try:

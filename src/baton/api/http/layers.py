@@ -1,9 +1,8 @@
 """ASGI layers around the app: Paced, Cors, RootPath.
 
-Paced begins a few requests, and takes a few pieces of bodies, in one turn of the event loop. A turn does everything that is
-ready. With hundreds of requests ready at once, or dozens of large bodies, that takes long, and a stream whose token comes
-meanwhile waits for all of them. Those in the line cost nothing until it is their turn: a body that is not read is not received
-either.
+Paced starts only a few requests, and reads a few pieces of bodies, per turn of the event loop. A turn runs everything that is
+ready: with hundreds of ready requests or dozens of large bodies, every stream would wait for all of them. Queued requests cost
+nothing: an unread body is not received.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class RequestPacing:
         self._turning = False
 
     async def enter(self) -> None:
-        """At once where few came before in this turn; else in the order of coming, in one of the next."""
+        """Returns at once if few came before in this turn; otherwise waits, first come first served, for a later turn."""
         loop = asyncio.get_running_loop()
         if not self._turning:
             self._turning = True
@@ -43,7 +42,7 @@ class RequestPacing:
         self._left = self._per_turn
         while self._line and self._left:
             place = self._line.popleft()
-            if not place.done():  # who waited may have left
+            if not place.done():  # the waiting task may have been cancelled
                 place.set_result(None)
                 self._left -= 1
         self._turning = self._left < self._per_turn
@@ -52,7 +51,7 @@ class RequestPacing:
 
 
 class Paced:
-    """A layer around the app."""
+    """ASGI layer that applies RequestPacing to requests and bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -77,8 +76,8 @@ class Paced:
 
 
 class Cors(CORSMiddleware):
-    """A POST without `Origin` is no browser's, and caches do not keep its answer: there is nothing to add to that. Starlette
-    would pass each of its events through a function that looks for headers."""
+    """Skips Starlette's CORS for a POST without `Origin`: no browser sent it, and its answer is not cached. Starlette would
+    pass each event through a function that looks for headers."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and all(name != b"origin" for name, _ in scope["headers"]):
@@ -88,8 +87,8 @@ class Cors(CORSMiddleware):
 
 
 class RootPath:
-    """Behind a proxy that passes the routes below a path on (--root-path /llm), with the path still in front or cut off. It is
-    cut off before anything else looks: routes, rights and logs see the same path either way."""
+    """Removes the path prefix of a proxy (--root-path /llm), if the proxy has not, before routing: routes, rights and logs see
+    the same path either way."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app

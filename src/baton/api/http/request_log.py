@@ -1,6 +1,6 @@
-"""Around every request: its id, one line in the log when it has ended, and an answer where nobody else gave one.
+"""The outer layer of every request: its id, one log line at its end, and a 500 for uncaught errors.
 
-A line names the request, never its content: the route is the one of the table, not what the client wrote into the path.
+A line names the request, never its content: the route is the pattern in the table, not the client's path.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ IGNORED_HEADER = "x-baton-ignored"
 _IGNORED_NAMES_MAX = 32
 _IGNORED_CHARACTERS_MAX = 64
 _CLOSED = 499
-"The client left before there was a status."
+"Status in the log if the client disconnected before there was one."
 
 
 class TokenCounts(Protocol):
-    """Tokens of a request so far, for its line in the log."""
+    """Tokens of a request so far, for its log line."""
 
     @property
     def prompt_tokens(self) -> int: ...
@@ -47,15 +47,15 @@ class TokenCounts(Protocol):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the line in the log tells of a request beyond its status. Filled in by whoever answers it."""
+    """Facts for the log line beyond the status. Filled in by the route."""
 
     request_id: str
     usage: Callable[[], TokenCounts] | None = None
-    "Tokens so far, where something is generated."
+    "Tokens so far, for requests that generate."
     ended: Callable[[], str] | str = ""
-    "A finish reason, or the code of an error, or how the client left."
+    "A finish reason, the code of an error, or how the client left."
     ignored: tuple[str, ...] = ()
-    "Fields of the body that we do not know. The client is told in a header."
+    "Unknown fields of the body; the client gets their names in a header."
 
     def facts(self, method: str, route: str, status: int, seconds: float) -> dict[str, Any]:
         facts: dict[str, Any] = {"id": self.request_id, "method": method, "route": route, "status": status}
@@ -83,7 +83,7 @@ def record_of(request: Request) -> RequestRecord:
 
 
 def request_id_of(scope: Scope, limits: Limits) -> str:
-    """The client's X-Request-Id where it is fit to be echoed, else ours. The engine never sees it: its ids are its front's."""
+    """The client's X-Request-Id if it is safe to echo, else a new one. The engine never sees it."""
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     text: str = given[0].decode("latin-1") if len(given) == 1 else ""
     return text if is_name(text, limits) else uuid.uuid4().hex
@@ -102,12 +102,12 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def _of_starlette(error: HTTPException) -> ApiError:
-    """Routes raise errors of ours; this is for what the framework may raise by itself."""
+    """An error that the framework raised. Routes raise ApiError."""
     return not_found() if error.status_code == 404 else ApiError(error.status_code, error.detail, headers=error.headers)
 
 
 class RequestLog:
-    """Counts and logs responses by route, and turns what nobody caught into a plain 500."""
+    """Counts and logs responses by route, and turns uncaught errors into a plain 500."""
 
     def __init__(self, app: ASGIApp, front: Front) -> None:
         self._app = app
@@ -116,7 +116,7 @@ class RequestLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":  # websockets: there are none
+        elif scope["type"] == "http":  # websockets are not served
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +133,7 @@ class RequestLog:
 
         try:
             await self._routed(scope, receive, watched)
-        except asyncio.CancelledError:  # shutdown.py answers
+        except asyncio.CancelledError:  # shutdown.py responds
             record.ended = "shutting_down"
             raise
         except ClientDisconnect:
@@ -142,7 +142,7 @@ class RequestLog:
             known = as_api_error(error).http_status
             if known >= 500:
                 logger.error("request %s failed: %s", record.request_id, type(error).__name__, exc_info=error)
-            elif status == known:  # the caller's fault, and said
+            elif status == known:  # the caller's error, already sent
                 return
             if status:
                 raise
@@ -156,14 +156,14 @@ class RequestLog:
         if not path.isprintable():
             raise ApiError(400, "the path has characters that do not print", code="bad_path")
         if path.endswith("/") and not path.endswith("//"):
-            scope["path"] = path[:-1] or "/"  # /v1/models/ is /v1/models
+            scope["path"] = path[:-1] or "/"  # same as without the slash
         await self._app(scope, receive, send)
 
     def _tell(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
         found = scope.get("route")
         route = getattr(found, "path", None) or ("(refused)" if status in (401, 403) else "(none)")
         self._front.metrics.http_response(route, status)
-        # Probes come every few seconds, and say nothing while all is well.
+        # Probes come every few seconds: they are logged at DEBUG unless they fail.
         quiet = getattr(found, "right", "key") != "key" and scope["method"] == "GET" and status < 500
         level = logging.DEBUG if quiet else logging.INFO
         if logger.isEnabledFor(level):

@@ -1,10 +1,9 @@
-"""uvicorn, a little stricter: it parses HTTP, but waits for ever for headers and takes any amount of them.
+"""uvicorn with limits: by itself it waits for ever for headers, and accepts any amount of them. Conflicting lengths and the
+like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte per minute would hold a
+connection.
 
-Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte a
-minute would hold a connection for nothing.
-
-Connections come through a door that counts them (door.py), and requests begin a few at a time (layers.py). Nothing is read
-from the environment, where uvicorn looks for settings too.
+Connections are counted (connection_limit.py), and requests start a few at a time (layers.py). Nothing is read from the
+environment, where uvicorn looks for settings too.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from baton.api.limits import Limits
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _RECEIVE_BYTES = 64 * 1024
-"What one connection brings in a turn of the loop: many that send much at once then do not hold up those that wait for a token."
+"Bytes that one connection delivers per turn of the loop, so that many senders do not delay the streams."
 _SEND_BYTES = 128 * 1024
-"What the system keeps for a client that does not read. It would take megabytes, of which our budget knows nothing."
+"Kernel buffer for a client that does not read. The default would be megabytes, outside of our budget."
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class UvicornBody:
-    """Writes chunks of a body that has begun, as uvicorn would, without its way there (streaming.py says what for).
+    """Writes chunks of a started body to uvicorn's transport directly (streaming.py has the reason).
 
-    An event costs the front 67 us in place of 120 (bench/direct_body.py). It reads what uvicorn does not document:
-    pyproject.toml bounds the version, and where an attribute is missing the stream takes the long way (streaming.py: _flush).
+    An event costs the front 67 us in place of 120 (bench/direct_body.py). It uses undocumented attributes of uvicorn:
+    pyproject.toml bounds the version, and if one is missing the stream falls back to ASGI (streaming.py: _flush).
     """
 
     __slots__ = ("_cycle",)
@@ -83,7 +82,7 @@ class StrictProtocol(HttpToolsProtocol):
             self.scope["state"]["connection_refusal"] = self._refusal
 
     def data_received(self, data: bytes) -> None:
-        # The timer runs from the connection, and on a kept one from the first byte of the next request.
+        # The timer starts with the connection, and on a kept-alive one with the first byte of the next request.
         if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._arm()
         super().data_received(data)
@@ -134,8 +133,8 @@ class StrictProtocol(HttpToolsProtocol):
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """HTTP/1.0 knows none: to such a client their lengths would be part of the answer. uvicorn sends them to everybody. Without
-    them a body whose length is not known ends with the connection, which uvicorn closes."""
+    """HTTP/1.0 has no chunked encoding, but uvicorn uses it for every client; chunk lengths would appear in the answer. Without
+    chunks a body of unknown length ends with the connection, which uvicorn closes."""
     send, by_length = cycle.send, True
 
     async def send_plain(message: Any) -> None:
@@ -144,19 +143,19 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
             by_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
             cycle.chunked_encoding = None if by_length else False
         elif not by_length:
-            cycle.expected_content_length = len(message.get("body", b""))  # of this part: uvicorn counts it down to 0
+            cycle.expected_content_length = len(message.get("body", b""))  # length of this part: uvicorn counts it down to 0
         await send(message)
 
     cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def protocol_class(limits: Limits, connections: Connections) -> type[HttpToolsProtocol]:
-    """A class with its limits inside: uvicorn makes the objects and passes nothing of ours."""
+    """A protocol class with its limits as attributes: uvicorn creates the objects and passes no arguments of ours."""
     return type("Protocol", (StrictProtocol,), {"limits": limits, "open_connections": connections})
 
 
 def _watch_peer(transport: Any, limits: Limits) -> None:
-    """A peer that vanished without a word: the kernel gives up on bytes it does not acknowledge."""
+    """Sets socket options. TCP_USER_TIMEOUT closes connections to a vanished peer: its bytes are not acknowledged."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -168,7 +167,7 @@ def _watch_peer(transport: Any, limits: Limits) -> None:
 
 
 class Server(uvicorn.Server):
-    """Signals are for whoever runs it: he ends running requests with an answer before the server ends."""
+    """A server that leaves signals to its caller, which ends open requests first."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, handshake_seconds: float) -> None:
         super().__init__(config)
@@ -182,7 +181,7 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         if not tls:
             return await super().startup(sockets=doors)
-        # uvicorn passes no such time on, and asyncio's own is a minute.
+        # uvicorn has no setting for the handshake timeout, and asyncio's default is a minute.
         create_server = loop.create_server
         loop.create_server = partial(create_server, ssl_handshake_timeout=self._handshake_seconds)  # type: ignore[method-assign]
         try:
@@ -205,8 +204,8 @@ def make_server(
     root_path: str = "",
     **settings: Any,
 ) -> Server:
-    """Loopback unless told otherwise. `settings` go to uvicorn.Config (log_level, ...). `limits`: of what is no app of ours,
-    which has its own."""
+    """Listens on loopback by default. `settings` go to uvicorn.Config (log_level, ...). `limits`: only for an app that is not
+    from make_app."""
     if limits is None:
         assert isinstance(app, Starlette)
         limits = app.state.front.limits
@@ -218,7 +217,7 @@ def make_server(
             "port": port,
             "http": protocol_class(limits, connections),
             "ws": "none",
-            "loop": "asyncio",  # uvloop made no difference that showed (docs/internals/notes/host-speed.md)
+            "loop": "asyncio",  # uvloop made no measurable difference (docs/internals/notes/host-speed.md)
             "access_log": False,
             "server_header": False,
             "date_header": True,
@@ -232,6 +231,6 @@ def make_server(
         },
     )
     if tls is not None:
-        config.load()  # it would make a context from files, with ciphers of its own
+        config.load()  # otherwise uvicorn would create its own context, with its own ciphers
         config.ssl = tls
     return Server(config, connections, limits.header_seconds)

@@ -1,7 +1,7 @@
-"""How a request ends that is still open when the server ends.
+"""Ends requests that are still open at shutdown.
 
-The front first ends what runs in the engine (runtime/front/process.py): streams with an error event, whole answers with 503.
-A request that is still open then waits for its client (a slow body, a reader that does not read), and its task is cancelled.
+The front first ends what runs in the engine (runtime/front/process.py): streams with an error event, whole answers with 503. A
+request that is still open then waits for its client (a slow body, a reader that does not read), and its task is cancelled.
 Without this file it would end with a plain-text 500 and a traceback in the log.
 """
 
@@ -21,7 +21,7 @@ def shutting_down() -> ApiError:
 
 
 class EndedByShutdown:
-    """The outermost layer of the app: answers where the task of a request is cancelled."""
+    """The outermost layer of the app: responds with 503 if the task of a request is cancelled."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,8 +48,8 @@ class EndedByShutdown:
 
 
 async def _drop_connection(scope: Scope) -> None:
-    """An answer that is cut must not look complete: the connection ends without the end of the body."""
+    """Drops the connection without the end of the body, so that a truncated answer does not look complete."""
     abort = scope.get("state", {}).get("abort_connection")
     if abort is not None:
         abort()
-        await asyncio.sleep(0)  # uvicorn learns of it in the next turn of the loop
+        await asyncio.sleep(0)  # uvicorn notices in the next turn of the loop

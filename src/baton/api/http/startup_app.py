@@ -1,4 +1,4 @@
-"""Answers while there is no model to ask yet: the process lives, and is not ready. Later it passes everything on to the app."""
+"""Answers before the model is loaded: /live is 200, everything else 503. Afterwards passes every request to the app."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class Reception:
             refusal = ApiError(503, self._why, code="not_ready")
             alive = scope["path"] == "/live"
             response = error_response(refusal, retry_after_seconds=RETRY_AFTER_SECONDS)
-            response.headers["connection"] = "close"  # what it sent was not read
+            response.headers["connection"] = "close"  # the body was not read
             await (JsonResponse({"status": "ok"}) if alive else response)(scope, receive, send)

@@ -5,11 +5,11 @@
                                                  |                  `- waits for the client, never longer than write_seconds
                                                  `- over 4 MiB: the request is cancelled, the connection dropped
 
-The writer is the way of ASGI: a task, two timers and some layers of calls for every event. So in the middle of an answer, while
-the client keeps up, events go to the socket without it (server.py offers that; where nobody does, all go through the writer).
+The writer uses ASGI: a task, two timers and some layers of calls per event. So within an answer, while the client keeps up,
+events go directly to the socket (server.py provides that; without it all go through the writer).
 
-Status and headers go out with the first event, so a request that is refused gets its status and not a stream with an error in
-it; only where nothing came for keep_alive_seconds they go out before, with a comment line.
+Status and headers go out with the first event, so a refused request gets its status, not a stream with an error in it; only
+after keep_alive_seconds without an event they go out earlier, with a comment line.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ T = TypeVar("T")
 logger = logging.getLogger("baton.api")
 
 _UNCOUNTED_BYTES = 16 * 1024
-"A client that keeps up has less than this waiting."
+"A client that keeps up has fewer bytes than this waiting."
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or does not read."""
+    """The client closed the connection or does not read."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)
@@ -42,7 +42,7 @@ class ClientGone(Exception):
 
 
 class EndOfTurn:
-    """What is to be done when all that this wake-up of the loop has brought is taken in: once, for everybody."""
+    """Runs callbacks once per wake-up of the loop, after all its events are processed."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
@@ -57,12 +57,12 @@ class EndOfTurn:
         for what in waiting:
             try:
                 what()
-            except Exception as error:  # of one; the others have nothing to do with it
+            except Exception as error:  # of one stream: the others are not affected
                 logger.error("a stream could not be written: %s", type(error).__name__, exc_info=error)
 
 
 class DirectBody(Protocol):
-    """A way to the socket past ASGI, for the middle of an answer."""
+    """Direct access to the socket, past ASGI, while an answer is being sent."""
 
     @property
     def ready(self) -> bool:
@@ -73,7 +73,7 @@ class DirectBody(Protocol):
 
 
 class SendBuffer:
-    """Events that the client has not taken yet. Many of them count against the bytes in flight of the process."""
+    """Events that the client has not read yet. Larger amounts count in the process's budget of bytes in flight."""
 
     def __init__(self, bytes_max: int, lease: Lease | None = None) -> None:
         self._bytes_max = bytes_max
@@ -83,7 +83,7 @@ class SendBuffer:
         self.news = asyncio.Event()
         self.overflowed = asyncio.Event()
         self.on_first: Callable[[], None] = self.news.set
-        "Called when there is something and nothing was there before."
+        "Called when the first event enters an empty buffer."
 
     def put(self, event: bytes) -> None:
         if not self._events:
@@ -108,7 +108,7 @@ class SendBuffer:
         return not self._events
 
     def take(self) -> bytes:
-        """All there is, as one write."""
+        """All waiting events, for one write."""
         data = b"".join(self._events)
         self._events.clear()
         self._bytes = 0
@@ -123,7 +123,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Where the client leaves first, `work` is cancelled and ClientGone raised."""
+    """The result of `work`. If the client leaves first, `work` is cancelled and ClientGone raised."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(until_disconnect(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -164,12 +164,12 @@ class EventStream:
         self._sent_at = self._now()
         self._delivering = False
         self.started = False
-        "Status and headers are on their way: what goes wrong from now on is told in an event."
+        "Status and headers are being sent: later errors become an event."
         self.error: BaseException | None = None
-        "What was told so."
+        "The error that was sent as an event."
 
     async def run(self, buffer: SendBuffer, produce: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Sends what `produce` puts into the buffer, until it returns. Its error is raised where nothing was sent before it."""
+        """Sends what `produce` puts into the buffer, until it returns. Raises its error if nothing was sent before."""
         if self._direct is not None:
             flush = partial(self._flush, buffer)
             buffer.on_first = partial(self._turn.do, flush)
@@ -199,7 +199,7 @@ class EventStream:
                 if isinstance(error, ClientGone) or (not self.started and buffer.empty):
                     raise error
                 self.error = error
-                buffer.put(self._error_event(_told(error)))  # and no [DONE] after it: the answer is not complete
+                buffer.put(self._error_event(_told(error)))  # without [DONE]: the answer is incomplete
             if finished:
                 await self._deliver(buffer.take(), last=True)
                 return
@@ -207,7 +207,7 @@ class EventStream:
                 await self._deliver(buffer.take() or self._dialect.keep_alive)
 
     def _flush(self, buffer: SendBuffer) -> None:
-        """Events straight to the socket. Where that cannot be, or the writer has some in hand, they are the writer's."""
+        """Writes events directly to the socket. If that is not possible, or the writer is sending, the writer gets them."""
         if buffer.empty:
             return  # the writer was faster
         data = b""
@@ -217,7 +217,7 @@ class EventStream:
                 self._direct.write(data)
                 self._sent_at = self._now()
                 return
-        except Exception as error:  # another uvicorn than the one it was made for: the long way still goes
+        except Exception as error:  # an unknown version of uvicorn: ASGI still works
             logger.warning("streams take the long way: %s", type(error).__name__, exc_info=error)
             self._direct = None
             if data:
@@ -225,7 +225,7 @@ class EventStream:
         buffer.news.set()
 
     async def _idle(self, buffer: SendBuffer) -> bool:
-        """Waits for news; true where nothing was sent for too long."""
+        """Waits for events; True if nothing was sent for keep_alive_seconds."""
         while True:
             due = self._sent_at + self._keep_alive_seconds
             try:
@@ -234,7 +234,7 @@ class EventStream:
             except TimeoutError:
                 if self._sent_at + self._keep_alive_seconds <= due:
                     return True
-                continue  # events went out without the writer meanwhile
+                continue  # events were sent directly in the meantime
             buffer.news.clear()
             return False
 
@@ -255,7 +255,7 @@ class EventStream:
 
 
 def drop_connection(scope: Scope) -> None:
-    """Without waiting for the client to take what is in the socket's buffer (server.py offers this)."""
+    """Closes the connection and discards the socket's buffer (server.py provides this)."""
     abort = scope.get("state", {}).get("abort_connection")
     if abort is not None:
         abort()
@@ -270,7 +270,7 @@ async def _wait(happened: asyncio.Event) -> None:
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Ends them and waits until they have: their `finally` gives back what they hold."""
+    """Cancels the tasks and waits for their `finally` blocks."""
     for task in tasks:
         task.cancel()
     waiting: Awaitable[Any] = asyncio.gather(*tasks, return_exceptions=True)

@@ -1,5 +1,5 @@
-"""https: the server's certificate, and where clients must show one too. Read when the server starts, and by the command line
-before anything is loaded, so that a wrong file is one line and no traceback."""
+"""TLS settings: the server's certificate, and client certificates where required. Read when the server starts, and by the
+command line before anything is loaded, so that a wrong file is one line and no traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.errors import InvalidConfig
 
 
 def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """None: the server speaks http. TLS 1.2 or later, with the ciphers that Python's own default has."""
+    """None: the server speaks http. TLS 1.2 or later, with Python's default ciphers."""
     if not config.ssl_certfile:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -31,7 +31,7 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Without this OpenSSL would ask the terminal, of every process that reads the key."""
+    """Without this callback every process that reads the key would ask for a password on the terminal."""
     raise ValueError("the key has a password: make a copy without one that only the server's user may read")
 
 

@@ -1,4 +1,4 @@
-"""The trace that a request belongs to, as its client says it: the header `traceparent` of W3C Trace Context."""
+"""The client's trace of a request: the header `traceparent` of W3C Trace Context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_PARENT: Final = "0" * 16
 
 
 def traceparent_of(scope: Scope) -> str:
-    """Empty where the client sends none, several, or one that is invalid: the standard says to ignore those."""
+    """Empty where the client sends none, several, or an invalid one, which the standard says to ignore."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     if len(given) != 1:
         return ""

@@ -1,1 +1,1 @@
-"""llama.cpp's /infill: code between what is before and after a gap, for editors (llama.vim, llama.vscode)."""
+"""llama.cpp's /infill: code for the gap between two texts, for editors (llama.vim, llama.vscode)."""

@@ -1,4 +1,4 @@
-"""Fields of /infill, and what becomes of each (translate.py defines the rules)."""
+"""Fields of /infill (translate.py defines the rules)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of /infill and their answers, in llama.cpp's words."""
+"""Requests of /infill and their answers, in llama.cpp's form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class InfillShape(Shape):
         return replace(job, prompt_only=warms)
 
     def _prompt(self, body: Json, marks: FillIn, room: int) -> list[int]:
-        """Other files are left out before anything near the gap is cut, the first of them first."""
+        """Builds the prompt. If room is short, other files are left out first, in their order, before text near the gap."""
         tokenizer = self.front.tokenizer
         prefix, suffix, begin = (expect(str, body.get(name) or "", name) for name in ("input_prefix", "input_suffix", "prompt"))
         files = [
@@ -74,7 +74,7 @@ class InfillShape(Shape):
         return Parts(self, generation, put)
 
     def end(self, piece: Piece, usage: Usage) -> Json:
-        """What the last part of an answer has besides its text."""
+        """Fields of the last part of an answer, besides its text."""
         named = isinstance(piece.stop_reason, str)
         limit = piece.known_finish is FinishReason.LENGTH
         return {

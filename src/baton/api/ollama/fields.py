@@ -1,4 +1,4 @@
-"""Fields of Ollama's requests: the tables (translate.py defines the rules), and how a body becomes OpenAI's."""
+"""Fields of Ollama's requests: the tables (translate.py defines the rules), and the translation of a body to OpenAI's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OPTIONS: Final[Table] = {
     "vocab_only": harmless("a setting of the server"),
     "embedding_only": harmless("a setting of the server"),
 }
-"""The object `options`."""
+"""Fields of the object `options`."""
 
 _BOTH: Final[Table] = {
     **ONE_ANSWER,
@@ -78,7 +78,7 @@ GENERATE: Final[Table] = {
 
 
 def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
-    """None: no messages, which only asks whether the model is there."""
+    """Returns None for an empty list of messages: such a request only asks whether the model is loaded."""
     messages: list[Any] = expect(list, body.get("messages") or [], "messages")
     asked = _common(front, body, CHAT)
     if body.get("tools"):
@@ -88,7 +88,7 @@ def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
 
 
 def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBody | None:
-    """None: no prompt."""
+    """Returns None if there is no prompt."""
     prompt, system, suffix = (expect(str, body.get(name) or "", name) for name in ("prompt", "system", "suffix"))
     raw = expect(bool, body.get("raw") or False, "raw")
     asked = _common(front, body, GENERATE)
@@ -109,7 +109,7 @@ def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBo
 
 
 def model_name(front: Front, name: Any) -> Any:
-    """Clients write name:latest for name."""
+    """The served name: clients write name:latest for name."""
     if isinstance(name, str) and not front.model.is_called(name) and name.endswith(":latest"):
         return name.removesuffix(":latest")
     return name
@@ -125,7 +125,7 @@ def _common(front: Front, body: dict[str, Any], table: Table) -> dict[str, Any]:
     asked = {**translated(body, table), **translated(options, OPTIONS, "options.")}
     asked["model"] = model_name(front, body.get("model"))
     asked["stream"] = True if body.get("stream") is None else body["stream"]
-    if asked.get("max_tokens") == -2:  # as -1: the context is the end either way
+    if asked.get("max_tokens") == -2:  # same as -1: up to the context
         asked["max_tokens"] = -1
     if body.get("format") not in (None, ""):
         asked["response_format"] = _response_format(body["format"])
@@ -142,7 +142,7 @@ def _response_format(value: Any) -> dict[str, Any]:
 
 
 def _message(message: Any, place: str) -> Any:
-    """What is wrong with it otherwise is found where all chats are checked (text/chat_messages.py)."""
+    """A message in OpenAI's form. Other errors in it are reported by the check of all chats (text/chat_messages.py)."""
     if not isinstance(message, dict):
         return message
     if message.get("images"):
@@ -161,7 +161,7 @@ def _message(message: Any, place: str) -> Any:
 
 
 def _call(call: Any, index: int) -> Any:
-    """Ollama's have no id, and arguments as an object; OpenAI's have both as text."""
+    """A tool call in OpenAI's form: Ollama's have no id, and their arguments are an object."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     function = dict(call["function"])

@@ -1,5 +1,5 @@
-"""Ollama's answers: of /api/chat and /api/generate a line of JSON per piece, with figures in the last one; of the routes that
-clients call before they chat: which models there are, what they can do, which version answers; and errors."""
+"""Ollama's answers: /api/chat and /api/generate send a line of JSON per piece, with usage in the last one. Also the routes that
+clients call first (models, capabilities, version), and the dialect's errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OllamaShape(Shape):
         self._created_at = datetime.fromtimestamp(self.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def content(self, text: str = "", thinking: str = "", calls: Sequence[Json] = ()) -> Json:
-        """Text, reasoning and calls, under the names of this route."""
+        """Text, reasoning and calls, under this route's names."""
         raise NotImplementedError
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class OllamaShape(Shape):
         return NothingToGenerate(self._line(self.content(), {"done": True, "done_reason": "load"}))
 
     def named(self, body: dict[str, Any]) -> None:
-        """Answers use the name that the client used."""
+        """Remembers the client's name of the model for the answers."""
         if isinstance(body.get("model"), str):
             self._asked_for = body["model"]
 
@@ -117,8 +117,8 @@ class GenerateShape(OllamaShape):
 
 
 class NdjsonLines:
-    """Text and reasoning as they come; a call when something else follows it or the answer ends, because its arguments are an
-    object here. A call that was cut off is not sent: a client would run it."""
+    """Sends text and reasoning at once, a call only when it is complete, because its arguments are an object. A truncated call
+    is not sent: a client would run it."""
 
     def __init__(self, shape: OllamaShape, generation: Generation, put: Put) -> None:
         self._shape = shape
@@ -126,7 +126,7 @@ class NdjsonLines:
         self._put = put
         self._frame: tuple[bytes, bytes] | None = None
         self._call: ToolCallDelta | None = None
-        "It may go on."
+        "A call that may still grow."
         self._last = Piece(0)
 
     def add_text(self, choice: int, text: str) -> None:
@@ -169,12 +169,12 @@ OLLAMA: Final = Dialect(
     error_event=line,
     stream_type="application/x-ndjson",
     untyped_bodies=True,
-    keep_alive=b" ",  # a blank before the next line: clients parse every line, and an empty one would be none
+    keep_alive=b" ",  # a blank before the next line: clients parse every line, and an empty line is invalid
 )
 
 
 API_VERSION: Final = "0.12.6"
-"The version of Ollama whose fields are answered: clients refuse a server that seems too old for them."
+"Emulated version of Ollama: clients refuse a server that seems too old."
 _OLLAMA_NAMES: Final = {field.to: name for name, field in OPTIONS.items()}
 _NEVER: Final = "9999-12-31T00:00:00Z"
 
@@ -185,7 +185,7 @@ async def tags(request: Request) -> Response:
 
 
 async def ps(request: Request) -> Response:
-    """The model is always in memory."""
+    """Lists the served model: it is always in memory."""
     front = front_of(request)
     more = {"expires_at": _NEVER, "size_vram": 0, "context_length": front.model.context_tokens}
     return JsonResponse({"models": [{**_model(front, front.model.name), **more}]})
@@ -196,8 +196,8 @@ async def version(request: Request) -> Response:
 
 
 async def pull(request: Request) -> Response:
-    """Many clients pull a model before they chat. The served one is here; a server does not fetch others. One line of JSON is
-    the whole stream, so it is the same with stream: false."""
+    """Succeeds for the served model, because many clients pull it before they chat; other models are not downloaded. The stream
+    is one line, so it is the same with stream: false."""
     await _require_model(request)
     return Response(line({"status": "success"}), media_type=OLLAMA.stream_type)
 
@@ -228,10 +228,10 @@ async def show(request: Request) -> Response:
 
 
 def _parameters(front: Front) -> str:
-    """One parameter per line, under Ollama's names. Continue and Zed take the context length from num_ctx."""
+    """One parameter per line, under Ollama's names. Continue and Zed read the context length from num_ctx."""
     named = {_OLLAMA_NAMES.get(name, name): value for name, value in front.model.sampling_defaults.items()}
     if named.get("top_k", 0) <= 0:
-        named.pop("top_k", None)  # no limit, for which Ollama has no value
+        named.pop("top_k", None)  # no limit: Ollama has no value for it
     return "\n".join(f"{name} {value}" for name, value in {"num_ctx": front.model.context_tokens, **named}.items())
 
 

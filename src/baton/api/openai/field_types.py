@@ -1,6 +1,6 @@
 """Types of the fields of OpenAI's two older endpoints, for /openapi.json. Numbers have theirs in limits.RANGES.
 
-A test holds it against what schemas.py reads: a field that is read and not here, or here and not read, is an error.
+A test compares the tables with the fields that schemas.py reads, in both directions.
 """
 
 from __future__ import annotations

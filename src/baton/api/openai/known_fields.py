@@ -1,10 +1,10 @@
-"""Fields of other servers' requests, and what becomes of them here. Nothing that changes an answer is ignored in silence.
+"""Fields of other servers' requests, and how they are treated. No field that changes an answer is ignored silently.
 
-internal       refused whatever they hold: only our own front talks about them, on another channel
-alias          another server's name for a field of ours, with the same meaning: taken for it
-chat only      have a meaning for chats; elsewhere they are unsupported
-unsupported    the answer would be wrong without them: refused, unless they hold a value that asks for nothing
-harmless       change no answer anywhere
+internal       always refused: only our own front uses them, on another channel
+alias          another server's name for a field of ours, with the same meaning: accepted
+chat only      used in chats; elsewhere unsupported
+unsupported    the answer would be wrong without them: refused, unless they hold a neutral value
+harmless       change no answer on any server
 all others     named in the header x-baton-ignored, or refused with --unknown-fields refuse
 """
 
@@ -32,7 +32,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "stop": ("stop_sequences", "stopping_strings"),
     "repetition_penalty": ("repeat_penalty",),
 }
-"""Ours -> theirs (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
+"""Our name -> names of other servers (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
 
 _CONSTRAINTS: Final[dict[str, tuple[Any, ...]]] = {
     "structural_tag": (),
@@ -88,7 +88,7 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "lora": ([],),
 }
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {**_CONSTRAINTS, **_SAMPLERS, **_INPUTS}
-"""Field -> the values that ask for nothing. Null always does."""
+"""Field -> its neutral values. Null is always neutral."""
 
 CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "tools": ([],),
@@ -107,10 +107,10 @@ CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "separate_reasoning": (True, False),
     "stream_reasoning": (True, False),
 }
-"""Fields of chats (tools.py, thinking.py), and their values that ask a completion for nothing."""
+"""Fields of chats (tools.py, thinking.py), with the values that are neutral for completions."""
 
 COMPLETION_ONLY: Final[dict[str, tuple[Any, ...]]] = {"suffix": ("",)}
-"""Fields of completions, and their values that ask a chat for nothing."""
+"""Fields of completions, with the values that are neutral for chats."""
 
 HINTS: Final[dict[str, str]] = {
     "functions": "send tools, which took its place",
@@ -148,13 +148,13 @@ HARMLESS: Final = (
     "guided_decoding_backend",
     "length_penalty",  # for beams, which are refused
     "early_stopping",
-    "max_streaming_response_tokens",  # how many come at a time
+    "max_streaming_response_tokens",  # only the chunk size
     "include_logprobs_decode_token",
 )
 
 
 def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """1 and 1.0 are the same number; true is none."""
+    """True for neutral values. 1 and 1.0 are equal; true is not a number."""
     if value is None:
         return True
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

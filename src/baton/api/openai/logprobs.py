@@ -11,7 +11,7 @@ from baton.api.generate.engine_client import TokenLogprob
 from baton.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0
-"JSON has no minus infinity; vLLM's clients know this number for it."
+"Stands for minus infinity, which JSON lacks; vLLM's clients know this number."
 
 
 def number(logprob: float) -> float:
@@ -44,7 +44,7 @@ def completion_logprobs(
     offsets: Sequence[int],
     asked: int,
 ) -> dict[str, Any]:
-    """Four columns. `asked` is how many of the likeliest the client wants; the token itself is always among them."""
+    """Four columns. `asked`: number of top tokens that the client wants; the sampled token is always included."""
     rows = list(logprobs) or [None] * len(tokens)
     return {
         "tokens": JsonRows(partial(token_name, tokenizer), tokens),
@@ -63,7 +63,7 @@ def _top(tokenizer: Tokenizer, row: TokenLogprob | None) -> dict[str, float] | N
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """Its text; or, where it is only a part of a character, its bytes, so that two such tokens do not look the same."""
+    """The token's text; if it is only a part of a character, its bytes, so that two such tokens differ."""
     raw = tokenizer.id_to_bytes(token)
     try:
         return raw.decode("utf-8")
@@ -72,7 +72,7 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 def prompt_logprobs(tokenizer: Tokenizer, rows: Sequence[TokenLogprob | None]) -> JsonRows:
-    """vLLM's: by token id, with rank; null for the first token, which nothing predicts."""
+    """vLLM's form: by token id, with rank; null for the first token, which has no prediction."""
     return JsonRows(partial(_by_id, tokenizer), rows)
 
 

@@ -1,10 +1,10 @@
 """The fields that end an answer that repeats itself -> a RepetitionStop.
 
-    stop_on_repetition     true or false; where it is not given, as the server does (--stop-on-repetition)
+    stop_on_repetition     true or false; default: the server's (--stop-on-repetition)
     repetition_detection   vLLM's: {"max_pattern_size": 20, "min_pattern_size": 3, "min_count": 4}
 
-The server's own default does not apply where the client asks for a length (ignore_eos) or for a format: there a repetition may
-be what was asked for, and half of a JSON document is of no use.
+The server's own default does not apply if the client requests a length (ignore_eos) or a format: there a repetition may be
+wanted, and half of a JSON document is useless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DETECTION: Final = {
 
 
 def repetition_stop_of(fields: Fields, *, default: bool) -> RepetitionStop | None:
-    """`default`: what the server does where the request says nothing."""
+    """`default`: the server's setting."""
     detection = fields.raw("repetition_detection")
     wanted = fields.boolean("stop_on_repetition", default=default)
     if detection is None:

@@ -1,8 +1,8 @@
-"""A request's JSON object -> ChatBody or CompletionBody: typed, complete, within limits. Nothing else of it is passed on.
+"""A request's JSON object -> ChatBody or CompletionBody: typed, complete, within limits. Nothing else is passed on.
 
-Fields are OpenAI's, and the extras that vLLM's clients send. known_fields.py says what becomes of all others. Values that other
-servers give a meaning have it here: seed -1 (random), max_tokens -1 (up to the context) and 0 with echo (only the prompt),
-top_p 0 (the likeliest token), and an empty stop string (none).
+Fields are OpenAI's, and the extras that vLLM's clients send. known_fields.py has the rules for all others. Special values of
+other servers keep their meaning: seed -1 (random), max_tokens -1 (up to the context) and 0 with echo (only the prompt), top_p 0
+(the likeliest token), and an empty stop string (none).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Schema:
         )
 
     def completion(self, body: dict[str, Any], *, prompts_max: int | None = None) -> CompletionBody:
-        """`prompts_max`: in place of the limits `prompts` and `choices`, for a request that takes a few prompts at a time."""
+        """`prompts_max`: replaces the limits `prompts` and `choices` for a request that processes a few prompts at a time."""
         fields = self.open(body)
         cut = fields.raw(TRUNCATE) is not None
         prompts = self.prompts(fields.raw("prompt"), prompts_max or self._limits.prompts, cut=cut)
@@ -91,7 +91,7 @@ class Schema:
         return CompletionBody(options=options, prompts=prompts, echo=echo, suffix=suffix, prompt_only=prompt_only)
 
     def open(self, body: dict[str, Any], *, chat: bool = False) -> Fields:
-        """Fields of a body whose model is ours and that asks for nothing we do not have. `chat`: it may have messages."""
+        """Fields of a body with a served model and without unsupported settings. `chat`: it may have messages."""
         fields = Fields(body, self._limits, self._model.head_width)
         self.require_model(fields.raw("model"))
         for name in INTERNAL:
@@ -99,7 +99,7 @@ class Schema:
                 raise bad(f"{name} is not accepted from clients", name, code="internal_field")
         refused = _REFUSED_IN_CHATS if chat else _REFUSED_OUTSIDE_OF_CHATS
         fields.know(refused)
-        for name in [name for name in refused if name in body]:  # of so many names a body has hardly any
+        for name in [name for name in refused if name in body]:  # a body has few of these names
             if not asks_for_nothing(body[name], refused[name]):
                 hint = f": {HINTS[name]}" if name in HINTS else ""
                 raise bad(f"{name} is not supported{hint}", name, code="unsupported")
@@ -109,7 +109,7 @@ class Schema:
         return fields
 
     def require_model(self, name: Any) -> None:
-        """A request without a model means the only one there is."""
+        """Raises 404 for an unknown model. A request without a model gets the served one."""
         if name is None or self._model.is_called(name):
             return
         if not isinstance(name, str):
@@ -120,7 +120,7 @@ class Schema:
         )
 
     def prompts(self, value: Any, most: int, *, cut: bool = False) -> tuple[Prompt, ...]:
-        """A text, a list of texts, a list of token ids, or a list of such lists. `cut`: long ones are cut later."""
+        """A text, a list of texts, a list of token ids, or a list of such lists. `cut`: long prompts are truncated later."""
         if isinstance(value, str):
             return (value,)
         if not isinstance(value, list):
@@ -134,11 +134,11 @@ class Schema:
         return tuple(self._prompt(entry, f"prompt[{index}]", cut) for index, entry in enumerate(value))
 
     def thinking(self, fields: Fields) -> tuple[ThinkingOptions, Mapping[str, Any] | None]:
-        """What is said of thinking, and what the template is told besides the chat."""
+        """The reasoning options, and the template's arguments besides the chat."""
         value = fields.raw("chat_template_kwargs")
         if value is not None and not isinstance(value, dict):
             raise bad(f"chat_template_kwargs must be an object, not {shown(value)}", "chat_template_kwargs")
-        fields.boolean("stream_reasoning", default=True)  # they always come as they are made
+        fields.boolean("stream_reasoning", default=True)  # reasoning is always streamed
         thinking = read_thinking(fields, value)
         return thinking, thinking.template_kwargs(value)
 
@@ -201,14 +201,14 @@ class Schema:
         return options
 
     def _stops(self, fields: Fields) -> tuple[str, ...]:
-        """Empty ones stop nothing, as in llama.cpp."""
+        """Stop strings without the empty ones, which stop nothing, as in llama.cpp."""
         limits, name = self._limits, fields.given("stop", ALIASES["stop"])
         stops = fields.strings(name, count_max=limits.stop_strings, bytes_max=limits.stop_string_bytes, empty_allowed=True)
         return tuple(filter(None, stops))
 
     def _numbers(self, fields: Fields) -> dict[str, Any]:
-        """Those of SamplingParams that a request sets as they are, and two exceptions: top_p 0, and a top_k above the number of
-        tokens, which is all of them as in vLLM and llama.cpp: a client must not fail on small models only."""
+        """Numbers of SamplingParams. Two values are adapted: top_p 0, and a top_k above the vocabulary, which means all tokens
+        as in vLLM and llama.cpp, so that a client does not fail only on small models."""
         found: dict[str, Any] = {}
         for name in _PLAIN:
             given, default = fields.given(name, ALIASES.get(name, ())), self._defaults[name]
@@ -226,12 +226,12 @@ class Schema:
 
 
 def _max_tokens(fields: Fields, default: int | None) -> int | None:
-    """-1, as elsewhere: up to the context."""
+    """-1 means up to the context, as in other servers."""
     return fields.integer(fields.given("max_tokens", ALIASES["max_tokens"]), default, like="max_tokens", means_none=-1)
 
 
 def _chat_max_tokens(fields: Fields) -> int | None:
-    """OpenAI's newer name wins over the older one."""
+    """OpenAI's newer name takes precedence."""
     older, newer = _max_tokens(fields, None), fields.integer("max_completion_tokens", None, means_none=-1)
     return older if fields.raw("max_completion_tokens") is None else newer
 
@@ -262,5 +262,5 @@ def _stream_options(fields: Fields) -> StreamOptions:
         expect(bool, value.get(name) is not None and value[name], f"stream_options.{name}", "stream_options")
         for name in ("include_usage", "continuous_usage_stats")
     )
-    # As vLLM has it: usage in every chunk only where usage is wanted at all.
+    # As in vLLM: usage in every chunk only if usage is requested at all.
     return StreamOptions(stream=stream, include_usage=include, continuous_usage=include and continuous)

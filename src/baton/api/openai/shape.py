@@ -22,15 +22,15 @@ DONE = b"data: [DONE]\n\n"
 
 class OpenAIShape(Shape):
     object_chunk: ClassVar[str]
-    "`kind` is the object of a whole answer."
+    "Value of `object` in a chunk; `kind` is that of a whole answer."
 
     @abstractmethod
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
-        """One entry of `choices` of a whole answer."""
+        """One entry of `choices` in a whole answer."""
 
     @abstractmethod
     def delta(self, job: Job, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """One entry of `choices` of a chunk. `first`: nothing of this choice has been sent yet."""
+        """One entry of `choices` in a chunk. `first`: nothing of this choice has been sent yet."""
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         return {
@@ -43,14 +43,14 @@ class OpenAIShape(Shape):
         return Chunks(self, job, generation, put)
 
     def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
-        """`with_usage`: the client asked for usage, so every chunk has the key, as OpenAI does it."""
+        """`with_usage`: the client requested usage, so every chunk has the key, as at OpenAI."""
         chunk = {**self._head(self.object_chunk), "choices": choices}
         if with_usage:
             chunk["usage"] = usage
         return chunk
 
     def ended(self, job: Job, piece: Piece, choice: dict[str, Any], *, whole: bool, first: bool) -> dict[str, Any]:
-        """A choice with how it ended, and with what vLLM's clients may ask for besides. `first`: as in `delta`."""
+        """Adds the finish reason and vLLM's optional fields to a choice. `first`: as in `delta`."""
         choice["finish_reason"] = finish_word(piece)
         if piece.stop_reason is not None:
             choice["stop_reason"] = piece.stop_reason
@@ -75,7 +75,7 @@ class OpenAIShape(Shape):
 
 
 def finish_word(piece: Piece) -> str | None:
-    """OpenAI's words and no other: the enums of typed clients fail on one that they do not know (`ended_by` has it then)."""
+    """One of OpenAI's finish reasons: typed clients fail on others (`ended_by` has the actual one)."""
     word = piece.known_finish
     if word is FinishReason.STOP and piece.called:
         return "tool_calls"
@@ -94,7 +94,7 @@ class ChatShape(OpenAIShape):
     def choice(self, job: Job, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if piece.reasoning:
-            # DeepSeek's name, which most clients read, and the one that vLLM has now.
+            # DeepSeek's name, which most clients read, and vLLM's current one.
             message |= {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning}
         if piece.tool_calls:
             message["content"] = piece.text or None
@@ -102,13 +102,13 @@ class ChatShape(OpenAIShape):
         return self.ended(job, piece, self._choice(job, piece, {"message": message}), whole=True, first=True)
 
     def delta(self, job: Job, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """The role comes with the first text, not before it: clients take the first chunk for the first token."""
+        """A chunk. The role comes with the first text, not before it: clients take the first chunk for the first token."""
         text, reasoning, calls = piece.by_kind()
         delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {}
         if text:
             delta["content"] = text
         if reasoning:
-            # Under one name only: Zed appends the text of both names to one thought.
+            # Under one name only: Zed appends the texts of both.
             delta["reasoning_content"] = reasoning
         if calls:
             delta["tool_calls"] = [_call_delta(call) for call in calls]
@@ -127,7 +127,7 @@ def _call(call: ToolCallDelta) -> dict[str, Any]:
 
 
 def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
-    """The first of a call has all keys, later ones only the new text, as OpenAI's."""
+    """The first delta of a call has all keys, later ones only the new text, as at OpenAI."""
     if call.name is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     return {"index": call.index, **_call(call)}
@@ -156,7 +156,8 @@ class CompletionShape(OpenAIShape):
 
 
 class Chunks:
-    """Pieces to chunks. A piece without text (half a character, perhaps a stop string) waits for one with some."""
+    """Converts pieces to chunks. A piece without text (half a character, perhaps a stop string) waits for the next one with
+    text."""
 
     def __init__(self, shape: OpenAIShape, job: Job, generation: Generation, put: Put) -> None:
         self._shape = shape
@@ -166,7 +167,7 @@ class Chunks:
         self._waiting: dict[int, Piece] = {}
         self._begun: set[int] = set()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        "By choice: what stands before and after the text in an event that has nothing else to say, as most have."
+        "By choice: bytes before and after the text in an event that carries only text, as most do."
 
     def add_text(self, choice: int, text: str) -> None:
         frame = self._frames.get(choice)
@@ -202,6 +203,6 @@ class Chunks:
 
 
 def _usage_so_far(piece: Piece) -> dict[str, Any]:
-    """Of this chunk's choice. What was cached is in the last one."""
+    """Usage of this chunk's choice. Cached tokens are reported in the last chunk."""
     prompt, output = piece.usage
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

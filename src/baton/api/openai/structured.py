@@ -1,12 +1,12 @@
-"""The fields that say what an answer must look like -> a Grammar. Five families of names for the same five things.
+"""The fields that constrain an answer's format -> a Grammar. Several families of names for the same five kinds.
 
     OpenAI       response_format {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}}
     vLLM         structured_outputs {"json" | "regex" | "choice" | "grammar" | "json_object": ...}; guided_json, ...
     llama.cpp    grammar (GBNF), json_schema; response_format {"type": "json_object", "schema": ...}
     SGLang       regex, ebnf, json_schema as a string
 
-Here only the shape of the fields is looked at. What is in a schema or a grammar is judged where it is compiled (prepare.py). At
-most one may be given: two constraints have no agreed meaning.
+Only the types of the fields are checked here; schemas and grammars are checked when they are compiled (prepare.py). At most one
+constraint may be given: two have no agreed meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RequestedGrammar:
     field: str
     grammar: Grammar
     part: str = ""
-    "Of the field, where it has several."
+    "Name of the part, if the field has several."
 
     @property
     def place(self) -> str:
@@ -42,7 +42,7 @@ def grammar_of(fields: Fields, limits: Limits) -> RequestedGrammar | None:
 
 
 def grammar_of_format(value: Any, limits: Limits) -> Grammar | None:
-    """Of a response_format alone. None: it asks for nothing."""
+    """The grammar of a response_format. None: it constrains nothing."""
     asked = list(_response_format(Fields({"response_format": value}, limits, 0)))
     return asked[0].grammar if asked else None
 
@@ -69,7 +69,7 @@ _TOP_LEVEL: Final = {
 
 
 CONSTRAINTS: Final = (*_TOP_LEVEL, "structured_outputs", "response_format")
-"""All fields that are read here."""
+"""All fields that this module reads."""
 
 
 def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[RequestedGrammar]:
@@ -87,7 +87,7 @@ def _structured_outputs(fields: Fields, limits: Limits) -> Iterator[RequestedGra
 
 
 _BACKEND_SETTINGS: Final = ("disable_fallback", "_backend", "_backend_was_auto")
-"""Of vLLM: they change no answer."""
+"""vLLM's backend settings, which change no answer."""
 
 
 def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
@@ -102,7 +102,7 @@ def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
         yield _json(value["schema"], name, f"{name}.schema")
     elif kind == "json_schema":
         inner = value.get("json_schema")
-        if inner is None and value.get("schema") is not None:  # llama.cpp's
+        if inner is None and value.get("schema") is not None:  # llama.cpp's form
             yield _json(value["schema"], name, f"{name}.schema")
         else:
             inner = expect(dict, inner, f"{name}.json_schema", name)
@@ -131,7 +131,7 @@ def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[Requ
 
 
 def _json(value: Any, field: str, place: str) -> RequestedGrammar:
-    """A schema, or a text that holds one. What the text holds is found out where it is compiled."""
+    """A schema, or a string that holds one. The string is parsed when it is compiled."""
     if isinstance(value, str):
         return RequestedGrammar(field, Grammar("json_schema", _text(value, place)))
     if isinstance(value, dict):

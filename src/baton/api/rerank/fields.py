@@ -1,4 +1,4 @@
-"""Fields of requests for scores, and what becomes of each (translate.py says what the rules mean)."""
+"""Fields of requests for scores (translate.py defines the rules)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COHERE: Final[Table] = {
     "return_documents": own("answer with the documents' texts; false where it is left out", "boolean"),
     "max_tokens_per_doc": own("cut each document after this many tokens; 4096 where it is left out", "integer"),
 }
-"""Of /v2/rerank."""
+"""Fields of /v2/rerank."""
 SCORE: Final[Table] = {
     **_ALL,
     "text_1": own("a text, or texts", "string or array"),

@@ -1,4 +1,4 @@
-"""From pairs of texts to prompts of the engine, and from vectors to scores: a class per kind of model (models/scoring.py)."""
+"""Converts pairs of texts to prompts, and vectors to scores: a class per kind of model (models/scoring.py)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ QUESTION: Final = (
 )
 ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's template, which it was trained with."""
+"""Qwen3-Reranker's template, from its training."""
 
 
 class Cuts:
-    """How documents are cut."""
+    """Truncation of documents."""
 
     def __init__(self, front: Front, prompt_tokens: int | None = None, document_tokens: int | None = None) -> None:
-        """prompt_tokens    of a whole pair; -1: as many as fit. None: one that does not fit is refused
-        document_tokens  of a document"""
+        """prompt_tokens    maximum of a whole pair; -1: what fits. None: a pair that does not fit is refused
+        document_tokens  maximum of a document"""
         self._front = front
         self._context = front.model.context_tokens
         most = self._context - 1
@@ -42,7 +42,7 @@ class Cuts:
         self._document_tokens = document_tokens
 
     def ids(self, text: str) -> list[int]:
-        """Of a text of the client: special tokens in it are plain characters."""
+        """Token ids of a client's text; special tokens in it are plain text."""
         front = self._front
         require_may_fit(front, len(text))
         most = None if self.cuts or self._document_tokens else self._context
@@ -55,7 +55,7 @@ class Cuts:
         return self.ids(text)[: self._document_tokens]
 
     def joined(self, before: Sequence[int], document: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
-        """Only the document is cut. A pair whose other parts leave no room for it is refused."""
+        """The pair with its document truncated. Raises if query and template leave no room for it."""
         room = self.prompt_tokens - len(before) - len(after)
         if len(document) > room:
             if not self.cuts:
@@ -68,21 +68,21 @@ class Cuts:
 
 class Scorer(ABC):
     labels: tuple[int, ...] = ()
-    "SamplingParams.label_ids."
+    "Token ids whose logits are the vector (SamplingParams.label_ids)."
     pooling: Pooling = "last"
 
     @abstractmethod
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
-        """One by one, so that a request that is too long ends early."""
+        """A generator, so that a request that is too long fails early."""
 
     @abstractmethod
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
-        """Of the pairs, from one vector per prompt."""
+        """One score per pair, from one vector per prompt."""
 
 
 class YesNo(Scorer):
-    """A decoder answers the question of its template: the share of "yes" against "no" at its end. The query comes before the
-    document, so the documents of a query share their beginning in the prefix cache."""
+    """A decoder that answers its template's question: the score is the share of "yes" against "no". The query comes before the
+    document, so documents of a query share a cached prefix."""
 
     def __init__(self, front: Front, instruction: str) -> None:
         tokenizer = front.tokenizer
@@ -92,12 +92,12 @@ class YesNo(Scorer):
         self._instruction = instruction or INSTRUCTION
 
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
-        @lru_cache(maxsize=1)  # the documents of /rerank have one query, which may be long
+        @lru_cache(maxsize=1)  # the documents of /rerank share one query, which may be long
         def before(query: str) -> list[int]:
             return [*self._before, *cuts.ids(f"<Instruct>: {self._instruction}\n<Query>: {query}\n<Document>:")]
 
         for query, document in pairs:
-            # No token spans the space before the document: the ids are those of the whole text.
+            # No token spans the space before the document: the ids equal those of the whole text.
             yield cuts.joined(before(query), cuts.document(f" {document}"), self._after)
 
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
@@ -111,7 +111,7 @@ class YesNo(Scorer):
 
 
 class Cosine(Scorer):
-    """An embedding model: the cosine of the vectors of both texts. Each text is computed once."""
+    """An embedding model: the score is the cosine of the texts' vectors. Each distinct text is computed once."""
 
     def __init__(self, front: Front) -> None:
         if front.model.pooling not in POOLINGS:

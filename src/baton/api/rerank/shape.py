@@ -1,4 +1,4 @@
-"""Requests for scores of pairs of texts, and their answers. To the engine they are prompts that are pooled."""
+"""Requests for scores of pairs of texts, and their answers. For the engine they are pooled prompts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PairShape(Shape):
 
 
 class RerankShape(PairShape):
-    """POST /rerank and /v1/rerank, as vLLM, Jina and Cohere's first version have it."""
+    """POST /rerank and /v1/rerank, as in vLLM, Jina and Cohere's first version."""
 
     kind = "rerank"
     id_prefix = "rerank-"
@@ -96,7 +96,7 @@ class RerankShape(PairShape):
 
 
 class CohereRerankShape(RerankShape):
-    """POST /v2/rerank, as Cohere has it: long documents are cut, and the answer does not repeat them."""
+    """POST /v2/rerank, as at Cohere: long documents are truncated, and the answer does not repeat them."""
 
     table = COHERE
     returns_documents = False
@@ -113,7 +113,7 @@ class CohereRerankShape(RerankShape):
 
 
 class ScoreShape(PairShape):
-    """POST /score and /v1/score, as vLLM has it."""
+    """POST /score and /v1/score, as in vLLM."""
 
     kind = "score"
     id_prefix = "score-"

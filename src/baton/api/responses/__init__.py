@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: /v1/responses, with the answers that it keeps."""
+"""OpenAI's Responses API: /v1/responses, with stored answers."""

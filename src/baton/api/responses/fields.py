@@ -1,10 +1,9 @@
-"""Fields of the Responses API: the table (translate.py defines the rules), and how a body becomes OpenAI's older one.
+"""Fields of the Responses API: the table (translate.py defines the rules), and the translation of a body to chat completions.
 
 input        an assistant's turn is several items (reasoning, message, function_call...) and one message of a chat; so an item
-             of the assistant joins the message before it, where that is the assistant's too and has nothing of the kind yet
-text.format  is `response_format` of chat completions. Clients that bring that name along mean it, so it is taken. Whatever name
-             a JSON format came under, the answer's `text.format` is the one that was applied
-tools
+             of the assistant joins the assistant's message before it, unless that has such a part already
+text.format  is `response_format` of chat completions. That name is accepted too. The answer's `text.format` is the format that
+             was applied, under whichever name it was given tools
 function     the client runs it
 namespace    functions under a common name. The model sees them as namespace.name; a call has both apart (OutputItems)
 others       web_search, mcp, ...: the server would have to run them, or they have no schema. They are left out and named in
@@ -82,7 +81,7 @@ LEFT_OUT: Final = (
     *("web_search", "file_search", "code_interpreter", "computer", "image_generation", "mcp"),
     *("local_shell", "shell", "apply_patch", "custom", "tool_search"),
 )
-"""Types of tools begin so: web_search_preview_2025_03_11, computer_use_preview, ..."""
+"""Prefixes of the types of such tools: web_search_preview_2025_03_11, computer_use_preview, ..."""
 OURS: Final = "text.format"
 THEIRS: Final = "response_format"
 _INCLUDABLE: Final = ("message.output_text.logprobs", "reasoning.encrypted_content")
@@ -95,12 +94,12 @@ FindItem = Callable[[str], Json | None]
 class ResponsesRequest:
     chat: ChatBody
     conversation: list[Json]
-    "What was said until now, without instructions: what the next request goes on with."
+    "Messages so far, without instructions: the next request continues them."
     store: bool
     summary: bool
-    "A summary of the thought is asked for (OutputItems)."
+    "A summary of the reasoning is requested (OutputItems)."
     namespaces: Mapping[str, tuple[str, str]]
-    "By the name of a tool that the model sees: namespace and name."
+    "Namespace and name, by the tool name that the model sees."
 
 
 def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> ResponsesRequest:
@@ -127,7 +126,7 @@ def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> Respons
 
 
 def _compaction(value: Any) -> Iterator[str]:
-    """Would only ever shorten a long conversation, which is never done here."""
+    """Yields the compaction edits: they would shorten a long conversation, which Baton does not do."""
     for index, edit in enumerate(value if isinstance(value, list) else [value] if value else []):
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind != "compaction":
@@ -165,7 +164,7 @@ def _include(asked: dict[str, Any], body: dict[str, Any]) -> None:
 
 
 def messages_of(value: Any, find: FindItem = lambda _: None) -> list[Json]:
-    """Raises ApiError naming the place. `find`: an item of an answer that was kept, by its id."""
+    """Messages of the input. Raises ApiError with the place. `find`: returns an item of a stored answer by its id."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -178,7 +177,7 @@ def messages_of(value: Any, find: FindItem = lambda _: None) -> list[Json]:
 
 
 def _referred(item: Any, place: str, find: FindItem) -> Any:
-    """An item, or the one that it is a reference to: {"type": "item_reference", "id": "msg_..."}, or the id alone."""
+    """The item, or the stored one that it refers to: {"type": "item_reference", "id": "msg_..."}, or the id alone."""
     is_reference = isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
     if not is_reference:
         return item
@@ -237,7 +236,7 @@ def _add_message(messages: list[Json], item: Json, place: str) -> None:
 
 
 def _turn(messages: list[Json], key: str) -> Json:
-    """The assistant's message that an item belongs to: the last one, unless it has such a part, or what comes after it."""
+    """The assistant's message that an item joins: the last one, unless that already has this part or a later one."""
     order = ("reasoning_content", "content", "tool_calls")
     later = order[order.index(key) :] if key else ()
     if messages and messages[-1]["role"] == "assistant" and not any(messages[-1].get(part) for part in later):
@@ -247,7 +246,7 @@ def _turn(messages: list[Json], key: str) -> Json:
 
 
 def _require_text(parts: list[Any], place: str) -> None:
-    """An image is refused here, with the place that the client knows: later it would be one of another message."""
+    """Refuses images here, while the place is still the client's: translation moves items to other messages."""
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else "text"
         if kind not in TEXT_PARTS:
@@ -260,7 +259,7 @@ def _string(item: Json, key: str, place: str) -> str:
 
 
 def response_format_of(body: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-    """As chat completions have it, and the name of the field that the client gave. None: it gave none."""
+    """The format as in chat completions, and the name of the client's field. None: no format."""
     form = _format(body.get("text"))
     if form is None:
         return body.get(THEIRS), THEIRS
@@ -272,7 +271,7 @@ def response_format_of(body: Mapping[str, Any]) -> tuple[dict[str, Any] | None, 
 
 
 def refuse_two_formats(body: Mapping[str, Any], used: dict[str, Any] | None, limits: Limits) -> None:
-    """`used` is a good one; response_format may be given beside it where it asks for the same."""
+    """Raises if response_format is given beside `used` and means something else. `used` must be valid."""
     other = body.get(THEIRS)
     if other is None or used is None or other is used:
         return
@@ -281,7 +280,7 @@ def refuse_two_formats(body: Mapping[str, Any], used: dict[str, Any] | None, lim
 
 
 def unused_of_text(body: Mapping[str, Any]) -> list[str]:
-    """What else `text` holds (verbosity), which no model here knows."""
+    """Other keys of `text` (verbosity), which no model here supports."""
     text = body.get("text") or {}
     return [f"text.{name}" for name, value in text.items() if name != "format" and value is not None]
 
@@ -298,11 +297,11 @@ def _format(text: Any) -> dict[str, Any] | None:
 @dataclass(slots=True)
 class ToolSet:
     functions: list[Json] = field(default_factory=list)
-    "As chat completions have them."
+    "Tools in the form of chat completions."
     left_out: list[str] = field(default_factory=list)
-    "Places of those that are not offered to the model, with their types."
+    "Places and types of tools that are not offered to the model."
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict)
-    "By the name that the model sees: namespace and name."
+    "Namespace and name, by the name that the model sees."
 
 
 def qualified(name: Any, namespace: Any) -> Any:
@@ -318,7 +317,7 @@ def tool_set(value: Any) -> ToolSet:
 
 
 def tool_choice(value: Any) -> Any:
-    """As chat completions have it."""
+    """The choice in the form of chat completions."""
     match value:
         case {"type": "function"}:
             return _chosen(value)

@@ -1,10 +1,10 @@
-"""The answers of /v1/responses: whole, as a stream, and those that were kept (GET, DELETE, input_items).
+"""The answers of /v1/responses: whole, as a stream, and stored ones (GET, DELETE, input_items).
 
 Events of a stream. Each has a number, from 0, without a gap.
 
 response.created  response.in_progress
     response.output_item.added  response.content_part.added  response.output_text.delta...  .done  response.output_item.done
-    (reasoning: response.reasoning_text.delta, or reasoning_summary_part and reasoning_summary_text.delta where it is asked for;
+    (reasoning: response.reasoning_text.delta, or reasoning_summary_part and reasoning_summary_text.delta where requested;
     a call: response.function_call_arguments.delta, and no content part)
 response.completed or response.incomplete, with the whole answer
 """
@@ -75,14 +75,14 @@ class ResponseShape(Shape):
         return self._events
 
     def error_event(self, body: dict[str, Any]) -> bytes:
-        """Both ways that clients look for it: an event of the type error, and a body with an error."""
+        """The error in both forms that clients look for: an event of type error, and a body with an error."""
         number = self._events.next_number() if self._events is not None else 0
         error = body["error"]
         told = {name: error[name] for name in ("code", "message", "param")}
         return named_event({"type": "error", **told, **body, "sequence_number": number})
 
     def finished(self, piece: Piece, output: list[Item], usage: Usage) -> dict[str, Any]:
-        """The answer, stored where it shall be."""
+        """Builds the final answer, and stores it if requested."""
         assert self._asked is not None
         assert piece.finish is not None
         aborted = piece.finish is FinishReason.ABORT
@@ -122,7 +122,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def _message(piece: Piece) -> dict[str, Any]:
-    """The answer as a message of the chat that may go on with it."""
+    """The answer as a message, for conversations that continue it."""
     message: dict[str, Any] = {"role": "assistant", "content": piece.text}
     if piece.reasoning:
         message["reasoning_content"] = piece.reasoning
@@ -140,12 +140,12 @@ _METADATA_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _EventNames:
-    """How events call a kind of block."""
+    """Event names of a kind of block."""
 
     text: str
     part: str = ""
     index: str = ""
-    "The place of the part in its item."
+    "Name of the part's index in its item."
 
 
 _WORDS: Final = {
@@ -165,15 +165,15 @@ class ResponseEvents:
         self._number = -1
         self._begun = False
         self._output: list[Item] = []
-        "Items that are done."
+        "Completed items."
         self._open: list[Part] = []
-        "Parts of the item that is open."
+        "Parts of the open item."
         self._rows = OutputRows(shape.front.tokenizer)
         self._logprobs: list[Any] = []
-        "Of the item that is open."
+        "Log-probabilities of the open item."
         self._frame: tuple[bytes, bytes] | None = None
         self._whole = Piece(0)
-        "All of the answer, for the store."
+        "The whole answer so far, for the store."
         self._cut = False
 
     def next_number(self) -> int:
@@ -199,7 +199,7 @@ class ResponseEvents:
 
     def end(self) -> None:
         self._begin()
-        self._cut = self._whole.known_finish is not FinishReason.STOP  # the item that is open was not ended by the model
+        self._cut = self._whole.known_finish is not FinishReason.STOP  # the model did not end the open item
         self._blocks.end()
         if not self._output:  # an empty answer is a message without text
             self.open(Content(""))
@@ -273,7 +273,7 @@ class ResponseEvents:
 
 
 def _joined(parts: list[Part], kind: BlockKind) -> Part:
-    """All of one item. An item without parts is a message without text."""
+    """Joins the parts of one item. An item without parts is a message without text."""
     if kind != "call":
         text = "".join(map(text_of, parts))
         return Content(text) if kind == "text" else Reasoning(text)
@@ -283,14 +283,14 @@ def _joined(parts: list[Part], kind: BlockKind) -> Part:
 
 
 class OutputRows:
-    """Log-probabilities of the parts of an answer. A part takes as many rows as it has tokens; only those of text are sent."""
+    """Log-probabilities of the parts of an answer. A part consumes one row per token; only rows of text are sent."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._rows: list[Any] = []
 
     def add(self, piece: Piece) -> None:
-        """Before its parts are asked for."""
+        """Must be called before `of` is called for the piece's parts."""
         if piece.logprobs:
             self._rows += chat_logprobs(self._tokenizer, piece.logprobs)["content"]
 
@@ -315,7 +315,7 @@ async def stored_response(request: Request) -> Response:
 
 
 async def stored_input(request: Request) -> Response:
-    """A page of it: the newest first, unless order=asc; `after` is the id of the item before."""
+    """A page of the stored input, newest first unless order=asc; `after`: id of the item before the page."""
     query, name = request.query_params, request.path_params["id"]
     limit, order = query.get("limit", "20"), query.get("order", "desc")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= _PAGE_MAX):
@@ -344,7 +344,7 @@ def _not_here() -> ApiError:
 
 
 def _echoed(body: dict[str, Any], asked: ResponsesRequest, limits: Limits) -> dict[str, Any]:
-    """Settings that come back with the answer."""
+    """Settings that the answer repeats."""
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
         raise bad(f"metadata must be an object with at most {_METADATA_MAX} keys", "metadata")
@@ -377,7 +377,7 @@ def _echoed_text(body: Mapping[str, Any], options: Options, limits: Limits) -> d
 
 
 def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[str, Any]:
-    """Expressions and grammars (guided_regex, ...) have no name in `text.format`: they are beside it."""
+    """The applied format. Regular expressions and grammars (guided_regex, ...) have no form in `text.format`."""
     grammar = options.sampling.grammar
     if grammar is None or grammar.kind not in ("json_object", "json_schema"):
         return {"type": "text"}
@@ -385,12 +385,12 @@ def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[
         return {"type": "json_object"}
     given = (body.get(THEIRS) or {}).get("json_schema")
     told = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
-    # OpenAI's clients expect a name, which other servers' fields do not have.
+    # OpenAI's clients expect a name, which the fields of other servers lack.
     return {"type": "json_schema", "name": options.grammar_field, **told, "schema": _schema(grammar.text, limits)}
 
 
 def _schema(text: str, limits: Limits) -> Any:
-    """Clients may send it as a text, with anything in it: what is no JSON, or too much, is refused where it is compiled."""
+    """The schema as a value. It may be any text from the client: invalid or too large ones are refused when compiled."""
     try:
         return json.loads(text) if len(text) <= limits.grammar_bytes else None
     except (ValueError, RecursionError):

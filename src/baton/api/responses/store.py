@@ -1,10 +1,9 @@
-"""Answers that were kept, for previous_response_id and GET: in this process, bounded in number and bytes. And their items.
+"""Stored answers, for previous_response_id and GET: in this process, bounded in number and bytes. And their items. Eviction
+starts with the tenant that holds the most bytes, its oldest answer first, so no tenant evicts the answers of one that holds
+less. An evicted answer is a 404. Answers are stored as bytes, so the count is exact.
 
-Room is taken from the tenant that holds the most bytes, the oldest first: no tenant can push out the answers of another that
-holds less. What fell out is a 404, as if it had never been kept. Kept are bytes, so what is counted is what is held.
-
-resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id has the response's in it, and its place in the output: it is found
-                                            again by that alone (`response_of`), without a table of items
+resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id contains the response's id and its place in the output: it is found by
+            that alone (`response_of`), without a table of items
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Stored:
 
     @property
     def conversation(self) -> list[dict[str, Any]]:
-        """Its messages up to and with the answer."""
+        """Messages up to and including the answer."""
         messages: list[dict[str, Any]] = orjson.loads(self._conversation)
         return messages
 
@@ -58,7 +57,7 @@ class ResponseStore:
         return sum(self._bytes_of.values())
 
     def put(self, tenant: bytes, name: str, response: dict[str, Any], conversation: list[dict[str, Any]]) -> None:
-        """One that is larger than all of the room is not kept."""
+        """Stores the answer. An answer larger than the whole store is not stored."""
         stored = Stored(to_json(response), to_json(conversation))
         if stored.size_bytes > self._bytes_max:
             return
@@ -69,7 +68,7 @@ class ResponseStore:
             self.drop(largest, next(iter(self._shares[largest])))
 
     def get(self, tenant: bytes, name: str) -> Stored | None:
-        """A tenant sees its own alone."""
+        """A tenant sees only its own answers."""
         share = self._shares.get(tenant)
         found = share.get(name) if share is not None else None
         if share is not None and found is not None:
@@ -77,7 +76,7 @@ class ResponseStore:
         return found
 
     def drop(self, tenant: bytes, name: str) -> bool:
-        """Whether it was there."""
+        """Returns whether the answer was stored."""
         share = self._shares.get(tenant)
         found = share.pop(name, None) if share is not None else None
         if share is None or found is None:
@@ -89,18 +88,18 @@ class ResponseStore:
 
 
 def response_of(item_id: str) -> str:
-    """The id of the response that made the item. Of any other text: the id of none."""
+    """The id of the response that the item belongs to. For any other text: an id that does not exist."""
     return RESPONSE_PREFIX + item_id.partition("_")[2][:-_PLACE_CHARS]
 
 
 class OutputItems:
-    """Makes the items of one response."""
+    """Builds the items of one response."""
 
     def __init__(
         self, response_id: str, *, summary: bool = False, namespaces: Mapping[str, tuple[str, str]] | None = None
     ) -> None:
-        """`summary`: one was asked for. A thought is its own summary then: some clients look nowhere else for it.
-        `namespaces`: by the name of a tool that the model sees, namespace and name, which clients want apart."""
+        """`summary`: the client requested one. The reasoning is then sent as its own summary: some clients read nothing else.
+        `namespaces`: namespace and name, by the tool name that the model sees."""
         self._id = response_id.removeprefix(RESPONSE_PREFIX)
         self._namespaces = namespaces or {}
         self.summary = summary
@@ -124,12 +123,12 @@ class OutputItems:
         return {"id": self._named("rs", place), "type": "reasoning", "status": status, **told}
 
     def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
-        """Clients run a call whose item is completed, so one without all of its arguments must not be."""
+        """Clients run a completed call, so a call with partial arguments must not be completed."""
         named = {"call_id": call.id, **self.called(call), "arguments": "" if status == "in_progress" else call.arguments}
         return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
 
     def called(self, call: ToolCallDelta) -> Item:
-        """The name of its tool."""
+        """Name and namespace of the call's tool."""
         namespace, name = self._namespaces.get(call.name or "", (None, call.name))
         return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
 
@@ -145,8 +144,8 @@ def text_part(text: str, logprobs: list[Any]) -> Item:
 
 
 class StoredItems:
-    """Of one tenant, for one request. Thirty bytes refer to megabytes: what it reads and what it refers to counts as if it had
-    been sent, so a request grows by one body's worth at most."""
+    """Stored items of one tenant for one request. A reference of thirty bytes may mean megabytes, so items that are read or
+    referred to count as if they had been sent: a request grows by at most one body."""
 
     def __init__(self, store: ResponseStore, tenant: bytes, bytes_max: int) -> None:
         self._store = store
@@ -156,7 +155,7 @@ class StoredItems:
         "By response: its items, each with its size."
 
     def item(self, item_id: str) -> Item | None:
-        """Raises ApiError where it is too much."""
+        """The item, or None. Raises ApiError if the request grows too large."""
         response_id = response_of(item_id)
         if response_id not in self._read:
             stored = self._store.get(self._tenant, response_id)
@@ -179,7 +178,7 @@ class StoredItems:
 
 
 def input_items(response_id: str, stored: Stored) -> list[Item]:
-    """In the order in which they were said. Their ids are theirs in this list alone."""
+    """Input items in the order of the conversation. Their ids are valid in this list only."""
     made = OutputItems(f"{response_id}in")
     items: list[Item] = []
     for message in stored.conversation[:-1]:  # the last one is the answer

@@ -1,1 +1,1 @@
-"""The routes that generate nothing: health, models, tokens, administration, the chat page."""
+"""Routes that generate nothing: health, models, tokens, administration, the chat page."""

@@ -1,9 +1,8 @@
-"""Health, numbers and control.
+"""Health, metrics and administration.
 
-/live     this process runs its event loop. Restart it where this fails.
-/health   the engine answers, and its worker gets on with what is due: red after a second without progress, green through a long
-          step.
-/ready    healthy, and takes requests (not draining, not paused). Send traffic where this is 200.
+/live     this process runs its event loop. Restart it if this fails.
+/health   the engine answers, and its worker makes progress: 503 after a second without progress, 200 during a long step.
+/ready    healthy, and accepts requests (not draining, not paused). Send traffic if this is 200.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from baton.api.http.request_log import record_of
 from baton.observe.metrics import CONTENT_TYPE
 
 _PAUSE_SECONDS_MAX = 3600.0
-"How long a route waits for a pause without a limit of its own. Then it answers 202, and the order goes on."
+"How long a route waits for a pause without a limit. Then it answers 202, and the order continues."
 
 
 _LOAD_SECONDS_MAX = 1800.0
-"How long a route waits for weights to be loaded."
+"How long a route waits for weights to load."
 
 
 async def live(request: Request) -> Response:
@@ -74,7 +73,7 @@ async def config(request: Request) -> Response:
 
 
 async def abort(request: Request) -> Response:
-    """Ends the caller's own request, by the id of its answer or by its X-Request-Id. Twice is harmless."""
+    """Ends the caller's own request, by the id of its answer or by its X-Request-Id. Idempotent."""
     front = front_of(request)
     fields = await _fields(request, front)
     name = fields.name("request_id") or fields.name("id")
@@ -85,7 +84,7 @@ async def abort(request: Request) -> Response:
 
 
 async def pause(request: Request) -> Response:
-    """Takes nothing new, lets what runs finish for drain_seconds (null: as long as it takes), then stands still."""
+    """Accepts no new requests, lets running ones finish for drain_seconds (null: without limit), then pauses."""
     front = front_of(request)
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
@@ -103,7 +102,7 @@ async def resume(request: Request) -> Response:
 
 
 async def clear_cache(request: Request) -> Response:
-    """Forgets what is cached and not in use, on the tiers that are named, or on all but storage. vLLM's /reset_prefix_cache."""
+    """Drops cached blocks that are not in use, on the named tiers, or on all but storage. vLLM's /reset_prefix_cache."""
     front = front_of(request)
     fields = await _fields(request, front)
     tiers = fields.raw("tiers")
@@ -116,7 +115,7 @@ async def clear_cache(request: Request) -> Response:
 
 
 async def sleep(request: Request) -> Response:
-    """Pauses as /v1/pause does, then gives back the memory of weights and KV cache."""
+    """Pauses as /v1/pause does, then releases the memory of weights and KV cache."""
     front = front_of(request)
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
@@ -125,14 +124,14 @@ async def sleep(request: Request) -> Response:
 
 
 async def wake(request: Request) -> Response:
-    """Loads the weights again, and takes requests."""
+    """Loads the weights again and accepts requests."""
     front = front_of(request)
     return await _ordered(front, "wake", _LOAD_SECONDS_MAX, front.engine.wake())
 
 
 async def weights(request: Request) -> Response:
-    """Serves other weights of the same vocabulary, from a path on this machine: pauses, loads them, goes on. Cached blocks of
-    the old ones are of no use any more, on any tier. Where they cannot be loaded the old ones are served again: 400."""
+    """Serves other weights of the same vocabulary, from a path on this machine: pauses, loads them, resumes. Cached blocks of
+    the old weights become useless on all tiers. If loading fails the old weights are served again: 400."""
     front = front_of(request)
     fields = await _fields(request, front)
     path, drain = fields.name("path"), _drain_seconds(fields)
@@ -146,7 +145,7 @@ async def weights(request: Request) -> Response:
 
 
 async def orders(request: Request) -> Response:
-    """The last orders, the newest first, and what became of each."""
+    """The last orders, newest first, with state and error."""
     return JsonResponse({"orders": front_of(request).orders.view()})
 
 
@@ -162,12 +161,12 @@ async def _ordered(front: Front, kind: str, seconds: float, work: Coroutine[Any,
 
 
 def _goes_on(front: Front, order: Order) -> Response:
-    """202: it is not done, and nobody breaks it off because a client waits no longer."""
+    """202: the order continues although the client stops waiting."""
     return JsonResponse({**order.view(), "mode": front.engine.stats().mode}, status_code=202)
 
 
 async def _fields(request: Request, front: Front) -> Fields:
-    """An empty body is an empty object here."""
+    """Fields of the body; an empty body is an empty object."""
     with front.budget.lease() as lease:
         body = await read_body(request, front.limits, lease)
     return Fields(parse_object(body or b"{}", front.limits), front.limits, front.model.head_width)

@@ -1,8 +1,8 @@
-"""GET /: a chat page. Sent as one file, nothing fetched from elsewhere, under a policy that would not allow it.
+"""GET /: a chat page. Sent as one file; its policy forbids to fetch anything from elsewhere.
 
-static/chat.html    what is there          static/markdown.js   an answer's text as elements
-static/chat.css     how it looks           static/answer.js     server-sent events into a message
-static/history.js   chats in the browser   static/messages.js   how a message looks      static/chat.js   what happens
+static/chat.html    the elements           static/markdown.js   an answer's text as elements
+static/chat.css     the style              static/answer.js     server-sent events into a message
+static/history.js   chats in the browser   static/messages.js   a message as elements    static/chat.js   the behaviour
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 SCRIPTS = ("markdown.js", "history.js", "answer.js", "messages.js", "chat.js")
-"In this order: later ones use what earlier ones define."
+"In this order: later scripts use definitions of earlier ones."
 
 
 @cache
 def page() -> tuple[bytes, str]:
-    """The file, and the content security policy that allows exactly its own script and style."""
+    """The page, and a content security policy that allows exactly its own script and style."""
     static = resources.files("baton.api.routes").joinpath("static")
     style = static.joinpath("chat.css").read_bytes()
     script = b'"use strict";\n' + b"\n".join(static.joinpath(name).read_bytes() for name in SCRIPTS)

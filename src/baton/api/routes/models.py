@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}. Anthropic's clients ask at the same address: what theirs has is there too."""
+"""GET /v1/models and /v1/models/{id}. Anthropic's clients use the same path, so its fields are included."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""GET /openapi.json: the routes and their bodies, from the tables that they are read by.
+"""GET /openapi.json: the routes and their bodies, from the tables that read them.
 
-Answers are those of the dialects, which publish their own descriptions; here they are objects.
+Answers are plain objects here: the dialects publish their own descriptions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COMPLETION_NUMBERS: Final = tuple(
 
 
 def number_schema(name: str) -> Json:
-    """Of a field in RANGES."""
+    """JSON schema of a field in RANGES."""
     allowed = RANGES[name]
     least = "exclusiveMinimum" if allowed.low_excluded else "minimum"
     return {"type": "integer" if allowed.whole else "number", least: allowed.low, "maximum": allowed.high}
 
 
 def type_schema(kind: str) -> Json:
-    """Of "string or array"."""
+    """JSON schema of a type such as "string or array"."""
     kinds = kind.split(" or ")
     return {"type": kinds[0] if len(kinds) == 1 else kinds}
 
@@ -99,7 +99,7 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/sleep": _DRAIN,
     "/v1/weights": {**_MODEL, **_DRAIN},
 }
-"""Fields of the body, by route. One that is not here has none that matters."""
+"""Fields of the body, by route. Other routes have none that matter."""
 
 
 def document(routes: list[Any], model: str) -> Json:

@@ -21,7 +21,7 @@ from baton.text.chat_prompt import render_chat
 
 
 class TokensRoute:
-    """Admitted like a request that generates, until its answer is read: it takes memory and a processor like one."""
+    """Admitted like a generating request, until its answer is read: it needs memory and CPU time too."""
 
     def __init__(self, work: Callable[[Request, dict[str, Any]], dict[str, Any]]) -> None:
         self._work = work
@@ -35,7 +35,7 @@ class TokensRoute:
                 answer = await front.off_loop(
                     len(body),
                     lambda: self._work(request, front.json.parse(body)),
-                    renders=True,  # it may: whether there are messages shows when the body is parsed
+                    renders=True,  # it may: messages are known only after parsing
                 )
                 lease.take(_size_bytes(answer))
                 try:
@@ -67,7 +67,7 @@ def _tokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
-    """The text to cut, whether it is a rendered chat, and the mark in it."""
+    """The text to tokenise, whether it is a rendered chat, and the mark of its special tokens."""
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
     if (prompt is None) == (messages is None):
         raise bad("give either prompt or messages", "prompt")
