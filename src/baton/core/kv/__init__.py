@@ -1,1 +1,1 @@
-"""Blocks of the KV cache: who holds them, what is in them, which go first."""
+"""Blocks of the KV cache: holders, contents, eviction, and moves between tiers."""

@@ -1,10 +1,10 @@
-"""Names of blocks: a SHA-256 chain over (parent, token ids, extra) whose root is the full fingerprint.
+"""Keys of blocks: a SHA-256 chain over (parent, token ids, extra) whose root is the full fingerprint.
 
     root --+-- tokens 0..15 --> key 0 --+-- tokens 16..31 --> key 1 ...
     (fingerprint, salt)                 (parent = key 0)
 
-Equal keys mean equal KV: the fingerprint is the worker's digest of all besides tokens that KV depends on (worker/identity.py),
-the salt is the tenant's, and the tokens are the same at the same positions. All tiers use the same key.
+Equal keys mean equal KV: the fingerprint is the worker's digest of everything except tokens that KV depends on
+(worker/identity.py), the salt is the tenant's, and the tokens are the same at the same positions. All tiers use the same key.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class BlockHasher:
         self._pack = Struct(f"<{block_size}I").pack
 
     def root(self, salt: bytes, private: bytes = b"") -> BlockKey:
-        """Where a chain begins. `private` splits off a name space of its own (one request's, say)."""
+        """Root of a chain. `private` splits off a separate name space (for one request, say)."""
         return BlockKey(sha256(_joined([b"baton.root.v1", self.fingerprint, salt, private])).digest())
 
     def key(self, parent: BlockKey, tokens: Sequence[int], extra: bytes = b"") -> BlockKey:
-        """Key of one full block. `extra` is what else the KV depends on, an image's digest for one."""
+        """Key of one full block. `extra`: other input that the KV depends on, such as an image's digest."""
         return BlockKey(sha256(parent + self._pack(*tokens) + extra).digest())
 
     def extend(
         self, keys: list[BlockKey], root: BlockKey, tokens: Sequence[int], blocks: int, extras: Sequence[Extra] = ()
     ) -> None:
-        """Bring `keys` up to the first `blocks` full blocks of `tokens`. Never touches the token list."""
+        """Extend `keys` to the first `blocks` full blocks of `tokens`. Never changes the token list."""
         size = self.block_size
         parent = keys[-1] if keys else root
         for block in range(len(keys), blocks):
@@ -52,7 +52,8 @@ class BlockHasher:
             keys.append(parent)
 
     def _extra_of(self, block: int, extras: Sequence[Extra]) -> bytes:
-        """What begins in this block, with its place there. Later blocks depend on it through their parent."""
+        """Digests of inputs that begin in this block, with their place in it. Later blocks depend on them through their
+        parent."""
         first = block * self.block_size
         inside = [(position - first, digest) for position, digest in extras if 0 <= position - first < self.block_size]
         return _joined(part for place, digest in inside for part in (place.to_bytes(4, "little"), digest))

@@ -1,12 +1,12 @@
-"""Who holds each block. Three kinds of holder: requests, the prefix cache, moves. Freeing is dropping the last.
+"""Holders of each block: requests, the prefix cache, moves. A block without a holder is free.
 
-    free        nobody holds it                            take ->  owned
+    free        no holder                                  take ->  owned
     owned       one or more requests hold it               give_back by the last ->  cached if the cache has it, else free
     cached      only the cache holds it: may be evicted    share ->  owned,  uncache ->  free
     pinned      a move holds it and no request does        unpin ->  as after give_back
 
-Every block is in exactly one of the four at any time; `check()` proves it from the holders alone. A block's generation
-grows each time it leaves `free`, so that anything made for an earlier use can be told from one made for this use.
+Every block is in exactly one of the four at any time; `check()` proves it from the holders alone. A block's generation grows
+each time it leaves `free`, so that a copy for an earlier use is distinguished from one for this use.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BlockPool:
     # Requests
 
     def take(self, count: int) -> list[BlockId]:
-        """Hand out free blocks, each with one request reference. The caller has made sure that there are enough."""
+        """Take free blocks, each with one request reference. The caller has made sure that there are enough."""
         if count > len(self._free):
             raise InvariantBroken(f"asked for {count} blocks with {len(self._free)} free", invariant=7)
         if not count:
@@ -76,7 +76,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more request holds these."""
+        """Add a request reference to each block."""
         for block in blocks:
             if not self._requests[block]:
                 if not self._cached[block]:
@@ -86,7 +86,7 @@ class BlockPool:
             self._requests[block] += 1
 
     def give_back(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """One request lets go of these. Returns those that only the cache holds now."""
+        """Remove a request reference from each block. Returns the blocks that only the cache holds now."""
         idle: list[BlockId] = []
         for block in blocks:
             references = self._requests[block] - 1
@@ -100,7 +100,7 @@ class BlockPool:
     # Moves
 
     def pin(self, blocks: Iterable[BlockId]) -> None:
-        """A move holds these until it completes; they must be held by someone already."""
+        """A move holds these blocks until it ends; another holder must exist already."""
         for block in blocks:
             if not (self._requests[block] or self._moves[block] or self._cached[block]):
                 raise InvariantBroken(f"block {block} is pinned but nobody holds it", invariant=3)
@@ -109,7 +109,7 @@ class BlockPool:
             self._moves[block] += 1
 
     def unpin(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """A move is over. Returns those that only the cache holds now."""
+        """A move has ended. Returns the blocks that only the cache holds now."""
         idle: list[BlockId] = []
         for block in blocks:
             if not self._moves[block]:
@@ -122,13 +122,13 @@ class BlockPool:
     # The cache
 
     def cache(self, block: BlockId) -> None:
-        """The cache holds it from now on; someone else does too, so it is not idle yet."""
+        """The cache holds the block from now on; a request does too, so it is not idle yet."""
         if self._cached[block] or not self._requests[block]:
             raise InvariantBroken(f"block {block} enters the cache twice or without an owner", invariant=14)
         self._cached[block] = 1
 
     def uncache(self, block: BlockId) -> None:
-        """The cache lets go of an idle block: it is free."""
+        """The cache releases an idle block: it is free."""
         if not self.is_idle(block):
             raise InvariantBroken(f"block {block} is evicted while it is held", invariant=15)
         self._cached[block] = 0
@@ -136,7 +136,7 @@ class BlockPool:
         self._free.append(block)
 
     def uncache_all(self) -> None:
-        """The cache lets go of everything, and nothing else holds any of it: all of it is free."""
+        """The cache releases all its blocks, which nothing else may hold: they are free."""
         cached = [BlockId(block) for block, flag in enumerate(self._cached) if flag]
         if len(cached) != self._idle:
             raise InvariantBroken("cached blocks are evicted while some are held", invariant=15)
@@ -145,7 +145,7 @@ class BlockPool:
         self._idle = 0
 
     def _rest(self, block: BlockId, idle: list[BlockId]) -> None:
-        """The last request or move has let go."""
+        """The last request or move has released the block."""
         if self._cached[block]:
             self._idle += 1
             idle.append(block)
@@ -166,8 +166,8 @@ class BlockPool:
         return list(self._generation)
 
     def check_part(self, begin: int, end: int, held: dict[BlockId, int], pinned: dict[BlockId, int]) -> None:
-        """1, 2, 17: no block is lost, and the holders of these blocks are those that are known. It costs the same however
-        large the pool is."""
+        """1, 2, 17: no block is lost, and the holders of these blocks are the known ones. The cost does not depend on the size
+        of the pool."""
         holding = len(held | pinned)
         if self.total - self.free - self._idle != holding:
             text = f"{self.total - self.free - self._idle} blocks are held, {holding} by tables and moves"
@@ -182,7 +182,8 @@ class BlockPool:
         """Invariants 1 to 3, from the holders alone. `held` counts the table entries that name each block, `pinned` the moves,
         if known.
 
-        Whole lists are compared, which the rehearsal does every few events; what is wrong is looked for only if something is.
+        Whole lists are compared, because the simulator does this every few events; the wrong block is searched for only on
+        failure.
         """
         free = [0] * self.total
         for block in self._free:

@@ -1,14 +1,14 @@
-"""The circuit breaker of a lower tier: a backend that fails or is slow is left alone for a while.
+"""The circuit breaker of a lower tier: a backend that fails or is slow is not called for a while.
 
-    CLOSED --- failures_max in a row ---> OPEN --- its wait is over ---> HALF_OPEN (one probe)
+    CLOSED --- failures_max in a row ---> OPEN --- its wait has ended --> HALF_OPEN (one probe)
       ^                                    ^                                |        |
       +------------- the probe succeeded --|--------------------------------+        |
                                            +--- it failed, or never came back: the wait doubles
 
-`admit` answers with a permit, or None: then the tier is not asked and the request recomputes. A permit is a unique number that
-is open until it ends, once: in `succeeded`, `failed` or `cancelled`. A second end of it changes nothing. All permits close when
-the state changes: only the probe decides on a circuit that is open. A miss is a success, and so is a damaged object: the
-backend answered.
+`admit` returns a permit, or None: then the tier is not called and the request recomputes. A permit is a unique number that is
+open until it ends, once: in `succeeded`, `failed` or `cancelled`. A second end of it changes nothing. All permits close when
+the state changes: only the probe decides on an open circuit. A miss is a success, and so is a damaged object: the backend
+answered.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ class Circuit:
         self.config = config or CircuitConfig()
         self.state: CircuitState = "closed"
         self.opened_total = 0
-        "How often it opened from closed: the metric `baton:kv_circuit_opened_total`."
+        "Number of changes from closed to open: the metric `baton:kv_circuit_opened_total`."
         self.fault = ""
-        "What was wrong when it failed last."
+        "Text of the last failure."
         self._failures = 0
         self._wait = self.config.open_seconds
         self._until: Instant | None = None
-        "Open: when a probe may go. Half open: when the probe is given up."
+        "Open: when a probe may be sent. Half open: when the probe is given up."
         self._permits: dict[Permit, None] = {}
-        "Given in this state and not ended, the oldest first."
+        "Permits of the present state that have not ended, the oldest first."
         self._numbers = count(1)
 
     @property
     def permits(self) -> int:
-        """Open ones."""
+        """Number of open permits."""
         return len(self._permits)
 
     def admit(self, now: Instant) -> Permit | None:
-        """Whether the tier may be asked now."""
+        """Return a permit if the tier may be called now."""
         if self.state == "closed":
             return self._give()
         if self._until is None or now < self._until:
             return None
         if self.state == "half_open":
-            self._open(now)  # The probe never came back.
+            self._open(now)  # the probe never came back
             return None
         self._change("half_open", Instant(now + self.config.probe_seconds_max))
         return self._give()
@@ -100,7 +100,7 @@ class Circuit:
             self._change("open", Instant(now + self._wait))
 
     def cancelled(self, permit: Permit, now: Instant) -> None:
-        """The answer will never come, for a reason that says nothing about the backend. Another probe may go at once."""
+        """The call will never be answered, for a reason unrelated to the backend. Another probe may be sent at once."""
         if self._take(permit) and self.state == "half_open":
             self._change("open", now)
 
@@ -112,7 +112,7 @@ class Circuit:
         return permit
 
     def _take(self, permit: Permit) -> bool:
-        """False: it has ended, or is of before the last change of state."""
+        """False: the permit has ended, or was issued before the last change of state."""
         if permit not in self._permits:
             return False
         del self._permits[permit]

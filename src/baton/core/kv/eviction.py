@@ -1,7 +1,7 @@
-"""Which idle cached block goes first: a policy is a sort key, smallest goes first.
+"""Which idle cached block is evicted first: a policy is a sort key, the smallest goes first.
 
-A key may depend only on the two numbers given, both of which change only while a block is in use. The cache relies on
-it: a block that stays idle keeps its place in the heap.
+A key may depend only on the two numbers given, both of which change only while a block is in use. The cache relies on it: a
+block that stays idle keeps its place in the heap.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ EvictionPolicy = Callable[[int, int], SortKey]
 
 
 def lru(last_used: int, hits: int) -> SortKey:
-    """The one released longest ago."""
+    """Least recently released first."""
     return (last_used,)
 
 
 def lfu(last_used: int, hits: int) -> SortKey:
-    """The one hit least often; of equals the one released longest ago."""
+    """Least often hit first; among equals the least recently released."""
     return (hits, last_used)
 
 

@@ -1,12 +1,12 @@
-"""The books of the host pool: which block has which key, which are being written, which are being read.
+"""State of the host pool: the key of each block, which blocks are being written, which are being read.
 
-    free      nobody uses it                              take ->    writing
+    free      unused                                      take ->    writing
     writing   a move copies into it; it has no key yet    insert ->  cached,  discard ->  free
     cached    it has a key; a pinned one is being read    evicted when blocks are short, unless it is pinned
     orphan    forgotten while it was being read           unpin ->   free
 
-The one used longest ago goes first. Unlike the device's, this cache may have holes: a block is useful only behind a leading run
-that is on the device or here, and `run` counts exactly that.
+The least recently used block is evicted first. Unlike the device's, this cache may have holes: a block is useful only behind a
+leading run that is on the device or here, and `run` counts exactly that.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class HostTier:
         self.evicted = 0
         self._free = [HostBlockId(block) for block in reversed(range(total))]
         self._block_of: dict[BlockKey, HostBlockId] = {}
-        "In the order of their last use."
+        "Ordered by last use."
         self._key_of: list[BlockKey | None] = [None] * total
         self._pins = [0] * total
         self._writing = bytearray(total)
         self._stored = bytearray(total)
-        "Storage has it too, as far as we know."
+        "Storage has the block too, as far as we know."
         self._unstored: dict[BlockKey, None] = {}
-        "Keys that storage does not have, in the same order. Few or many, they are found without looking at the others."
+        "Keys that storage does not have, ordered by last use. Few or many, they are found without visiting the others."
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -58,7 +58,7 @@ class HostTier:
         return place - start
 
     def index(self) -> dict[BlockKey, HostBlockId]:
-        """A copy, in the order of their last use."""
+        """A copy of the index, ordered by last use."""
         return dict(self._block_of)
 
     def key_of(self, block: HostBlockId) -> BlockKey | None:
@@ -68,14 +68,14 @@ class HostTier:
         return bool(self._stored[self._block_of[key]])
 
     def oldest_unstored(self, count: int) -> list[BlockKey]:
-        """Those that would be evicted first and that storage does not have."""
+        """Keys that storage does not have, in the order of eviction."""
         unpinned = (key for key in self._unstored if not self._pins[self._block_of[key]])
         return list(islice(unpinned, count))
 
     # Writing
 
     def take(self, count: int) -> list[HostBlockId]:
-        """Up to `count` blocks to write into, evicting what was used longest ago."""
+        """Up to `count` blocks to write into, evicting the least recently used ones."""
         if count > len(self._free):
             self.evict(count - len(self._free))
         taken = [self._free.pop() for _ in range(min(count, len(self._free)))]
@@ -84,7 +84,7 @@ class HostTier:
         return taken
 
     def insert(self, key: BlockKey, block: HostBlockId, *, stored: bool = False) -> None:
-        """It is whole: from now on it can be found. If another one was first, this one is free again."""
+        """Publish a completely written block under its key. If another block has the key already, this one is free again."""
         self._end_writing(block)
         if key in self._block_of:
             self._free.append(block)
@@ -96,7 +96,7 @@ class HostTier:
             self._unstored[key] = None
 
     def discard(self, block: HostBlockId) -> None:
-        """What was written into it is of no use."""
+        """Free a written block whose content is of no use."""
         self._end_writing(block)
         self._free.append(block)
 
@@ -108,7 +108,7 @@ class HostTier:
     # Reading
 
     def pin(self, keys: Iterable[BlockKey]) -> list[HostBlockId]:
-        """A move reads these: they stay until it is over."""
+        """A move reads these blocks: they stay until the move ends."""
         blocks = [self._block_of[key] for key in keys]
         for block in blocks:
             self._pins[block] += 1
@@ -124,12 +124,12 @@ class HostTier:
 
     def mark_stored(self, block: HostBlockId) -> None:
         key = self._key_of[block]
-        if key is not None:  # else it was forgotten while it was being put
+        if key is not None:  # otherwise it was forgotten while it was being put
             self._stored[block] = 1
             self._unstored.pop(key, None)
 
     def touch(self, keys: Sequence[BlockKey]) -> None:
-        """They were used. The first of a chain count as the latest: a hole there makes all behind it useless."""
+        """Mark the keys as used. The first of a chain count as the latest: a hole there makes all behind it useless."""
         for key in reversed(keys):
             block = self._block_of.pop(key, None)
             if block is not None:
@@ -139,13 +139,13 @@ class HostTier:
                     self._unstored[key] = None
 
     def clear(self) -> None:
-        """The memory is another one. Nothing may be under way."""
+        """The memory was replaced: forget everything. No move may be under way."""
         if any(self._pins) or any(self._writing):
             raise InvariantBroken("the host tier is cleared while a move is under way", invariant=15)
         self.evict(len(self._block_of))
 
     def forget(self) -> None:
-        """From now on nothing is found. What a move still reads is free when that move is over."""
+        """Forget all keys. Blocks that a move still reads are free when that move ends."""
         for block in self._block_of.values():
             self._key_of[block] = None
             self._stored[block] = 0
@@ -156,7 +156,7 @@ class HostTier:
         self._unstored.clear()
 
     def evict(self, count: int) -> None:
-        """Up to so many that nobody reads, the one used longest ago first."""
+        """Evict up to `count` blocks that no move reads, the least recently used first."""
         victims: list[tuple[BlockKey, HostBlockId]] = []
         for key, block in self._block_of.items():
             if len(victims) == count:
@@ -174,7 +174,7 @@ class HostTier:
     # Proof
 
     def check_part(self, begin: int, end: int, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
-        """1, 14, 17: no block is lost, and these blocks are in the state that moves and keys say."""
+        """1, 14, 17: no block is lost, and these blocks are in the state that moves and keys imply."""
         orphans = sum(self._key_of[block] is None for block in read)
         if self.total != len(self._free) + len(self._block_of) + len(written) + orphans:
             raise InvariantBroken("a host block is in no state, or in two", invariant=1)
@@ -188,7 +188,8 @@ class HostTier:
                 raise InvariantBroken("pins of the host tier are not those of its moves", invariant=17)
 
     def check(self, read: dict[HostBlockId, int], written: dict[HostBlockId, int]) -> None:
-        """1: every block is free, being written, cached or an orphan, one of them. 17: moves hold exactly what is pinned."""
+        """1: every block is free, being written, cached or an orphan, exactly one of them. 17: moves hold exactly the pinned
+        blocks."""
         states = [0] * self.total
         for block in self._free:
             states[block] += 1

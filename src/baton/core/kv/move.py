@@ -1,4 +1,4 @@
-"""Questions and copies of blocks that are under way, what waits for them, and what is counted. The books are in tiers.py."""
+"""Storage queries and block moves under way, their waiters, and counters. tiers.py owns the state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Insta
 from baton.protocol.moves import BlockMove, MoveKind
 
 PUT_PATIENCE: Final = 10.0
-"""A put may take so many times longer than a fetch."""
+"""A put may take this many times longer than a fetch."""
 
 
 class Pending:
-    """A question or move that the cache service has not answered yet. It owns its waiters: what waits for it is in `waiters`
-    and nowhere else, and leaves when it ends or when the waiter gives up."""
+    """A query or move that the cache service has not answered yet. It owns its waiters: they are listed in `waiters` and
+    nowhere else, until it ends or the waiter gives up."""
 
     __slots__ = ("id", "keys", "permit", "waiters")
 
@@ -25,12 +25,12 @@ class Pending:
         self.id = number
         self.keys = tuple(keys)
         self.permit: Permit | None = None
-        "To or from storage: open at its circuit until storage answers or is late, whichever is first."
+        "Permit of a storage call, open at its circuit until storage answers or is late, whichever is first."
         self.waiters: dict[MoveWaiter, None] = {}
-        "In the order in which they came."
+        "In the order of their arrival."
 
     def take_waiters(self) -> list[MoveWaiter]:
-        """It has ended: nothing waits for it any more."""
+        """End the waiting: remove and return all waiters."""
         waiters, self.waiters = list(self.waiters), {}
         for waiter in waiters:
             waiter.pending = None
@@ -38,7 +38,7 @@ class Pending:
 
 
 class MoveWaiter:
-    """Waits for one question or move at a time."""
+    """Waits for one query or move at a time."""
 
     __slots__ = ("pending",)
 
@@ -50,7 +50,7 @@ class MoveWaiter:
         pending.waiters[self] = None
 
     def leave(self) -> None:
-        """It does not wait any longer. What it waited for goes on."""
+        """Stop waiting. The query or move continues."""
         if self.pending is not None:
             del self.pending.waiters[self]
             self.pending = None
@@ -64,7 +64,7 @@ class Question(Pending):
     def __init__(self, number: MoveId, keys: Sequence[BlockKey], run: TokenChain, asked_at: Instant) -> None:
         super().__init__(number, keys)
         self.run = run
-        "Token ids of the keys, where storage wants those."
+        "Token ids of the keys, if storage wants them."
         self.asked_at = asked_at
 
 
@@ -79,25 +79,25 @@ class Move(Pending):
         self.host = host
         self.device: list[BlockId] = []
         self.generations: list[Generation] = []
-        "Of the device blocks of a store, as they were."
+        "Store only: generations of the device blocks when the move began."
         self.on_to_storage: list[bool] = []
-        "Of a store: which blocks are put when they have arrived."
+        "Store only: which blocks are put after their arrival."
         self.links: Sequence[ChainLink | None] = ()
-        "Of a store or fetch, where storage wants token ids: one for each key."
+        "Store and fetch, if storage wants token ids: one link per key."
         self.fence: StepNo | None = None
-        "Of a load or pull: the last plan that may write to its targets."
+        "Load and pull: the last plan that may write to the targets."
         self.peer: Peer | None = None
-        "Of a pull: from where."
+        "Pull only: the source."
         self.void = False
-        "What arrives is for nobody: the device pool is another one by now, or the host tier was cleared."
+        "The content is not used on arrival: the device pool was replaced, or the host tier was cleared."
         self.fault = ""
-        "When it is over: why not all of it arrived, for people."
+        "After the end: why not all blocks arrived, as text for the log."
         self.whole = 0
-        "When it is over: how many leading blocks arrived."
+        "After the end: number of leading blocks that arrived."
 
     @property
     def by_key(self) -> bool:
-        """From or to storage."""
+        """The move reads or writes storage."""
         return self.kind in ("put", "fetch")
 
 
@@ -105,7 +105,7 @@ class Peer(NamedTuple):
     """Blocks of another instance."""
 
     address: str
-    "Of the messenger that lets them be read."
+    "Address of the messenger that serves them."
     pool: PoolIncarnation
     blocks: tuple[BlockId, ...]
 
@@ -114,7 +114,7 @@ NO_PEER = Peer("", PoolIncarnation(0), ())
 
 
 def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: bytes) -> BlockMove:
-    """What the service is told. `pool`: the device's."""
+    """The message for the cache service. `pool`: the device's."""
     peer = move.peer or NO_PEER
     return BlockMove(
         move.id,
@@ -132,7 +132,7 @@ def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: by
 
 
 def seconds_max(kind: MoveKind, config: TierConfig) -> float:
-    """How long the service may take for it. Nothing waits for a put."""
+    """Longest time that the service may take. No request waits for a put."""
     if kind == "put":
         return PUT_PATIENCE * config.storage_seconds_max
     if kind == "pull":
@@ -156,12 +156,12 @@ class TierStats:
 
     def __init__(self) -> None:
         self.stored = self.loaded = self.put = self.fetched = self.pulled = 0
-        "Blocks."
+        "Blocks moved."
         self.lost_stores = 0
-        "Copies of blocks that were handed on before the copy was whole."
+        "Copies of blocks that were reassigned before the copy was complete."
         self.skipped_stores = 0
         self.skipped_puts = 0
-        "Not copied: the service or storage was behind, or all of the host tier in use."
+        "Blocks not copied: the service or storage was behind, or all of the host tier in use."
         self.put_failures = 0
         self.voided_loads = 0
-        "Loads and pulls into a pool that was another one when they ended."
+        "Loads and pulls into a pool that was replaced before they ended."

@@ -63,11 +63,11 @@ class PrefixCache:
 
     @property
     def available(self) -> int:
-        """Blocks that `take` can hand out now, evicting if it must."""
+        """Blocks that `take` can return now, evicting if it must."""
         return self.pool.free + self.pool.idle
 
     def match(self, keys: Sequence[BlockKey], limit: int) -> int:
-        """How many of the first `limit` keys are cached. Bisection, because the cached ones are a leading run."""
+        """How many of the first `limit` keys are cached. Bisection, because the cached keys are a leading run."""
         low, high = 0, limit
         while low < high:
             middle = (low + high) // 2
@@ -78,7 +78,7 @@ class PrefixCache:
         return low
 
     def idle_among(self, keys: Sequence[BlockKey], hit: int) -> int:
-        """How many of the first `hit` keys, all cached, are idle. Bisection again: the held ones are a leading run."""
+        """How many of the first `hit` keys, all cached, are idle. Bisection again: the held blocks are a leading run."""
         low, high = 0, hit
         while low < high:
             middle = (low + high) // 2
@@ -96,7 +96,7 @@ class PrefixCache:
         return self._block_of.get(key)
 
     def index(self) -> dict[BlockKey, BlockId]:
-        """All that can be found."""
+        """A copy of the index: all cached blocks by key."""
         return dict(self._block_of)
 
     def key_of(self, block: BlockId) -> BlockKey | None:
@@ -104,13 +104,13 @@ class PrefixCache:
 
     @property
     def changes(self) -> int:
-        """Grows whenever blocks become idle or go."""
+        """Counter that grows whenever blocks become idle or are evicted."""
         return self._tick + self.evicted
 
     def coldest(self, count: int) -> list[tuple[BlockKey, BlockId]]:
-        """The first `count` idle blocks by their leaves in the order of eviction, each leaf with those that become leaves after
-        it. Costs as many heap operations as leaves are looked at: they are taken off the heap and put back. Stale entries on
-        the way are dropped for good."""
+        """The first `count` idle blocks in the order of eviction, each leaf with the blocks that become leaves after it. Costs
+        as many heap operations as leaves are visited: they are taken off the heap and put back. Stale entries on the way are
+        dropped for good."""
         found: dict[BlockId, BlockKey] = {}
         looked_at: list[tuple[SortKey, BlockId]] = []
         heap = self._heap
@@ -132,7 +132,7 @@ class PrefixCache:
     def hits_of(self, block: BlockId) -> int:
         return self._hits[block]
 
-    # Requests come and go
+    # Holders
 
     def acquire(self, keys: Sequence[BlockKey]) -> list[BlockId]:
         """Hold the blocks of these cached keys."""
@@ -143,7 +143,7 @@ class PrefixCache:
         return blocks
 
     def take(self, count: int) -> list[BlockId]:
-        """Hand out blocks, evicting as many idle ones as that needs. All or nothing; the caller has asked `available`."""
+        """Take blocks, evicting as many idle ones as needed. All or nothing; the caller has checked `available`."""
         if count > self.available:
             raise InvariantBroken(f"asked for {count} blocks with {self.available} available", invariant=7)
         short = count - self.pool.free
@@ -152,23 +152,23 @@ class PrefixCache:
         return self.pool.take(count)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """One request lets go. What is cached stays and may be hit again, the rest is free."""
+        """One request releases its blocks. Cached blocks stay and may be hit again, the others are free."""
         self._settle(self.pool.give_back(blocks))
 
     def pin(self, blocks: Sequence[BlockId]) -> None:
-        """A move holds these. Cached ones must be a leading run, or *covered* breaks."""
+        """A move holds these blocks. Cached ones must be a leading run, or *covered* breaks."""
         self.pool.pin(blocks)
 
     def unpin(self, blocks: Sequence[BlockId]) -> None:
         self._settle(self.pool.unpin(blocks))
 
-    # What is cached
+    # Contents
 
     def insert(self, key: BlockKey, parent: BlockId, block: BlockId) -> BlockId:
         """Publish a computed block. Returns the block that has the key from now on.
 
-        If another one was first, that one is returned and nothing changes: the caller folds onto it. A block is never
-        replaced under its key. A parent that is no longer cached means that the chain is cut; the block stays private.
+        If another block was first, that one is returned and nothing changes: the caller folds onto it. A block is never
+        replaced under its key. A parent that is no longer cached means that the chain is broken; the block stays private.
         """
         first = self._block_of.get(key)
         if first is not None:
@@ -188,8 +188,8 @@ class PrefixCache:
         return block
 
     def publish(self, keys: Sequence[BlockKey], table: list[BlockId], place: int) -> bool:
-        """Offer the block at this place of a table, whose holder holds all before it. False: another was first, and the table
-        names that one from now on; its own is given back."""
+        """Publish the block at this place of a table, whose holder holds all before it. False: another block was first; the
+        table names that one from now on, and its own is released."""
         own = table[place]
         first = self.insert(keys[place], table[place - 1] if place else NO_PARENT, own)
         if first == own:
@@ -200,7 +200,7 @@ class PrefixCache:
         return False
 
     def evict(self, count: int) -> int:
-        """Drop up to `count` idle blocks in the policy's order, leaves first. Returns how many went."""
+        """Evict up to `count` idle blocks in the policy's order, leaves first. Returns how many were evicted."""
         gone = 0
         heap, pool = self._heap, self.pool
         while gone < count and heap:
@@ -213,10 +213,11 @@ class PrefixCache:
         return gone
 
     def clear(self) -> None:
-        """Forget everything. Nothing may be held: what is held would be published under keys that are forgotten.
+        """Forget everything. No block may be held: it would be published under keys that are forgotten.
 
-        The lists are made anew: evicting one block after the other takes seconds with a large pool, in which the engine is
-        silent."""
+        The lists are created anew: evicting block by block takes seconds with a large pool, in which the engine does not
+        answer.
+        """
         if self.pool.idle != len(self._block_of):
             held = next(block for block in self._block_of.values() if not self.pool.is_idle(block))
             raise InvariantBroken(f"the cache is cleared while block {held} is held", invariant=15)
@@ -239,7 +240,7 @@ class PrefixCache:
             self._offer(parent)
 
     def _settle(self, idle: list[BlockId]) -> None:
-        """These have just become idle: stamp them, and offer the leaves for eviction."""
+        """Stamp blocks that have just become idle, and offer the leaves for eviction."""
         self._tick += 1
         for block in idle:
             self._last_used[block] = self._tick
@@ -253,7 +254,7 @@ class PrefixCache:
             heappush(self._heap, (self._policy(self._last_used[block], self._hits[block]), block))
 
     def _is_current(self, sort_key: SortKey, block: BlockId) -> bool:
-        """An entry goes stale when its block is used again or gains a child; it is skipped here, never searched for."""
+        """An entry is stale when its block was used again or gained a child; it is skipped here, never searched for."""
         return (
             self.pool.is_idle(block)
             and not self._children[block]
@@ -261,19 +262,19 @@ class PrefixCache:
         )
 
     def _compact(self) -> None:
-        """Stale entries outnumber the blocks they could name: drop them. Amortised over the releases that made them."""
+        """Drop stale entries when they outnumber the blocks they could name. Amortised over the releases that made them."""
         self._heap = list(dict.fromkeys(entry for entry in self._heap if self._is_current(*entry)))
         heapify(self._heap)
 
     # Proof
 
     def eviction_order(self) -> list[BlockId]:
-        """Idle leaves in the order in which they would go, the slow and obvious way (invariant 20)."""
+        """Idle leaves in the order of eviction, found the slow and obvious way (invariant 20)."""
         leaves = [BlockId(b) for b in range(self.pool.total) if self.pool.is_idle(BlockId(b)) and not self._children[b]]
         return sorted(leaves, key=lambda b: (self._policy(self._last_used[b], self._hits[b]), b))
 
     def check_part(self, begin: int, end: int) -> None:
-        """11, 14, 15 of these blocks alone: it costs the same however large the pool is."""
+        """11, 14, 15 for blocks `begin` to `end` only: the cost does not depend on the size of the pool."""
         for block in map(BlockId, range(begin, min(end, self.pool.total))):
             key, parent = self._key_of[block], self._parent[block]
             if (key is not None) != self.pool.is_cached(block) or (key is not None and self._block_of.get(key) != block):

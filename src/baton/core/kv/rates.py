@@ -1,4 +1,4 @@
-"""What a block costs to bring, as measured: a running quantile, so that one slow move does not count as the rule."""
+"""Measured cost of moving a block: a running quantile, so that one slow move does not count as the rule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STEP: Final = 0.2
 
 
 class BlockRate:
-    """Seconds per block of one way between tiers. Rises by much when a move was slower, falls by little when it was not."""
+    """Seconds per block of one direction between tiers. Rises much when a move was slower, falls a little when it was not."""
 
     __slots__ = ("seconds",)
 

@@ -1,14 +1,14 @@
-"""Calls to storage that are out: whether one may go, when storage is late, and when a call will never come back.
+"""Storage calls under way: whether one may be sent, when storage is late, and when a call will never return.
 
     sent      its circuit gave a permit, which is open until the call ends or is late
-    late      a question or fetch is not answered storage_seconds_max after it was sent: storage has failed, which is counted
-              once however many wait for it. A question ends there, because it holds nothing. A request that does not wait so
-              long gives up for itself (engine/loading.py), which says nothing about storage
-    overdue   even if one thread of the service did all calls, one after the other, and each took all the time that it may: this
-              one would have ended. Its thread is stuck. It may touch its host blocks at any time, so they are free only when
-              the service is dead: it is replaced (Tiers.hangs)
+    late      a query or fetch is not answered storage_seconds_max after it was sent: storage has failed, which is counted
+              once however many requests wait for it. A query ends there, because it holds nothing. A request with less
+              patience gives up by itself (engine/loading.py), which is no failure of storage
+    overdue   even if one thread of the service did all calls, one after the other, and each took its longest time, this
+              one would have ended. Its thread is stuck. It may write to its host blocks at any time, so they are free only
+              when the service is dead: it is replaced (Tiers.hangs)
 
-Reads and writes have circuits of their own: storage that is full, or that may only be read, still gives what it has.
+Reads and writes have separate circuits: storage that is full or read-only can still be read.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class StorageCalls:
         self._config = config
         self.read_circuit, self.write_circuit = Circuit(), Circuit()
         self._out: dict[Pending, int] = {}
-        "How long each may take, in units of storage_seconds_max."
+        "Longest time of each call, in units of storage_seconds_max."
         self._owed = 0
-        "The sum of those."
+        "Sum of the values of `_out`."
         self._late: Deadlines[Pending] = Deadlines()
 
     def __len__(self) -> int:
         return len(self._out)
 
     def begin(self, pending: Pending, permit: Permit, now: Instant) -> Instant:
-        """It is sent. Returns when it is overdue."""
+        """Record a sent call and return when it is overdue."""
         put = isinstance(pending, Move) and pending.kind == "put"
         pending.permit = permit
         self._out[pending] = units = int(PUT_PATIENCE) if put else 1
@@ -46,7 +46,7 @@ class StorageCalls:
         return Instant(now + self._owed * self._config.storage_seconds_max + self._config.memory_seconds_max)
 
     def ended(self, pending: Pending, error: str | None, now: Instant) -> None:
-        """Storage has answered, or the service for it. If it was late, that has been counted."""
+        """Storage has answered, or the service for it. A late call was counted as failed before."""
         if pending.permit is not None:
             self._circuit(pending).ended(pending.permit, error, now)
         self._forget(pending)
@@ -55,24 +55,24 @@ class StorageCalls:
         return self._late.earliest
 
     def late(self, now: Instant) -> list[Pending]:
-        """Those that are late now, each once."""
+        """Return the calls that are late now, each once."""
         passed = self._late.due(now)
         for pending in passed:
             self.failed(pending, now)
         return passed
 
     def failed(self, pending: Pending, now: Instant) -> None:
-        """Storage has not come back in time."""
+        """Count a failure: storage has not answered in time."""
         if pending.permit is not None:
             self._circuit(pending).failed(pending.permit, now)
             pending.permit = None
 
     def abandon(self, pending: Pending) -> None:
-        """Its answer is not waited for. It was counted as late."""
+        """Give up a late call."""
         self._forget(pending)
 
     def clear(self, now: Instant) -> None:
-        """The service is dead, and with it every call. That says nothing about storage."""
+        """The service is dead, and all its calls with it. That is no failure of storage."""
         for pending in list(self._out):
             if pending.permit is not None:
                 self._circuit(pending).cancelled(pending.permit, now)

@@ -1,22 +1,22 @@
-"""One key over device, host and storage: what is copied where, and when a copy may be trusted.
+"""One key over device, host and storage: which blocks are copied where, and when a copy may be trusted.
 
-    device --store--> host --put--> storage          prepare: blocks are chosen and held, a BlockMove goes out
-           <--load---      <-fetch-                   complete: its result comes, the target can be found; or nothing happened
+    device --store--> host --put--> storage          prepare: blocks are chosen and held, a BlockMove is sent
+           <--load---      <-fetch-                   complete: its result arrives, the target can be found; or nothing happened
 
-Who holds what while a move is under way:
+Blocks that a move holds while it is under way:
 
-    store   the source is *not* held. It may be evicted and handed on at any time; the copy counts only if the block's
-            generation is the same when the result comes, because whoever gets a block writes to it in a later plan. So a
+    store   the source is *not* held. It may be evicted and reassigned at any time; the copy counts only if the block's
+            generation is the same when the result arrives, because the next owner writes to it in a later plan. So a
             slow service costs copies, never blocks.
     load    source and target are pinned; the target's last owner may still be writing, so the move is kept back until no plan
             that was out when the target was taken is in flight (the fence)
-    pull    the target, as with a load. Where it comes from is another instance's pool, and whether that was still what it was
-            offered as, that instance is asked afterwards (handoff/destination.py)
-    put     the source is pinned: what is written must be what its key says
+    pull    the target, as with a load. The source is another instance's pool; whether its blocks were unchanged all the
+            time, that instance is asked afterwards (handoff/destination.py)
+    put     the source is pinned: the written content must match its key
     fetch   the target belongs to the move
 
-What is copied down is write_policy.py's to say. Storage is asked by key and trusted for nothing: what it does not bring whole
-and verified is computed. A storage that wants token ids gets them too (token_links.py).
+write_policy.py decides which blocks are copied down. Storage is queried by key and trusted for nothing: blocks that it does not
+bring whole and verified are computed. A storage that wants token ids gets them too (token_links.py).
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Tiers:
             "pull": BlockRate(),
         }
         self.outgoing: list[BlockMove | StorageQuery] = []
-        "For the service, in this order."
+        "Messages for the cache service, in order."
         self.up = False
-        "The service is there."
+        "The cache service is connected."
         self.answer_rate = BlockRate()
-        "Seconds until storage answers a question."
+        "Seconds until storage answers a query."
         self.storage_calls = StorageCalls(config)
         self.read_circuit, self.write_circuit = self.storage_calls.read_circuit, self.storage_calls.write_circuit
         self.links: TokenLinks | None = None
-        "Token ids of blocks; None where storage does not want them."
+        "Token ids of blocks; None if storage does not want them."
         self._block_size = block_size
         self._cache = cache
         self._pool = pool
@@ -73,14 +73,14 @@ class Tiers:
         self._storing = 0
         self._putting = 0
         self.loading_blocks = 0
-        "Device blocks that loads bring."
+        "Device blocks that loads fill."
         self._overdue: Deadlines[Move] = Deadlines()
-        "A move that is not over by then will never be: the service hangs."
+        "Deadlines of moves. A move that misses its deadline will never end: the service hangs."
 
-    # What is copied down
+    # Copies down
 
     def flush(self, now: Instant) -> None:
-        """At the end of an event: everything of one kind goes out in one move."""
+        """Send all moves of one kind as one; called at the end of an event."""
         if self.up:
             if self.config.write == "back" and not self._storing:
                 self.writes.clean_ahead(putting=self._putting > 0)
@@ -95,7 +95,7 @@ class Tiers:
             to_store.clear()
             return
         wanted = {key: entry for key, entry in to_store.items() if pool.generation(entry[0]) == entry[1]}
-        self.stats.lost_stores += len(to_store) - len(wanted)  # handed on in this very event
+        self.stats.lost_stores += len(to_store) - len(wanted)  # reassigned in this very event
         to_store.clear()
         room = min(len(wanted), self.config.store_blocks_max - self._storing)
         host = self.host.take(room) if room > 0 else []
@@ -114,7 +114,7 @@ class Tiers:
         self._send(move, now)
 
     def _put(self, now: Instant) -> None:
-        """As many as may be pinned; the rest waits for its turn, within the same bound."""
+        """Put as many blocks as may be pinned; the rest waits for its turn, within the same bound."""
         size, to_put = self.config.put_blocks, self.writes.to_put
         bound = max(size, self.host.total // 4)
         while to_put and self._putting + size <= bound:
@@ -143,15 +143,15 @@ class Tiers:
         self._putting += len(keys)
         self._send(move, now, run.tokens())
 
-    # What is brought up
+    # Copies up
 
     @property
     def questions(self) -> int:
-        """To storage, not answered."""
+        """Number of storage queries without an answer."""
         return len(self._questions)
 
     def query(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Question | None:
-        """How many of these does storage have? None: it is not asked, because it has failed too often."""
+        """Ask storage how many of these keys it has. None: it is not asked, because it has failed too often."""
         permit = self.read_circuit.admit(now)
         if permit is None:
             return None
@@ -162,9 +162,9 @@ class Tiers:
         return question
 
     def fetch(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Move | None:
-        """From storage to the host, as much as there is room for. None: there is none."""
+        """Copy from storage to the host, as much as there is room for. None: there is no room."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
-        permit = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent is one that failed
+        permit = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent counts as failed
         if permit is None:
             for block in host:
                 self.host.discard(block)
@@ -177,14 +177,14 @@ class Tiers:
         return move
 
     def load(self, keys: Sequence[BlockKey], targets: Sequence[BlockId], fence: StepNo) -> Move:
-        """From the host to these device blocks, which their owner holds and nobody else knows."""
+        """Copy from the host to these device blocks, which their owner holds and no other request knows."""
         move = Move(self._number(), "load", keys, self.host.pin(keys))
         self.host.touch(keys)
         self.loading_blocks += len(targets)
         return self._hold_back(move, targets, fence)
 
     def pull(self, peer: Peer, targets: Sequence[BlockId], fence: StepNo) -> Move:
-        """From another instance to these device blocks, as with a load."""
+        """Copy from another instance to these device blocks, as with a load."""
         move = Move(self._number(), "pull", (), [])
         move.peer = peer
         return self._hold_back(move, targets, fence)
@@ -198,7 +198,8 @@ class Tiers:
         return move
 
     def open_fences(self, oldest_in_flight: StepNo | None, now: Instant) -> None:
-        """Plans up to the one before this are over, and the worker that had them lives."""
+        """Send the moves whose fence has passed: plans before `oldest_in_flight` have ended, and the worker that had them is
+        alive."""
         if self._fenced:
             ready = [m for m in self._fenced if oldest_in_flight is None or m.fence is None or m.fence < oldest_in_flight]
             self._fenced = [move for move in self._fenced if move not in ready]
@@ -208,7 +209,8 @@ class Tiers:
     # Results
 
     def complete(self, result: MoveResult, now: Instant) -> Move | None:
-        """Exactly one a move; None: it is not of ours, or was over. Of `host` is left what is whole."""
+        """End a move by its result, exactly one per move. None: the move is unknown or has ended. `move.host` keeps the blocks
+        that arrived."""
         move = self._moves.get(result.id)
         if move is None or move in self._fenced:
             return None
@@ -223,7 +225,7 @@ class Tiers:
         return move
 
     def answered(self, answer: StorageAnswer, now: Instant) -> Question | None:
-        """None: it was not asked, or was given up."""
+        """End a query by its answer. None: the query is unknown, or was given up."""
         question = self._questions.pop(answer.id, None)
         if question is not None:
             self.answer_rate.moved(1, now - question.asked_at)
@@ -231,7 +233,7 @@ class Tiers:
         return question
 
     def late(self, now: Instant) -> list[Question]:
-        """Storage has taken too long for these questions: they are given up. A late fetch has its host blocks until it ends."""
+        """Give up the queries that storage did not answer in time. A late fetch keeps its host blocks until it ends."""
         late = [pending for pending in self.storage_calls.late(now) if isinstance(pending, Question)]
         for question in late:
             del self._questions[question.id]
@@ -263,7 +265,7 @@ class Tiers:
             self._insert(move, [place < moved for place in range(len(move.host))], stored=True)
             self.stats.fetched += moved
         move.whole = moved
-        move.host = move.host[:moved]  # what is left are the blocks that are whole
+        move.host = move.host[:moved]  # only the blocks that arrived remain
 
     def _end_store(self, move: Move, moved: int) -> None:
         pool = self._cache.pool
@@ -281,7 +283,7 @@ class Tiers:
                 self.writes.to_put[key] = None
 
     def _insert(self, move: Move, whole: list[bool], *, stored: bool) -> None:
-        """Deepest first: the beginning of a chain is the last to be evicted."""
+        """Insert the deepest block first: the beginning of a chain is the last to be evicted."""
         for place in reversed(range(len(whole))):
             block = move.host[place]
             if whole[place]:
@@ -291,10 +293,10 @@ class Tiers:
             else:
                 self.host.discard(block)
 
-    # Lives of others
+    # Losses
 
     def forget_host(self) -> None:
-        """Copies on their way to the host are of what is to be forgotten too: they arrive for nobody."""
+        """Forget the host tier. Copies on their way to the host are void, too."""
         self.host.forget()
         for move in self._moves.values():
             move.void = move.void or move.kind in ("store", "fetch")
@@ -306,7 +308,8 @@ class Tiers:
         return late if overdue is None else overdue if late is None else min(overdue, late)
 
     def hangs(self, now: Instant) -> str | None:
-        """Why the service is given up, if it is: a move took far too long. What it may write to stays held until it is dead."""
+        """Why the service is given up; None: it is not. A move took far too long. Blocks that it may write to stay held until
+        it is dead."""
         overdue = self._overdue.due(now) if self.up else []
         if not overdue:
             return None
@@ -318,7 +321,7 @@ class Tiers:
         return "a copy in memory did not end in time"
 
     def service_ready(self, *, kept: bool, wants_tokens: bool = False) -> None:
-        """`kept`: the host memory is the one that the books are about."""
+        """`kept`: the host memory still has the contents that `host` lists."""
         self.up = True
         if wants_tokens != (self.links is not None):
             self.links = TokenLinks(self._cache, self.host, self._block_size) if wants_tokens else None
@@ -326,7 +329,7 @@ class Tiers:
             self.host.clear()
 
     def service_lost(self, now: Instant) -> list[Pending]:
-        """The process is dead, nothing is copied any more: every move and question ends. What was complete is still there."""
+        """The service process is dead: every move and query ends. Completed copies stay valid."""
         self.up = False
         ended = [*self._moves.values(), *self._questions.values()]
         for move in self._moves.values():
@@ -341,8 +344,8 @@ class Tiers:
         return ended
 
     def pool_changed(self) -> list[Move]:
-        """The device's blocks are others. Copies under way may go on, into or out of a pool that nobody has any more. Those
-        that their fence still kept back are over, and are returned."""
+        """The device's pool was replaced. Copies under way may continue, into or out of a pool that is no longer used. Moves
+        that their fence still kept back end, and are returned."""
         self.void_device_moves()
         never_sent, self._fenced = self._fenced, []
         for move in never_sent:
@@ -351,7 +354,7 @@ class Tiers:
         return never_sent
 
     def void_device_moves(self) -> None:
-        """The device's blocks are others, or are not trusted: no copy of them or into them counts."""
+        """The device's pool was replaced, or is not trusted: no copy out of it or into it counts."""
         self.writes.to_store.clear()
         for move in self._moves.values():
             move.void = move.void or bool(move.device)
@@ -372,7 +375,7 @@ class Tiers:
         self.outgoing.append(message_of(move, self._pool.incarnation, self.config, tokens))
 
     def pinned(self) -> dict[BlockId, int]:
-        """Device blocks that moves hold."""
+        """Number of moves that hold each device block."""
         held: dict[BlockId, int] = {}
         for move in self._moves.values():
             if move.kind in ("load", "pull"):
@@ -391,7 +394,7 @@ class Tiers:
         return read, written
 
     def check_part(self, begin: int, end: int) -> None:
-        """Of the host blocks these alone."""
+        """Check host blocks `begin` to `end` only, and all moves."""
         self.host.check_part(begin, end, *self._host_blocks())
         self._check_moves()
 
@@ -411,7 +414,7 @@ class Tiers:
                 raise InvariantBroken(f"{move.kind} {move.id} is under way without a deadline", invariant=17)
 
     def is_pending(self, pending: Pending) -> bool:
-        """It is under way, or kept back by its fence."""
+        """The move or query is under way, or kept back by its fence."""
         return self._moves.get(pending.id) is pending or self._questions.get(pending.id) is pending
 
     def pending(self) -> list[Pending]:

@@ -1,13 +1,13 @@
-"""Which token ids a block stands for. Kept only while there is a storage backend that finds blocks by them.
+"""Token ids of blocks. Kept only for a storage backend that finds blocks by their token ids.
 
-A key does not tell what it was made of, and a put may come long after its request is gone. So each block of device and host
-has a link: its own ids, and the key of the block before it. The ids of a whole prefix are found by following them to the start:
+A key does not reveal its tokens, and a put may follow long after its request has ended. So each block of device and host has a
+link: its own ids, and the key of its parent. The ids of a whole prefix are found by following the links to the start:
 
     put k3, k4        k4 --> k3 --> k2 --> k1 --> k0          ids of k0 ... k4, of which the last two blocks are meant
     where it is       host   host   host   device device
 
-At most one link a block: what is kept grows with the tiers and not with what passes through them. The price is that a chain
-may have a gap, where neither tier has a block any more. What lies behind it cannot be named by its ids and is not put.
+At most one link per block: memory grows with the tiers and not with the traffic. The price is that a chain may have a gap,
+where neither tier has a block any more. Blocks behind a gap cannot be named by their ids and are not put.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from baton.protocol.moves import pack_tokens
 
 class ChainLink(NamedTuple):
     place: int
-    "How many blocks of its chain are before it."
+    "Number of blocks before this one in its chain."
     parent: BlockKey
-    "Key of the last of those. Means nothing at place 0."
+    "Key of the previous block. Unused at place 0."
     ids: bytes
-    "Its own token ids, packed as in messages."
+    "The block's own token ids, packed as in messages."
 
 
 class TokenChain(NamedTuple):
     """Token ids of keys that follow each other in one chain."""
 
     before: bytes
-    "Of all blocks before the first of them."
+    "Packed ids of all blocks before the first key."
     links: tuple[ChainLink, ...]
-    "One for each key."
+    "One link per key."
 
     def first(self, count: int) -> TokenChain:
         return TokenChain(self.before, self.links[:count])
 
     def tokens(self) -> bytes:
-        """From the start of the sequence to the end of the last block."""
+        """Packed ids from the start of the sequence to the end of the last block."""
         return self.before + b"".join(link.ids for link in self.links)
 
 
 NO_RUN = TokenChain(b"", ())
-"""Where nobody asks for tokens."""
+"""For a storage backend that does not want token ids."""
 
 
 class TokenLinks:
@@ -55,23 +55,23 @@ class TokenLinks:
         self._cache = cache
         self._host = host
         self._size = block_size
-        # By number of the block. A link stays when its block is evicted, until the next one is published or inserted there;
-        # links are looked up by way of the index of a tier, and by generation, so nobody finds it.
+        # Indexed by block. A link stays when its block is evicted, until another one is published or inserted there; links are
+        # looked up through the index of a tier, and by generation, so a stale link is never found.
         self._of_device: list[ChainLink | None] = [None] * cache.pool.total
         self._of_host: list[ChainLink | None] = [None] * host.total
 
-    # What blocks stand for
+    # Links of blocks
 
     def published(self, keys: Sequence[BlockKey], place: int, block: BlockId, tokens: Sequence[int]) -> None:
-        """A sequence with these tokens has put this block in the device's cache, under keys[place]."""
+        """A sequence with these tokens has published this block under keys[place]."""
         self._of_device[block] = self._link(keys, place, tokens)
 
     def on_device(self, block: BlockId) -> ChainLink | None:
-        """Of a block that was published and not handed on since."""
+        """The link of a block that was published and not reassigned since."""
         return self._of_device[block]
 
     def inserted(self, block: HostBlockId, link: ChainLink | None) -> None:
-        """The host tier has it now. None: nobody knows its ids, because it was computed before they were asked for."""
+        """The host tier has the block now. None: its ids are unknown, because it was computed before they were wanted."""
         self._of_host[block] = link
 
     def _link(self, keys: Sequence[BlockKey], place: int, tokens: Sequence[int]) -> ChainLink:
@@ -86,15 +86,15 @@ class TokenLinks:
             link = self._of_device[on_device]
         return link
 
-    # What messages say
+    # Chains for messages
 
     def asked(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> TokenChain:
-        """Of keys[begin:end] of a sequence with these tokens."""
+        """The chain of keys[begin:end] of a sequence with these tokens."""
         before = pack_tokens(tokens[: begin * self._size])
         return TokenChain(before, tuple(self._link(keys, place, tokens) for place in range(begin, end)))
 
     def runs(self, keys: Sequence[BlockKey]) -> list[tuple[list[BlockKey], TokenChain]]:
-        """The same keys by chains: in each run the parent of a key is before it. Those behind a gap are left out."""
+        """Split the keys into chains: in each, the parent of a key is before it. Keys behind a gap are left out."""
         known = {key: link for key in keys if (link := self._of(key)) is not None}
         chains: list[list[BlockKey]] = []
         by_last: dict[BlockKey, list[BlockKey]] = {}
@@ -113,7 +113,7 @@ class TokenLinks:
         return found
 
     def _before(self, link: ChainLink) -> bytes | None:
-        """Ids of all blocks before this one. None: there is a gap."""
+        """Packed ids of all blocks before this one. None: there is a gap."""
         parts: list[bytes] = []
         while link.place:
             parent = self._of(link.parent)

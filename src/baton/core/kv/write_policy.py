@@ -1,11 +1,12 @@
 """Which blocks are copied down, and when (TierConfig.write).
 
     through     each block when it is computed
-    selective   one that was found again so many times
+    selective   a block that was hit `write_hits` times
     back        when the device runs out of blocks, the ones that would be evicted next
 
-Beside it, what a preempted sequence had published (TierConfig.preempted). What is chosen in an event goes out at its end
-(tiers.py); nobody waits for it, and a block that is handed on before is not copied. Asked only while the service is there.
+Besides, the published blocks of a preempted sequence (TierConfig.preempted). The choice of an event is sent at its end
+(tiers.py); no request waits for it, and a block that is reassigned before is not copied. Called only while the service is
+connected.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ class WritePolicy:
         self._cache = cache
         self._host = host
         self.to_store: dict[BlockKey, tuple[BlockId, Generation, bool]] = {}
-        "Chosen in this event; its generation then; whether storage gets it at once."
+        "Blocks chosen in this event: block, its generation then, whether storage gets it at once."
         self.to_put: dict[BlockKey, None] = {}
-        "On the host, for storage."
+        "Keys on the host that storage should get."
         self._storing: dict[BlockKey, tuple[Move, int]] = {}
-        "Copies to the host that are under way: the move, and the key's place in it."
+        "Stores under way: the move, and the key's place in it."
         self._cleaned = -1
 
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
-        """A block is computed, and the cache has it under this key."""
+        """A computed block was cached under this key."""
         if self._config.write == "through" and (prompt or self._config.write_outputs) and key not in self._host:
             self._want(key, block, self._config.storage)
 
     def adopted(self, key: BlockKey, block: BlockId) -> None:
-        """A block that another instance computed: it puts it on storage, too, if anybody does."""
+        """A block that another instance computed was cached. That instance puts it on storage, if any does."""
         if self._config.write == "through" and key not in self._host:
             self._want(key, block, False)
 
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """Blocks of the device are used again."""
+        """Blocks of the device were hit."""
         if self._config.write == "selective":
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self._host and self._cache.hits_of(block) >= self._config.write_hits:
                     self._want(key, block, self._config.storage)
 
     def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """A sequence was preempted: what it had published is copied while it is still there."""
+        """A sequence was preempted: copy its published blocks before they are evicted."""
         if self._config.preempted != "drop":
             self._host.touch(keys)
             for key, block in zip(keys, blocks, strict=True):
@@ -62,11 +63,11 @@ class WritePolicy:
                     self.to_put[key] = None
 
     def clean_ahead(self, *, putting: bool) -> None:
-        """Write back: what will be evicted next is copied before it has to be. Nothing is being stored now."""
+        """Write back: copy the blocks that will be evicted next. Called while no store is under way."""
         config, cache, host, pool = self._config, self._cache, self._host, self._cache.pool
         if cache.changes == self._cleaned or pool.free >= config.watermark * pool.total:
             return
-        self._cleaned = cache.changes  # once for each change: a host tier that is too small must not be churned
+        self._cleaned = cache.changes  # once per change: a host tier that is too small must not be churned
         for key, block in cache.coldest(min(config.write_back_blocks, host.total)):
             if key not in host:
                 self._want(key, block, False)
@@ -88,7 +89,7 @@ class WritePolicy:
 
     def _want(self, key: BlockKey, block: BlockId, on_to_storage: bool) -> None:
         if not self._host.total:
-            return  # the service is there for hand-offs only
+            return  # the service is used for hand-offs only
         generation = self._cache.pool.generation(block)
         move, place = self._storing.get(key, (None, 0))
         if move is not None and not move.void and (move.device[place], move.generations[place]) == (block, generation):
