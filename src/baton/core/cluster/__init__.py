@@ -1,1 +1,1 @@
-"""Several instances behind one router: who is there, who gets what, and what becomes of a request when one is lost."""
+"""The router of several instances: membership, placement, queue, and replay of requests after a loss."""

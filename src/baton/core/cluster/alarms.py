@@ -1,4 +1,4 @@
-"""When to look at which routed request: a heap whose outdated entries are skipped, never more than twice as many as routed
+"""When to look at each routed request: a heap whose outdated entries are skipped, never more than twice as many as routed
 requests."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Alarms:
             heapify(self._heap)
 
     def due(self, now: Instant) -> list[RoutedRequest]:
-        """Those whose time has come. They have no alarm until it is set again."""
+        """Routed requests whose alarm has passed. They have no alarm until it is set again."""
         found: list[RoutedRequest] = []
         while self._heap and (self._heap[0][0] <= now or self._heap[0][2].alarm != self._heap[0][0]):
             at, _, routed = heappop(self._heap)
@@ -49,5 +49,5 @@ class Alarms:
         return found
 
     def next_deadline(self) -> Instant | None:
-        """Perhaps of an alarm that was put off. Then nothing is due, and the next one is asked for."""
+        """The earliest entry, perhaps of an alarm that was postponed. Then nothing is due, and the next one is asked for."""
         return self._heap[0][0] if self._heap else None

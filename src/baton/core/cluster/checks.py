@@ -1,4 +1,4 @@
-"""Proves a router's books from scratch. Numbers are those of docs/internals/reliability.md."""
+"""Verifies a router's state from scratch. Invariant numbers are those of docs/internals/reliability.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEGS = {
     RequestState.PREFILLING: (True, True),
     RequestState.SERVING: (True, False),
 }
-"""Has it a decode instance, has it a prefill instance? In HANDING the latter may be gone."""
+"""Does the request have a decode instance, does it have a prefill instance? In HANDING the latter may be released."""
 
 
 def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
@@ -55,7 +55,7 @@ def _check_trip(routed: RoutedRequest) -> None:
 
 
 def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
-    """43: what an instance has of a routed request is the present attempt, and nobody else answers it."""
+    """43: an assigned request is the present attempt, and no other instance answers it."""
     decoders: dict[int, int] = {}
     prompts: dict[int, int] = {}
     tokens: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What a look for an instance can result in."""
+"""Results of the search for an instance."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from baton.core.cluster.cluster_instance import ClusterInstance
 class Choice(NamedTuple):
     decoder: ClusterInstance
     prefill: ClusterInstance | None
-    "None: decode instance does all of it."
+    "None: the decode instance computes the prompt itself."
     uncached: int
-    "Tokens to compute, by prefill or by decode instance."
+    "Tokens to compute, by the prefill instance or the decode instance."
     blocks: int
-    "That decode instance needs to begin."
+    "Blocks that the decode instance needs to begin."
     waits: bool
     "There is no room yet."
 
@@ -24,21 +24,21 @@ class ClusterShortage(Enum):
     """Why a request is placed nowhere."""
 
     NOBODY = "nobody"
-    "No instance works that could hold it."
+    "No usable instance could hold it."
     NEVER = "never"
-    "None of those that are here could ever hold it."
+    "No instance of the cluster could ever hold it."
     LOST = "lost"
-    "Likewise, but one that could was here a moment ago, and may come back."
+    "Like NEVER, but an instance that could was lost a moment ago, and may come back."
     AVOIDED = "avoided"
-    "Those that could have it are not to be tried again at once."
+    "The instances that could hold it are not to be tried again yet."
     PREFILL = "prefill"
-    "All prefill instances have enough to do."
+    "All prefill instances are busy."
     ROOM = "room"
     "No instance has room."
 
 
 class Roles(NamedTuple):
-    """Whom to choose a decode instance from, and whether prompts may be handed over. Where one kind is missing, the other does
+    """Roles to choose a decode instance from, and whether prompts may be handed over. If one role is missing, the other does
     all."""
 
     tiers: tuple[tuple[str, ...], ...]
@@ -51,15 +51,16 @@ class Roles(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How many instances a request could have. It depends on the request's size and on what it avoids, not on room."""
+    """Number of instances that could get a request. Depends on the request's size and on the instances that it avoids, not on
+    room."""
 
     roles: Roles
     settled: int
-    "Decode instances that it does not avoid, and that are not lost again and again."
+    "Settled decode instances that it does not avoid: not lost again and again."
     inhibited: int
-    "Decode instances that it does not avoid, and that are."
+    "Inhibited decode instances that it does not avoid: lost again and again."
     decodes: int
-    "Decode instances among the better kind of those."
+    "Number of instances with role decode: settled ones, or inhibited ones if none is settled."
     prefills: int
-    "Prefill instances that it may be handed over from, busy or not."
+    "Prefill instances for a hand-off, busy or not."
     prefills_settled: bool

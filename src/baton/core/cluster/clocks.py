@@ -1,13 +1,13 @@
-"""How long a routed request may stay as it is. Every state has a deadline; a routed request has one alarm, for the first thing
-that is due.
+"""How long a routed request may stay in its state. Every state has a deadline; a routed request has one alarm, for whatever is
+due first.
 
     QUEUED      queue_seconds_max; no_instance_seconds while no instance works
     RESERVING   reserve_seconds_max
-    PREFILLING  prefill_seconds_max since something new was computed; the lease at decode is renewed in time
+    PREFILLING  prefill_seconds_max since the last computed block; the lease at decode is renewed in time
     HANDING     handing_seconds_max
-    SERVING     silence_seconds_max since the last token: looked at then, so that a token costs nothing
+    SERVING     silence_seconds_max since the last token: checked only then, so that a token costs nothing
 
-Beside it: the request's own time-out, and how long the end of a withdrawn sequence is waited for.
+Besides: the request's own timeout, and the wait for the end of a withdrawn sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.ids import Instant
 
 BEGUN: Final = (RequestState.PREFILLING, RequestState.HANDING, RequestState.SERVING)
-"""An instance works on it. Who comes back in the queue from there begins to wait anew."""
+"""States in which an instance works on the request. From there, a request returns to the queue with a new waiting time."""
 
 
 class Clocks:
@@ -34,7 +34,7 @@ class Clocks:
         "Since when no instance works. None: some do."
 
     def set(self, routed: RoutedRequest, before: RequestState, fact: RequestFact, now: Instant) -> None:
-        """A state begins, or something new was computed in it."""
+        """Set the deadlines when a state begins, or a new block was computed in it."""
         config, begins = self._config, routed.state is not before
         match routed.state:
             case RequestState.RESERVING:
@@ -57,7 +57,7 @@ class Clocks:
             routed.withdraw_by = None
 
     def renewed(self, routed: RoutedRequest, now: Instant) -> None:
-        """Decode keeps its room for the whole lease from now on."""
+        """Decode keeps its reservation for the whole lease from now on."""
         routed.renew_at = Instant(now + self._config.lease_seconds / 2)
 
     def heard(self, routed: RoutedRequest, now: Instant) -> None:

@@ -1,7 +1,7 @@
-"""Instances that nobody may be placed on in the rest of a placement pass, because a request that is ahead waits for room there.
+"""Instances closed for the rest of a placement pass, because a request that is ahead waits for room there.
 
-Nobody overtakes a request for the room that it waits for. Room that it could not use is free for those behind it: an instance
-that is too small for it or that it avoids, or one of a role that it cannot have.
+No request overtakes another for the room that it waits for. Room that the waiting request could not use stays open for those
+behind it: on an instance that is too small for it or that it avoids, or of a role that it cannot have.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Closed:
 
     def __init__(self) -> None:
         self._homes: dict[str, int] = {}
-        "By role: instances that can hold so many tokens, or more, are closed."
+        "By role: instances with at least this capacity in tokens are closed."
         self._prefills: dict[tuple[str, ...], int] = {}
-        "Prefill instances that can hold so many tokens, or more, are closed, but for those with these names."
+        "Prefill instances with at least this capacity are closed, except those with these names."
         self._others: dict[tuple[str, ...], dict[str, int]] = {}
-        "Likewise, but for instances with these names."
+        "Like `_homes`, except instances with these names."
 
     def close(self, roles: Iterable[str], tokens: int, but: tuple[str, ...] = ()) -> None:
         decoders = self._others.setdefault(but, {}) if but else self._homes
@@ -49,5 +49,5 @@ class Closed:
         return any(tokens <= instance.capacity and instance.name not in names for names, tokens in self._prefills.items())
 
     def closes_all(self, role: str, smallest: int | None) -> bool:
-        """Is every instance of that role closed? `smallest`: the capacity of the smallest. None: there are none."""
+        """Is every instance of that role closed? `smallest`: the smallest capacity. None: there are none."""
         return smallest is None or self._homes.get(role, NEVER_CLOSED) <= smallest

@@ -1,7 +1,7 @@
-"""One session of one instance, as its router sees it: what it announced, its last heartbeat, and what it was sent since.
+"""One session of one instance, as its router sees it: its hello, its last heartbeat, and the changes since.
 
-Room is what the last heartbeat reported, less what was sent since, plus what ended since. It is an estimate that the next
-heartbeat corrects; the instance alone admits.
+Room is the last heartbeat's, less what was sent since, plus what ended since. It is an estimate that the next heartbeat
+corrects; the instance alone admits.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from baton.protocol.ids import Instant, RequestId
 from baton.protocol.instance import Heartbeat, InstanceHello
 
 HELD_SHARE: Final = 16
-"""So many tokens whose KV is held weigh as much as one that is to be computed: they make a step longer, not by much."""
+"""This many tokens of held KV weigh as much as one token to compute: they lengthen a step only a little."""
 ALWAYS_ROOM: Final = 2**62
-"""Blocks that an idle instance counts as free: one that has nothing else can always begin."""
+"""Blocks that an idle instance counts as free: it can always begin a request."""
 
 Order = tuple[int, float, int]
-"""Of a request in the queue: priority, when the first attempt arrived, a counter."""
+"""Queue order of a request: priority, arrival of the first attempt, a counter."""
 
 Entry = tuple[int, int, int, "ClusterInstance"]
-"""Load, when it was chosen last, number: smaller is better. The number is unique, so instances are never compared."""
+"""Load, turn of the last choice, number: smaller is better. The number is unique, so instances are never compared."""
 
 
 class Place(NamedTuple):
-    """Where a instance is sorted in, and by what."""
+    """Where the roster has sorted an instance, and by which values."""
 
     settled: bool
     waits: bool
-    "A request may wait there although there is no room, whatever its priority is."
+    "A request of any priority may wait there without room."
     entry: Entry
     blocks: int
-    "Instance.blocks_free"
+    "ClusterInstance.blocks_free"
     closes_at: Order | None
-    "Where not `waits`: only requests that are more urgent may wait there. None: none may."
+    "If not `waits`: only more urgent requests than this may wait there. None: none may."
     prompt_tokens: int
-    "A prefill instance: size of a prompt that it may be sent to compute for others. -1: none."
+    "Prefill instance: largest prompt that it may be sent to compute for others. -1: none."
 
 
 class ClusterInstance:
@@ -75,32 +75,32 @@ class ClusterInstance:
         self.beat = Heartbeat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
         self.mode = "serving"
         self.capacity = capacity_of(hello)
-        "Tokens of the longest request that it could hold, with nothing else there."
+        "Tokens of the longest request that fits into the empty instance."
         self.chosen = 0
-        "When it was chosen last, as a counter: round robin, and who goes first among equals."
+        "Turn of the last choice, as a counter: for round robin, and for the order among equals."
         self.held_until = now
-        "Gets no new work before: it has just said that it takes none."
+        "Gets no new work before: it has just refused a request because it accepts none."
         self.inhibited_until = now
         self.assigned: dict[RequestId, None] = {}
-        "Requests that it has, whole or a part, in the order in which they came."
+        "Requests that it has, whole or in part, in the order of their arrival."
         self.paths = Paths()
-        "Whom it cannot read from."
+        "Peers that it failed to read from."
         self.prompts = 0
-        "Hand-offs whose prompt it computes, or will."
+        "Hand-offs whose prompt it computes, or will compute."
         self.prompt_tokens = 0
         "Uncached tokens of those prompts."
         self.sequences = 0
         "Sequences that it answers."
         self.over_capacity: dict[RequestId, Order] = {}
-        "Those that were sent although there was no room; they wait there, and have no token yet."
+        "Requests that were sent although there was no room; they wait there, and have no token yet."
         self.short_for = False
-        "It has refused a request for want of room since its last heartbeat."
+        "It has refused a request for lack of room since its last heartbeat."
         self.blocks_since = self.slots_since = self.tokens_since = 0
-        "What changed since the last beat."
+        "Changes since the last heartbeat."
         self.stalled_since: Instant | None = None
-        "Since when its beats say that its worker stands still."
+        "Time of the first heartbeat of the present stall of its worker."
         self.place: Place | None = None
-        "Where the roster has it. None: it gets no new requests now. Kept by core/cluster/roster.py."
+        "Place in the roster. None: it gets no new requests now. Owned by core/cluster/roster.py."
 
     def __repr__(self) -> str:
         return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.assigned)} legs>"
@@ -117,7 +117,7 @@ class ClusterInstance:
 
     @property
     def slots_free(self) -> int:
-        """Also by our own count, which is exact where we are the only router."""
+        """Limited also by the router's own count, which is exact where it is the only router."""
         slots = self.hello.ready.slots
         return min(self.beat.slots_free + self.slots_since, slots - self.sequences)
 
@@ -130,12 +130,12 @@ class ClusterInstance:
 
     @property
     def waiting_tokens(self) -> int:
-        """To be computed there, before what is sent next."""
+        """Tokens computed there before a request that is sent now."""
         return max(0, self.beat.waiting_tokens + self.tokens_since)
 
     @property
     def load(self) -> int:
-        """In tokens that are to be computed before the next request: those that wait, and a share of those that are held."""
+        """Load in tokens: those waiting to be computed, and a share of those held."""
         ready = self.hello.ready
         held = (ready.blocks - max(0, self.blocks_available)) * ready.block_size
         return self.waiting_tokens + held // HELD_SHARE
@@ -145,7 +145,7 @@ class ClusterInstance:
         self.blocks_since = self.slots_since = self.tokens_since = 0
 
     def can_hold(self, tokens: int) -> bool:
-        """Could it ever, with nothing else there?"""
+        """Do this many tokens fit into the empty instance?"""
         return tokens <= self.capacity
 
     def is_suspect(self, now: Instant, seconds: float) -> bool:
@@ -153,7 +153,7 @@ class ClusterInstance:
 
 
 def capacity_of(hello: InstanceHello) -> int:
-    """The last token of a request is never stored, so it needs no block."""
+    """Longest request in tokens. Its last token is never stored, so it needs no block."""
     ready = hello.ready
     tokens = ready.blocks * ready.block_size + 1
     return min(tokens, ready.context_tokens) if ready.context_tokens > 0 else tokens

@@ -1,8 +1,7 @@
-"""Carries out the table of a routed request (handoff_table.py): who has which part of it, what they are told, and when to look.
+"""Performs the table of a routed request (handoff_table.py): which instance has which part of it, and which messages it gets.
 
-`advance(routed request, fact)` is the only way a routed request's state changes. Books that go with a state are kept here too:
-the queue, the
-legs of each instance and what it was charged; clocks.py has the deadlines.
+`advance(routed request, fact)` is the only way a routed request's state changes. The state that goes with it is kept here too:
+the queue, the assigned requests of each instance and its credits; clocks.py has the deadlines.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from baton.protocol.output import Emit, Ended, EndError
 from baton.protocol.request import FinishReason, Refused
 
 TO_COMPUTE: Final = (RequestState.RESERVING, RequestState.PREFILLING)
-"""While a prefill instance has its prompt before it."""
+"""States in which a prefill instance still has to compute the prompt."""
 WAITED_LEARNING: Final = 0.125
 RETRY_SECONDS_MIN: Final = 1.0
 RETRY_SECONDS_MAX: Final = 60.0
 KEEP_MARGIN_SECONDS: Final = 2.0
-"""A prompt is kept longer than decode may take to copy it."""
+"""A prompt is kept this much longer than decode may take to copy it."""
 
 
 class Coordinator:
@@ -60,7 +59,7 @@ class Coordinator:
         routed_requests: dict[RequestId, RoutedRequest],
         stats: RouterStats,
     ) -> None:
-        """`routed_requests`: all that are open. They are begun and ended here, and looked up by others."""
+        """`routed_requests`: all open requests. Only the coordinator adds and removes them; others read."""
         self._config = config
         self._placement = placement
         self.membership = membership
@@ -71,9 +70,9 @@ class Coordinator:
         self.effects: list[ClusterEffect] = []
         self.now = Instant(0.0)
         self.dirty = False
-        "Something has changed since the last placement pass, so that requests in the queue may have a better chance."
+        "A change since the last placement pass gives requests in the queue a better chance."
         self.waited_seconds = 0.0
-        "How long newcomers wait in the queue, of late."
+        "Recent waiting time of new requests in the queue, as a running mean."
         self._actions: dict[RequestAction, Callable[[RoutedRequest, Any], None]] = {
             RequestAction.SEND: self._send,
             RequestAction.EXPECT: self._expect,
@@ -88,7 +87,7 @@ class Coordinator:
             RequestAction.REQUEUE: self._requeue,
         }
 
-    # A routed request's life
+    # States of a routed request
 
     def begin(self, routed: RoutedRequest) -> None:
         self.routed_requests[routed.id] = routed
@@ -97,7 +96,7 @@ class Coordinator:
         self.clocks.arm(routed)
 
     def place(self, routed: RoutedRequest, choice: Choice) -> None:
-        """It is the next one, and this is who gets it."""
+        """Assign the request to the chosen instances."""
         routed.identity = choice.decoder.hello.ready.identity
         routed.mark, routed.base = routed.progress, len(routed.open[routed.leader])
         routed.waited_for_lost = False
@@ -158,18 +157,18 @@ class Coordinator:
             self.clocks.arm(routed)
 
     def _prompt_over(self, routed: RoutedRequest, prefill: ClusterInstance) -> None:
-        """It is computed, or no longer wanted."""
+        """The prompt is computed, or no longer wanted."""
         prefill.prompts -= 1
         prefill.prompt_tokens -= routed.prompt_tokens
         self._has_room(prefill)
 
     def _has_room(self, instance: ClusterInstance) -> None:
-        """More than before: requests in the queue may have a chance."""
+        """The instance has more room than before: requests in the queue may have a chance."""
         self.membership.roster.touch(instance)
         self.dirty = True
 
     def begun(self, instance: ClusterInstance) -> None:
-        """Something came from it. Those that waited there for room and have a token now do not wait any more."""
+        """The instance sent a message. Requests that waited there for room and have a token now do not wait any more."""
         for request in list(instance.over_capacity):
             routed = self.routed_requests.get(request)
             if routed is None or routed.decoder is not instance or routed.progress != routed.mark:
@@ -177,7 +176,8 @@ class Coordinator:
                 self._has_room(instance)
 
     def _measure(self, routed: RoutedRequest, before: RequestState) -> None:
-        """What the hand-off costs beside the computing: asking for room, and from the last computed block to the adoption."""
+        """Measure the cost of a hand-off besides the computing: reserving blocks, and from the last computed block to the
+        adoption."""
         match before, routed.state:
             case (RequestState.QUEUED, RequestState.RESERVING) | (RequestState.PREFILLING, RequestState.HANDING):
                 routed.asked_at = self.now
@@ -197,7 +197,7 @@ class Coordinator:
         self._send_to(routed.decoder, Reserve(routed.for_decode(self.now), self._config.lease_seconds))
 
     def renew(self, routed: RoutedRequest) -> None:
-        """Prefill takes its time: decode shall keep the room."""
+        """Prefill is slow: renew the reservation at decode."""
         self.clocks.renewed(routed, self.now)
         self._expect(routed, None)
         self.clocks.arm(routed)
@@ -221,7 +221,7 @@ class Coordinator:
             self._send_to(routed.prefill, Release(routed.id, routed.attempt))
 
     def _pass_release(self, routed: RoutedRequest, released: Released) -> None:
-        """Either way prefill has nothing of it any more."""
+        """Either way the prefill instance has nothing of it any more."""
         routed.denied |= not released.kept
         self._send_to(routed.decoder, released)
         self._detach_prefill(routed)
@@ -247,7 +247,8 @@ class Coordinator:
         routed.losses += 1
 
     def _requeue(self, routed: RoutedRequest, _: object) -> None:
-        """The next attempt. What is over already is told here, because nobody else can."""
+        """Return to the queue with the next attempt. Sequences that are withdrawn or complete end here, because no instance
+        will end them."""
         routed.withdraw_by = None
         self._detach_prefill(routed)
         self._detach_home(routed)
@@ -266,7 +267,7 @@ class Coordinator:
     # Ends
 
     def end(self, routed: RoutedRequest, over: list[tuple[int, FinishReason]]) -> None:
-        """Ends that the router tells by itself. The state stays as it is."""
+        """End sequences on the router's own account. The state of the request does not change."""
         ended: list[Ended] = []
         for index, reason in over:
             self.sequence_over(routed, index)
@@ -280,7 +281,7 @@ class Coordinator:
         self.advance(routed, RequestFact.CLOSED)
 
     def turn_away(self, routed: RoutedRequest, refused: Refused) -> None:
-        """Whoever was told something gets an error instead."""
+        """Reject the request. A client that has received tokens gets an error instead."""
         if not routed.untouched:
             self.break_off(routed, "worker_gone", f"no instance goes on with the request: {refused}")
             return
@@ -289,13 +290,13 @@ class Coordinator:
         self.advance(routed, RequestFact.CLOSED)
 
     def retry_seconds(self, refused: Refused) -> float:
-        """When it may be worth trying again: those that were placed lately waited so long."""
+        """Seconds after which a retry may succeed: the recent waiting time of placed requests."""
         if refused.reason == "worker_gone":
             return self._config.no_instance_seconds
         return min(max(self.waited_seconds, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
     def sequence_over(self, routed: RoutedRequest, index: int) -> None:
-        """Books of a sequence that is about to leave `routed.open`."""
+        """Update the counters for a sequence that is about to leave `routed.open`."""
         decoder = routed.decoder
         if routed.state is RequestState.QUEUED:
             self.queue.resize(routed, 1)
@@ -307,24 +308,24 @@ class Coordinator:
             self._has_room(decoder)
 
     def break_leg(self, routed: RoutedRequest, instance: ClusterInstance | None, *, leaves: bool = False) -> None:
-        """The instance does not do what it should, or leaves. Another attempt, elsewhere."""
+        """The instance fails the request, or leaves. Another attempt follows, elsewhere."""
         if instance is not None:
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
         self.stats.left += leaves
         self.advance(routed, RequestFact.LEFT if leaves else RequestFact.BROKEN)
 
     def lose(self, instance: ClusterInstance) -> None:
-        """It is gone. What it had goes on elsewhere."""
+        """The instance is gone. Its requests continue elsewhere."""
         for routed in self.trips_at(instance):
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
             self.advance(routed, RequestFact.HOME_LOST if routed.decoder is instance else RequestFact.PREFILL_LOST)
         if instance.assigned:
             raise InvariantBroken(f"{instance!r} is gone and has something", invariant=46)
 
-    # Legs
+    # Assigned requests
 
     def trips_at(self, instance: ClusterInstance) -> list[RoutedRequest]:
-        """Those of which it has something."""
+        """Requests of which the instance has a part."""
         return [self.routed_requests[request] for request in instance.assigned]
 
     def trip_at(self, instance: ClusterInstance, request: RequestId) -> RoutedRequest | None:

@@ -1,10 +1,10 @@
-"""One request, one look: the instance that answers it, and the one that computes its prompt where it is handed over.
+"""The choice for one request: the instance that answers it, and for a hand-off the one that computes its prompt.
 
-With pairs there are three ways, and the best instance of all of them is taken:
+With pairs there are three ways, and the best instance of all of them is chosen:
 
     a mixed instance does all of it                      room, or it may wait there
     a decode instance does all of it                     room, or it may wait there; the prompt is short, or mostly cached
-    a decode instance goes on after a prefill instance   room at decode now, and a prefill instance that is not too busy
+    a decode instance continues after a prefill instance room at decode now, and a prefill instance that is not too busy
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.protocol.ids import BlockKey, Instant
 
 
 class Rules(Protocol):
-    """What a choice depends on beside the request (placement.py)."""
+    """Inputs of a choice besides the request (placement.py)."""
 
     config: RouterConfig
     membership: Membership
@@ -63,7 +63,7 @@ class DecoderChoice:
         self._closed = closed
         self._census = census
         self._settled = census.settled > 0
-        "Instances that are lost again and again are not asked, as others are here."
+        "Only settled instances are considered: some are present."
         self._size = placement.block_size
         self._tokens, self._tokens_max = routed.tokens, routed.tokens_max
         self._plain = not (routed.unfit or routed.avoided or routed.short or routed.preempted)
@@ -72,7 +72,7 @@ class DecoderChoice:
         keys = placement.keys(routed) if self._pairs or placement.search.by_prefix else []
         self._prompt = Prompt(placement.search, keys, self._tokens, self._size)
         self._prefill: Candidate | None = None
-        "The best prefill instance that has room for its prompt."
+        "The best prefill instance with room for the prompt."
 
     def choice(self) -> Choice | ClusterShortage:
         routed, census, pairs = self._trip, self._census, self._pairs
@@ -92,7 +92,7 @@ class DecoderChoice:
     # Decode instances
 
     def _best_home(self, roles: tuple[str, ...], last: list[ClusterInstance]) -> Candidate | None:
-        """`last`: where given, only these, which preempted the request a moment ago: all others come first."""
+        """`last`: if given, only these instances, which preempted the request recently: all others come first."""
         search, settled = self._placement.search, self._settled
         more = self._more_blocks
         if last:
@@ -110,7 +110,7 @@ class DecoderChoice:
             found.append(search.decoder(("decode",), whole, settled=settled))
         if self._prefill is not None:
             found.append(search.decoder(("decode",), Wish(self._prompt, self._accepts, more), settled=settled))
-        if self._placement.membership.with_paths:  # what these may do depends on whom they can read from
+        if self._placement.membership.with_paths:  # their choice depends on the peers that they can read from
             unreadable = list(self._placement.membership.with_paths.values())
             found.append(search.among(self._here(unreadable, ("decode",)), wish))
         return min((each for each in found if each is not None), key=lambda each: each.key, default=None)
@@ -130,8 +130,7 @@ class DecoderChoice:
         return self._option(instance, uncached) is not None
 
     def _option(self, decoder: ClusterInstance, uncached: int) -> Choice | None:
-        """What the request would be if this were its decode instance. None: there is no room, at decode instance or at a
-        prefill instance."""
+        """The choice with this decode instance. None: there is no room, at the decode instance or at a prefill instance."""
         place = decoder.place
         if place is None:
             return None
@@ -150,7 +149,7 @@ class DecoderChoice:
     # Prefill instances
 
     def _best_prefill(self, near: ClusterInstance | None = None, *, draws: bool = False) -> Candidate | None:
-        """`near`: only those that this instance can read from."""
+        """`near`: only instances that this one can read from."""
         routed, search, now = self._trip, self._placement.search, self._now
         settled = self._census.prefills_settled
         if not self._census.prefills:
@@ -178,7 +177,7 @@ class DecoderChoice:
         return best
 
     def _prefill_near(self, decoder: ClusterInstance) -> tuple[Candidate | None, bool]:
-        """The best one that it can read from, and whether it can read from any."""
+        """The best prefill instance that the decoder can read from, and whether it can read from any."""
         routed, now, census = self._trip, self._now, self._census
         unreadable = self._placement.membership.of_sessions(decoder.paths.unreadable(now))
         counted = [m for m in unreadable if m.place is not None and m.place.prompt_tokens >= 0 and m.capacity > self._tokens]

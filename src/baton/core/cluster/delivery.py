@@ -1,7 +1,7 @@
-"""Tokens and ends on their way from instances to clients: each position once, in order, and only of the present attempt.
+"""Delivers tokens and ends of instances to clients: each position once, in order, and only of the present attempt.
 
-Most emits are all right as they are, and are passed on as the same object: a token costs three lookups, two compares and an
-append. The others are sifted row by row.
+Most emits are correct and are passed on as the same object: a token costs three lookups, two compares and an append. The others
+are sifted row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Delivery:
         self._placement = placement
 
     def take(self, instance: ClusterInstance, emit: Emit) -> bool:
-        """Has something ended, so that others may have a chance?"""
+        """True: a sequence has ended or broke, so other requests may have a chance."""
         if emit.ended or emit.logprobs:
             return self._sift(instance, emit)
         routed_requests, assigned, rows = self._coordinator.routed_requests, instance.assigned, iter(emit.tokens)
@@ -46,12 +46,12 @@ class Delivery:
             else:
                 self._coordinator.effects.append(Deliver(emit))
                 return False
-        except KeyError:  # of a request or a sequence that is over
+        except KeyError:  # its request or sequence has ended
             pass
         return self._sift_rest(instance, emit, row, rows)
 
     def _sift_rest(self, instance: ClusterInstance, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
-        """From the first row on that is not the next one of anything."""
+        """Sift from the first unexpected row on."""
         rest = [row, *rows]
         fresh = emit.tokens[: len(emit.tokens) - len(rest)]
         broken: dict[RequestId, RoutedRequest] = {}
@@ -78,7 +78,7 @@ class Delivery:
         return bool(touched or broken)
 
     def _taken(self, instance: ClusterInstance, row: TokenRow, broken: dict[RequestId, RoutedRequest]) -> TokenRow | None:
-        """The row from the first position on that its client does not have. None: there is nothing new in it."""
+        """The row from the first position that its client does not have. None: nothing in it is new."""
         routed = self._leg(instance, row[0], row[1])
         if routed is not None and routed.misses(row):
             broken[routed.id] = routed
@@ -88,7 +88,7 @@ class Delivery:
         return taken
 
     def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
-        """The routed request, if this instance has the present attempt of it."""
+        """The routed request, if this instance has its present attempt."""
         routed = self._coordinator.routed_requests.get(request)
         return (
             routed
@@ -97,7 +97,7 @@ class Delivery:
         )
 
     def _prompts_owed(self, instance: ClusterInstance, rows: list[LogprobRow]) -> dict[RequestId, bool]:
-        """Whose prompt is still to be told, before the tokens of this emit are."""
+        """Requests whose prompt log-probabilities are not delivered, before the tokens of this emit are."""
         owed = {}
         for request, _, row in rows:
             if row.prompt and request not in owed:
@@ -114,7 +114,7 @@ class Delivery:
         broken: dict[RequestId, RoutedRequest],
         touched: dict[RequestId, RoutedRequest],
     ) -> Ended | None:
-        """None: it is not told to the client, or not like this."""
+        """The end to deliver. None: it is stale, or another instance continues the sequence."""
         routed = self._leg(instance, ended.request, ended.attempt)
         if routed is None or ended.index not in routed.open:
             self._coordinator.stats.stale_rows += 1
@@ -130,11 +130,11 @@ class Delivery:
 
     @staticmethod
     def _is_an_end(instance: ClusterInstance, routed: RoutedRequest, ended: Ended) -> bool:
-        """False: another instance can go on with it."""
+        """False: another instance can continue the sequence."""
         if ended.error in RETRYABLE:
             return False
         asked, told = ended.index in routed.withdrawn, len(routed.open[ended.index])
-        if ended.output_tokens > told:  # some of them never came
+        if ended.output_tokens > told:  # some tokens never arrived
             return False
         match ended.reason:
             case FinishReason.ABORT:
@@ -150,10 +150,11 @@ class Delivery:
             return
         if not routed.open:
             self._coordinator.advance(routed, RequestFact.ENDED)
-        elif routed.state is not RequestState.SERVING:  # whom the hand-off was about; the others are begun anew
+        elif routed.state is not RequestState.SERVING:  # the hand-off's leader ended; its siblings begin anew
             self._coordinator.advance(routed, RequestFact.LEADER_OVER)
 
     def _break(self, broken: dict[RequestId, RoutedRequest], instance: ClusterInstance) -> None:
-        """One that was told to stop ends what it still has when its time is over (core/engine/service_mode.py)."""
+        """Start another attempt. A stopped instance ends its remaining requests when its time is up
+        (core/engine/service_mode.py)."""
         for routed in broken.values():
             self._coordinator.break_leg(routed, instance, leaves=instance.mode != "serving")

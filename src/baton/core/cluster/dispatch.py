@@ -1,8 +1,8 @@
 """A placement pass over the queue: which requests can be placed now? At most one per turn of the event loop (router.py).
 
-Nobody overtakes a request for room that it waits for: instances that it could use are closed for those behind it (closed.py),
-and others are not. A request that waits for something else lets all others pass: for a prefill instance that is less busy, for
-an instance that it may try again, for one that was lost and may come back.
+No request overtakes another for room that it waits for: instances that it could use are closed for those behind it (closed.py),
+and others are not. A request that waits for something else lets all others pass: for a less busy prefill instance, for an
+instance that it may try again, for a lost one that may come back.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Dispatch:
         self._coordinator = coordinator
         self._placement = placement
         self._retry_at: list[Instant] = []
-        "When requests that wait for room in this pass may try an instance again that they avoid."
+        "When requests that wait for room in this pass may try an avoided instance again."
         self.look_at: Instant | None = None
-        "When to look again, because an instance may be tried again then."
+        "When to run the next pass, because an instance may be tried again then."
 
     def look(self) -> None:
-        """One pass."""
+        """Run one pass."""
         self.look_at = None
         self._retry_at.clear()
         queue, roster, now = self._coordinator.queue, self._placement.roster, self._coordinator.now
@@ -63,7 +63,7 @@ class Dispatch:
                 break
             _, lane, routed = min(heads)
             if not self._look_at(routed, lane, closed):
-                if self._exceptions(routed):  # others in this lane may have what it cannot
+                if self._exceptions(routed):  # others in this lane may use what it cannot
                     queue.set_aside(lane, routed)
                     aside.append((lane, routed))
                 else:
@@ -75,7 +75,7 @@ class Dispatch:
             queue.put_back(lane, [routed])
 
     def _look_at(self, routed: RoutedRequest, lane: QueueLane, closed: Closed) -> bool:
-        """False: it waits where it is, for room."""
+        """Place one request. False: it waits in its lane, for room."""
         queue, now = self._coordinator.queue, self._coordinator.now
         match found := self._placement.place(routed, now, closed):
             case Choice():
@@ -106,7 +106,7 @@ class Dispatch:
         return True
 
     def _decode_has(self, key: BlockKey, *, with_room: bool) -> bool:
-        """Has a decode instance this block? `with_room`: and perhaps room for one more request."""
+        """Does a decode instance have this block? `with_room`: and perhaps room for one more request."""
         instances = self._placement.roster.instances
         places = [instances[number].place for number in self._placement.index.holders(key) if _decodes(instances.get(number))]
         if not with_room:
@@ -114,18 +114,18 @@ class Dispatch:
         return any(place is not None and (place.waits or place.blocks > 0) for place in places)
 
     def _retry(self, routed: RoutedRequest) -> None:
-        """It waits for room where it may go now. What it avoids may have room all the time, and then nothing else leads to a
-        pass when the time of that is over."""
+        """Schedule a pass for when the avoided instances may be tried again. They may have room all the time, so no other event
+        would cause one."""
         now = self._coordinator.now
         self._retry_at += [until for until in routed.avoided.values() if until > now]
 
     def _exceptions(self, routed: RoutedRequest) -> tuple[str, ...]:
-        """Instances that are here and that it cannot have now."""
+        """Present instances that the request cannot use now."""
         names = routed.exceptions(self._coordinator.now)
         return tuple(instance.name for instance in self._coordinator.membership.named(names)) if names else ()
 
     def never_fits(self, tokens: int) -> Refused:
-        """With the numbers of the largest instance."""
+        """The refusal, with the numbers of the largest instance."""
         ready = [instance.hello.ready for instance in self._coordinator.membership.instances.values()]
         size = ready[0].block_size
         limit = min(max(each.blocks for each in ready), max(each.context_tokens for each in ready) // size or 2**31)
@@ -138,7 +138,8 @@ class Dispatch:
             self._coordinator.place(routed, choice)
 
     def _note_nobody(self) -> None:
-        """Whether there is anybody decides how long those in the queue wait. One that is paused on purpose comes back."""
+        """Track since when no instance is usable: it limits how long requests wait in the queue. A paused instance comes
+        back."""
         coordinator = self._coordinator
         nobody = not self._placement.roster.any_usable and not coordinator.membership.all_paused
         if nobody != (coordinator.clocks.nobody_since is not None):

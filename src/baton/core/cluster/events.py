@@ -1,4 +1,4 @@
-"""What a router can be told, and what it wants done."""
+"""Events and effects of a router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.protocol.output import Emit, EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 Session = NewType("Session", int)
-"""One connection of one instance. Never reused: what comes from an earlier one is not heard."""
+"""One connection of one instance. Never reused: messages of an earlier one are ignored."""
 
 FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats
 ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Release | Released | Forget
@@ -23,13 +23,13 @@ ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Re
 
 
 class SubmitRequest(Struct, frozen=True):
-    """A client's request. Turned away at once (RejectRequest) or owed an end for each of its sequences."""
+    """A client's request. Rejected at once (RejectRequest), or ended once for each of its sequences."""
 
     request: GenerateRequest
 
 
 class WithdrawRequest(Struct, frozen=True):
-    """The client is gone, or a stop string was seen: one sequence, or all. Its end is told like any other."""
+    """The client disconnected, or a stop string was found: one sequence, or all. The end is delivered like any other."""
 
     request: RequestId
     index: int | None = None
@@ -37,42 +37,42 @@ class WithdrawRequest(Struct, frozen=True):
 
 
 class InstanceJoined(Struct, frozen=True):
-    """An instance has opened a session. One of the same name that was there before is gone."""
+    """An instance has opened a session. An earlier session of the same instance ends."""
 
     session: Session
     hello: InstanceHello
 
 
 class InstanceLeft(Struct, frozen=True):
-    """The session is over; nothing more comes from it."""
+    """The session has ended; no message of it follows."""
 
     session: Session
     reason: str
     reloaded: bool = False
-    "It comes back at once, with other weights: nothing was lost."
+    "The instance comes back at once, with other weights: nothing was lost."
 
 
 class InstanceMessage(Struct, frozen=True):
-    """An instance says something. Whatever it is, it lives."""
+    """An instance sends a message. Any message proves that it is alive."""
 
     session: Session
     message: FromInstance
 
 
 class StopAdmission(Struct, frozen=True):
-    """No new requests from now on; those that are open may finish."""
+    """Reject new requests from now on; open ones may finish."""
 
 
 class RouterTick(Struct, frozen=True):
-    """Time has passed: look at the deadlines."""
+    """Time has passed: check the deadlines."""
 
 
 class RunPass(Struct, frozen=True):
-    """The turn of the event loop is over: see which requests in the queue can be placed. The answer to SchedulePass."""
+    """The turn of the event loop has ended: place requests of the queue. The answer to SchedulePass."""
 
 
 class Resumed(Struct, frozen=True):
-    """The router itself was stalled for a while: no instance is to blame for a silence in that time."""
+    """The router itself was stalled for a while: silence of instances in that time does not count."""
 
 
 ClusterEvent = (
@@ -91,29 +91,29 @@ ClusterEvent = (
 
 
 class SendToInstance(Struct, frozen=True):
-    """Send this, in this order. A session that is over: nothing happens, Part has been or will be told."""
+    """Send this message, in order. To an ended session nothing is sent: InstanceLeft is or will be dispatched."""
 
     session: Session
     message: ToInstance
 
 
 class Deliver(Struct, frozen=True):
-    """To clients: every position of every sequence once, in order; one end each."""
+    """Deliver to clients: every position of every sequence once, in order; one end each."""
 
     emit: Emit
 
 
 class RejectRequest(Struct, frozen=True):
-    """The request was not begun, and is over."""
+    """The request is rejected before it began."""
 
     request: RequestId
     refused: Refused
     retry_seconds: float = 1.0
-    "When it may be worth trying again."
+    "Seconds after which a retry may succeed."
 
 
 class FailRequest(Struct, frozen=True):
-    """The request was begun and cannot go on: its sequences that have not ended end with this error."""
+    """The request has begun and cannot continue: its open sequences end with this error."""
 
     request: RequestId
     error: EndError
@@ -121,14 +121,14 @@ class FailRequest(Struct, frozen=True):
 
 
 class CloseSession(Struct, frozen=True):
-    """End the session: its instance is given up, or does not fit. Part need not be told."""
+    """End the session: its instance timed out or does not fit. InstanceLeft need not be dispatched."""
 
     session: Session
     reason: str
 
 
 class SchedulePass(Struct, frozen=True):
-    """Send a RunPass once the events that are here already are handled. However many they are, there is one pass."""
+    """Dispatch RunPass after the events that have already arrived. However many they are, there is one pass."""
 
 
 ClusterEffect = SchedulePass | SendToInstance | Deliver | RejectRequest | FailRequest | CloseSession

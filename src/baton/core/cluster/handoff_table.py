@@ -1,14 +1,14 @@
-"""A request's routed request through the cluster, as data. The picture in docs/internals/handoff.md is drawn from it.
+"""The states of a routed request, as data. The picture in docs/internals/handoff.md is drawn from it.
 
 QUEUED      at the router; no instance has it                     -> placed: RESERVING (a pair) or SERVING (one instance)
-RESERVING   decode was asked to keep room                         -> PREFILLING when it does
+RESERVING   decode was asked to reserve blocks                    -> PREFILLING when it has
 PREFILLING  prefill computes the prompt, decode pulls behind it   -> HANDING when all is computed
-HANDING     decode copies the rest, and asks for the release      -> SERVING when it goes on by itself
+HANDING     decode copies the rest, and asks for the release      -> SERVING when it continues by itself
 SERVING     one instance has it for good                          -> DONE at its last end
-DONE        nobody is owed anything, nobody has anything
+DONE        all ends are delivered, no instance has anything of it
 
 `decoder` is the instance that answers the request: decode of a pair, or the one that does it all. `NEXT` is the program: the
-coordinator (core/cluster/coordinator.py) carries its actions out. A pair that is neither there nor in `LATE` cannot happen.
+coordinator (core/cluster/coordinator.py) performs its actions. A pair that is neither there nor in `LATE` cannot happen.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ class RequestState(Enum):
 
 
 class RequestFact(Enum):
-    """What happened. Facts that an instance tells are of the present attempt, and from the instance that may tell them: the
-    coordinator lets no other through."""
+    """What happened. Facts reported by an instance belong to the present attempt, and come from the instance that may report
+    them: the coordinator rejects others."""
 
     PLACED_WHOLE = "placed whole"
     PLACED_PAIR = "placed on a pair"
     RESERVED = "reserved"
-    "Decode instance keeps room."
+    "The decode instance has reserved blocks."
     REFUSED = "refused"
-    "Decode instance or prefill does not take it."
+    "The decode or prefill instance refuses it."
     OFFERED = "offered"
     "Some of the prompt is computed."
     PREFILLED = "prefilled"
-    "All of it is."
+    "All of the prompt is computed."
     ASKED = "release asked"
     RELEASED = "released"
     ADOPTED = "adopted"
-    "Decode instance goes on by itself, with what it has."
+    "The decode instance continues by itself, with the blocks it has."
     PREFILL_LOST = "prefill lost"
     HOME_LOST = "home lost"
     BROKEN = "broken"
-    "An instance does not do what it should: no answer in time, a token is missing, an end that nobody asked for."
+    "An instance fails the request: no answer in time, a missing token, an end without a reason."
     LEFT = "instance leaves"
-    "It was told to stop, and its time for what it has is over. Nobody failed: no loss of this request."
+    "The instance was stopped, and its time to finish has run out. Not a fault: the request's losses do not count it."
     LEADER_OVER = "leader over"
-    "The sequence whose prompt is handed over has ended before it was. Others have not."
+    "The sequence whose prompt is handed over has ended early. Its siblings have not."
     ENDED = "ended"
-    "An instance told the last end."
+    "An instance reported the last end."
     CLOSED = "closed"
-    "The router ends it: withdrawn, timed out, turned away, broken off."
+    "The router ends the request: withdrawn, timed out, rejected, failed."
 
 
 class RequestAction(Enum):
     SEND = "send"
-    "The whole request, to decode instance."
+    "Send the whole request to the decode instance."
     EXPECT = "expect"
     PREFILL = "prefill"
     PASS_OFFER = "pass offer"
     PASS_ASK = "pass question"
     PASS_RELEASE = "pass release"
     DENY_RELEASE = "deny release"
-    "Tell the decode instance that its copy is not to be trusted."
+    "Report to the decode instance that its copy is not to be trusted."
     FORGET_PREFILL = "forget prefill"
     FORGET_HOME = "forget home"
     COUNT_LOSS = "count loss"
     REQUEUE = "requeue"
-    "Next attempt, old place in the queue."
+    "Return to the old place in the queue, with the next attempt."
 
 
 S, F, A = RequestState, RequestFact, RequestAction
@@ -84,7 +84,7 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.QUEUED, F.CLOSED): (S.DONE, ()),
     (S.RESERVING, F.RESERVED): (S.PREFILLING, (A.PREFILL,)),
     (S.RESERVING, F.REFUSED): (S.QUEUED, (A.REQUEUE,)),
-    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),  # nobody worked on it: no loss of this request
+    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),  # no instance worked on it: not counted as a loss
     (S.RESERVING, F.HOME_LOST): (S.QUEUED, (A.REQUEUE,)),
     (S.RESERVING, F.BROKEN): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
     (S.RESERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
@@ -95,7 +95,7 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.PREFILLING, F.REFUSED): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.OFFERED): (S.PREFILLING, (A.PASS_OFFER,)),
     (S.PREFILLING, F.PREFILLED): (S.HANDING, (A.PASS_OFFER,)),
-    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # decode instance cannot copy: it computes all of it
+    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # the decode instance cannot copy: it computes all of it
     (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
@@ -108,7 +108,7 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.HANDING, F.ASKED): (S.HANDING, (A.PASS_ASK,)),
     (S.HANDING, F.RELEASED): (S.HANDING, (A.PASS_RELEASE,)),
     (S.HANDING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),
-    (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # decode instance has the first token, and computes the rest
+    (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # decode has the first token, and computes the rest
     (S.HANDING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
@@ -124,7 +124,7 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
 }
 
 HANDED_OFF: Final = (S.RESERVING, S.PREFILLING, S.HANDING)
-"""A hand-off is under way."""
+"""States in which a hand-off is under way."""
 
 OUTCOMES: Final[dict[RequestFact, str]] = {
     F.ADOPTED: "adopted",
@@ -137,10 +137,10 @@ OUTCOMES: Final[dict[RequestFact, str]] = {
     F.ENDED: "ended",
     F.CLOSED: "closed",
 }
-"""Facts that end a hand-off, as metrics name them. One that decode adopts before all is computed is `not_copied`."""
+"""Facts that end a hand-off, as metrics name them. An adoption before all is computed is `not_copied`."""
 
 TOLD: Final = (F.RESERVED, F.REFUSED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)
-"""Facts that an instance tells in so many words. One that is repeated, or comes when it means nothing, changes nothing."""
+"""Facts that an instance reports by a message of their own. Repeated ones, and ones that come too late, change nothing."""
 
 LATE: Final[frozenset[tuple[RequestState, RequestFact]]] = frozenset(
     {
@@ -150,7 +150,7 @@ LATE: Final[frozenset[tuple[RequestState, RequestFact]]] = frozenset(
         *((S.SERVING, fact) for fact in (F.RESERVED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)),
     }
 )
-"""Counted, and nothing else."""
+"""Pairs that are counted and otherwise ignored."""
 
 
 def draw() -> str:

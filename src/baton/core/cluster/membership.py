@@ -1,12 +1,12 @@
-"""Which instances there are, whether they live, and how much room they have.
+"""Which instances have joined, whether they are alive, and how much room they have.
 
-    Join --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> gone (given up)
-                     ^------ says something ----------'
-    Part, or another Join of the same life: gone at once
-    says for 2 s that its worker stands still: SUSPECT as ever, and what it has is moved to others (router.py)
+    InstanceJoined --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> removed
+                               ^------ any message --------------'
+    InstanceLeft, or InstanceJoined of the same life: removed at once
+    heartbeats report for 2 s that its worker is stalled: SUSPECT as ever, and its requests move to others (router.py)
 
-A session is one life: what comes from one that is gone is not heard. What a router knows of one instance is member.py, and
-which instances may get a request now roster.py.
+A session is one life: messages of an ended one are ignored. cluster_instance.py holds the router's knowledge of one instance,
+and roster.py sorts the instances that may get a request now.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from baton.protocol.ids import Instant
 from baton.protocol.instance import Heartbeat, InstanceHello
 
 HEALTHY_SECONDS: Final = 30.0
-"""An instance that lived so long is not in a row of losses any more."""
+"""An instance that lived this long starts a new count of losses in a row."""
 FREE_LOSSES: Final = 2
 INHIBIT_SECONDS: Final = (1.0, 2.0, 4.0, 8.0)
-"""After the third loss in a row, and so on: it is the last choice for so long after it is back."""
+"""After the third loss in a row, and so on: seconds after its return for which it is the last choice."""
 
 
 class InstanceLoss(NamedTuple):
-    """The last one of an instance."""
+    """The last loss of an instance."""
 
     in_a_row: int
     at: Instant
     hello: InstanceHello | None
-    "As what it may come back. None: it has come back as something else."
+    "The hello with which it may come back. None: it has come back with a different one."
 
 
 class Membership:
@@ -69,33 +69,34 @@ class Membership:
         self.roster = Roster(config)
         self.index = PrefixIndex(config.prefix_keys_max)
         self.with_paths: dict[Session, ClusterInstance] = {}
-        "Those that could not read from some others of late."
+        "Instances that failed to read from some peers recently."
         self._capacities: list[int] = []
-        "Of all instances, sorted."
+        "Capacities of all instances, sorted."
         self._modes: Counter[str] = Counter()
         self._gone: dict[str, tuple[Instant, int]] = {}
-        "Of a name that is not here: when it left, and its capacity. It may come back. At most instances_max."
+        "Instances that left, by name: when, and their capacity. They may come back. At most instances_max."
         self._numbers = count(1)
         self._lapse_at: Instant | None = None
-        "Nobody has been silent for too long before that. A lower bound: whoever speaks does not move it."
+        "Lower bound of the time when an instance has been silent for too long. Messages do not move it."
         self._losses: dict[str, InstanceLoss] = {}
-        "Of a name: its last loss. At most instances_max."
+        "The last loss, by name. At most instances_max."
         self._stalled: dict[Session, ClusterInstance] = {}
-        "Those whose worker stands still."
+        "Instances with a stalled worker."
         self._stalls_seen = False
-        "They were looked at, and nobody has said anything about itself since."
+        "The stalls were handled, and no heartbeat has arrived since."
         self._nobody_since: Instant | None = None
-        "Since when nobody is here. None: somebody is, or nobody has knocked yet."
+        "Since when the cluster is empty. None: an instance is present, or none has tried to join yet."
 
-    # Who is there
+    # Joining and leaving
 
     def knock(self, now: Instant) -> None:
-        """Somebody wants to join. Where nobody was ever here, the others are waited for from now on."""
+        """An instance tries to join. If none was ever present, the wait for the others begins now."""
         if not self.instances and self._nobody_since is None:
             self._nobody_since = now
 
     def misfit(self, hello: InstanceHello, now: Instant) -> str:
-        """Why it cannot work beside those that are here, or were a moment ago. Empty: it can. The first one says what fits."""
+        """Why the instance does not fit the present or recently lost ones. Empty: it fits. The first instance decides what
+        fits."""
         if len(self.instances) >= self._config.instances_max and hello.name not in self.names:
             return f"there are {len(self.instances)} instances already"
         if hello.adopt_seconds_max >= self._config.handing_seconds_max:
@@ -108,9 +109,9 @@ class Membership:
         return self._too_early(hello, now)
 
     def _too_early(self, hello: InstanceHello, now: Instant) -> str:
-        """Nobody is here. One that does not fit those that were, or did not before, lets them come back first: else the loss of
-        all, or a router that is started again, would make a stray instance the cluster, and the cluster strays. Those that
-        have come back with other weights themselves are not waited for."""
+        """Why a misfit must wait while the cluster is empty: lost instances that it does not fit may come back first. Otherwise
+        the loss of all, or a restarted router, would make a stray instance the cluster, and the cluster strays. Instances that
+        came back with other weights are not awaited."""
         seconds = self._config.no_instance_seconds
         for name, loss in self._losses.items():
             wait = loss.at + seconds - now
@@ -118,15 +119,15 @@ class Membership:
                 return f"{why}, and {name} may come back within {wait:.0f} s"
         mine = self._losses.get(hello.name)
         if mine is not None and mine.hello is not None and not _disagreement(hello, mine.hello):
-            return ""  # those that are waited for are like this one
+            return ""  # the awaited instances are like this one
         wait = 0.0 if self._nobody_since is None else self._nobody_since + seconds - now
         if hello.refused and wait > 0:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
 
     def name_taken(self, earlier: ClusterInstance, hello: InstanceHello, now: Instant) -> str:
-        """Why an instance cannot have the name of this one. Empty: it is the same instance again, or that one is silent. Two
-        that live would replace each other for ever, and each time the requests of one of them would be lost."""
+        """Why the instance cannot use a name that is taken. Empty: it is the same instance again, or the holder is silent. Two
+        live ones would replace each other for ever, and each time the requests of one of them would be lost."""
         silent = now - earlier.heard_at
         if hello.incarnation == earlier.hello.incarnation or silent >= self._config.suspect_seconds:
             return ""
@@ -136,13 +137,13 @@ class Membership:
         )
 
     def refuse(self, hello: InstanceHello) -> None:
-        """It does not fit. Where it did before it was lost, nobody waits for it as it was."""
+        """The instance does not fit. If it did before it was lost, its return as it was is not awaited any more."""
         loss = self._losses.get(hello.name)
         if loss is not None and loss.hello is not None and _disagreement(hello, loss.hello):
             self._losses[hello.name] = loss._replace(hello=None)
 
     def join(self, session: Session, hello: InstanceHello, now: Instant) -> ClusterInstance:
-        """It fits, and nobody of its name is here."""
+        """Add an instance that fits and whose name is not in use."""
         if session in self.instances or hello.name in self.names:
             raise InvariantBroken(f"session {session} of {hello.name} has joined already", invariant=17)
         instance = ClusterInstance(session, hello, next(self._numbers), now)
@@ -162,7 +163,7 @@ class Membership:
         return instance
 
     def remove(self, instance: ClusterInstance, now: Instant, *, reloaded: bool = False) -> None:
-        """`reloaded`: by order, to come back with other weights."""
+        """Remove an instance. `reloaded`: it restarts by order, and comes back with other weights."""
         del self.instances[instance.session]
         del self.names[instance.name]
         self._nobody_since = None if self.instances else now
@@ -180,15 +181,15 @@ class Membership:
             self._gone[instance.name] = now, instance.capacity
         before = self._losses.pop(instance.name, None)
         if reloaded:
-            self._losses.clear()  # whoever was lost before does not fit the new ones: nobody waits for that
-        elif instance.mode == "serving":  # not one that was stopped with care
+            self._losses.clear()  # instances lost before do not fit the new weights: their return is not awaited
+        elif instance.mode == "serving":  # not one that was drained
             in_a_row = before.in_a_row if before is not None and now - instance.joined_at < HEALTHY_SECONDS else 0
             self._losses[instance.name] = InstanceLoss(in_a_row + 1, now, instance.hello)
         while len(self._losses) > self._config.instances_max:
             del self._losses[next(iter(self._losses))]
 
     def _forget_gone(self, now: Instant, *, everything: bool) -> None:
-        """Those that are not waited for any more. `everything`: with other weights they may be of any size."""
+        """Forget instances that are not awaited any more. `everything`: with other weights they may be of any size."""
         seconds = self._config.no_instance_seconds
         while self._gone and (everything or len(self._gone) >= self._config.instances_max or self._oldest + seconds <= now):
             del self._gone[next(iter(self._gone))]
@@ -198,7 +199,7 @@ class Membership:
         return next(iter(self._gone.values()))[0]
 
     def hear(self, session: Session, now: Instant) -> ClusterInstance | None:
-        """Whoever says something lives. None: nobody whom we know."""
+        """Record that the instance is alive. None: the session is unknown."""
         instance = self.instances.get(session)
         if instance is not None:
             instance.heard_at = now
@@ -218,14 +219,15 @@ class Membership:
         self.roster.touch(instance)
 
     def note_paths(self, instance: ClusterInstance) -> None:
-        """Whom it can read from has changed."""
+        """Update `with_paths`: the instance's failed paths have changed."""
         if instance.paths:
             self.with_paths[instance.session] = instance
         else:
             self.with_paths.pop(instance.session, None)
 
     def on_beat(self, instance: ClusterInstance, beat: Heartbeat, now: Instant) -> bool:
-        """Is it more likely now that a request can be placed there? This costs the same with any number of instances."""
+        """Apply a heartbeat. True: it is more likely now that a request can be placed there. The cost does not depend on the
+        number of instances."""
         instance.on_beat(beat)
         waited_for, instance.short_for = instance.short_for, False
         if not beat.stalled:
@@ -237,29 +239,29 @@ class Membership:
         self._stalls_seen = False
         return self.roster.update(instance, now) or waited_for
 
-    # Who may get work
+    # Capacity
 
     @property
     def all_paused(self) -> str:
-        """The mode of all, if nobody serves on purpose. Empty: somebody does, or nobody is here."""
+        """The mode of all instances if none is serving. Empty: one is serving, or the cluster is empty."""
         if not self.instances or self._modes["serving"]:
             return ""
         return next(iter(self.instances.values())).mode
 
     def any_could(self, tokens: int, unfit: Iterable[str]) -> bool:
-        """Could some instance, usable or not, ever hold so many tokens? `unfit`: names of those that said they cannot."""
+        """Could any instance, usable or not, ever hold this many tokens? `unfit`: names of those that reported they cannot."""
         able = len(self._capacities) - bisect_left(self._capacities, tokens)
         refused = [self.names[name] for name in unfit if name in self.names]
         return not self.instances or able > sum(instance.can_hold(tokens) for instance in refused)
 
     def lost_could(self, tokens: int, unfit: Iterable[str], now: Instant) -> Instant | None:
-        """An instance that could hold so many tokens left a moment ago: how long it may still come back."""
+        """Until when an instance that could hold this many tokens and left recently may come back. None: there is none."""
         times = [at for name, (at, capacity) in self._gone.items() if capacity >= tokens and name not in unfit]
         until = max(times) + self._config.no_instance_seconds if times else now
         return Instant(until) if until > now else None
 
     def named(self, names: Iterable[str]) -> list[ClusterInstance]:
-        """Those of these names that are here."""
+        """The present instances with these names."""
         return [self.names[name] for name in names if name in self.names]
 
     def of_sessions(self, sessions: Iterable[Session]) -> list[ClusterInstance]:
@@ -268,7 +270,7 @@ class Membership:
     # Time
 
     def silent(self, now: Instant) -> list[ClusterInstance]:
-        """Those to be given up."""
+        """Instances to remove because of their silence."""
         if self._lapse_at is None or self._lapse_at > now:
             return []
         lapse = self._config.lapse_seconds
@@ -277,8 +279,8 @@ class Membership:
         return found
 
     def stalled(self, now: Instant) -> list[ClusterInstance]:
-        """Those whose requests are to be moved to others. They are not told again before somebody has said something about
-        itself: where nobody else works now, somebody may then."""
+        """Instances whose requests are to move to others. Not reported again before the next heartbeat or join, which may make
+        another instance usable."""
         due = [instance for instance in self._stalled.values() if self._move_at(instance) <= now and instance.assigned]
         self._stalls_seen = bool(due)
         return due
@@ -334,7 +336,7 @@ def _disagreement(hello: InstanceHello, other: InstanceHello) -> str:
 
 
 def _identity_part(ready: InstanceReady, theirs: InstanceReady) -> tuple[str, str, str]:
-    """The first part of the identity that differs, where both sides have sent the parts; else the digests."""
+    """The first part of the identity that differs, if both sides have sent the parts; otherwise the digests."""
     if ready.identity != theirs.identity:
         for name, part in ready.identity_parts.items():
             other = theirs.identity_parts.get(name, part)

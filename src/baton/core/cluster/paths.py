@@ -1,10 +1,11 @@
-"""Between which instances prompts really arrive. A role and an address say that one can read another; only a copy shows it.
+"""Between which instances prompts really arrive. Roles and addresses promise that an instance can read another; only a copy
+proves it.
 
-    hand-offs in a row of which next to nothing came   1, 2: as before   3: not tried for 2 s   4: for 4 s ... 64 s
-    one that came                                      begun anew
+    hand-offs in a row of which almost nothing arrived   1, 2: no change   3: not tried for 2 s   4: for 4 s ... 64 s
+    a hand-off that arrived                              the count starts anew
 
-A prompt that is handed over in vain is computed twice. While a path is not tried, decode computes prompts itself at once (and
-looks on the shared storage tier first, where there is one). After that time one hand-off shows whether it works again.
+A failed hand-off computes its prompt twice. While a path is not tried, decode computes prompts itself at once (and searches the
+shared storage tier first, if there is one). After that time one hand-off shows whether the path works again.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ DOUBLINGS_MAX: Final = 5
 
 class FailedPath(NamedTuple):
     failures: int
-    "Hand-offs in vain in a row."
+    "Failed hand-offs in a row."
     until: Instant
-    "The next one is not tried before."
+    "No hand-off is tried before this time."
     fault: str
-    "Why the last copy failed, as its reader says. Empty: it does not say."
+    "Why the last copy failed, as the reader reports. Empty: unknown."
 
 
 class Paths:
-    """Of one instance: whom it could not read from. At most one entry for each that is there (`forget`)."""
+    """Peers that one instance failed to read from. At most one entry per present peer (`forget`)."""
 
     __slots__ = ("_failed",)
 
@@ -40,7 +41,7 @@ class Paths:
         return len(self._failed)
 
     def failed(self) -> dict[Session, FailedPath]:
-        """By whom it could not read from."""
+        """Failed paths, by the peer that could not be read."""
         return dict(self._failed)
 
     def may_read(self, peer: Session, now: Instant) -> bool:
@@ -53,7 +54,7 @@ class Paths:
         self._failed.pop(peer, None)
 
     def in_vain(self, peer: Session, now: Instant, fault: str = "") -> bool:
-        """Is the path given up for a while?"""
+        """Count a failed hand-off. True: the path is not tried for a while."""
         before = self._failed.get(peer)
         failures = 1 if before is None else before.failures + 1
         doublings = failures - FREE_FAILURES - 1
@@ -62,5 +63,5 @@ class Paths:
         return doublings >= 0
 
     def forget(self, peer: Session) -> None:
-        """It is gone. Whoever comes in its place is another one."""
+        """The peer is gone. An instance that joins in its place is another one."""
         self._failed.pop(peer, None)

@@ -1,12 +1,12 @@
-"""Which instance gets a request, or which pair. A role is a preference, not an ability: whoever lives can serve.
+"""Which instance or pair gets a request. A role is a preference, not an ability: any live instance can serve.
 
-    mixed      takes whole requests
-    decode     takes what is short, or mostly cached there, whole; the rest after a prefill instance has computed it.
-               The last choice for requests of which one token is wanted
-    prefill    computes prompts for decode; takes requests whole of which one token is wanted, and all where nobody decodes
+    mixed      gets whole requests
+    decode     gets short or mostly cached requests whole; the others after a prefill instance has computed the prompt.
+               The last choice for requests that want one token
+    prefill    computes prompts for decode; gets requests that want one token whole, and all if no instance decodes
 
-This file says who may have a request; search.py finds the best of them. Chance is an argument. The same rules, written as a
-sort over all instances, are in sim/cluster/naive_placement.py: both must always choose the same.
+This file decides which instances may get a request; search.py finds the best of them. Chance is an argument. The same rules,
+written as a sort over all instances, are in sim/cluster/naive_placement.py: both must always choose the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from random import Random
 
 LEARNING: Final = 0.125
-"""How much one hand-off counts in what the next is expected to take."""
+"""Weight of one hand-off in the expected time of the next."""
 NEVER_DEEP: Final = 2**31
 
 
@@ -62,23 +62,23 @@ class Placement:
         "Prompts in a row that were computed where they are decoded because that was cheaper."
         self._hasher: BlockHasher | None = None
         self.handoff_seconds = config.handoff_seconds_start
-        "What a hand-off costs beside the computing, as measured."
+        "Measured seconds of a hand-off besides the computing."
         self.on_cached: Callable[[Sequence[BlockKey]], None] = lambda keys: None
-        "A decode instance has these blocks from now on."
+        "Called when a decode instance has these blocks from now on."
 
     @property
     def block_size(self) -> int:
-        """All instances agree on it."""
+        """Tokens per block. All instances agree on it."""
         return next(iter(self.membership.instances.values())).hello.ready.block_size
 
     def measured(self, seconds: float) -> None:
-        """A hand-off is over: asking for room, and from the last computed block to the adoption."""
+        """Learn from a finished hand-off: reserving blocks, and from the last computed block to the adoption."""
         self.handoff_seconds += LEARNING * (seconds - self.handoff_seconds)
 
     # The choice
 
     def place(self, routed: RoutedRequest, now: Instant, closed: Closed) -> Choice | ClusterShortage:
-        """After Roster.refresh."""
+        """Choose for one request. Call Roster.refresh before."""
         if not self.membership.any_could(routed.tokens_max, routed.unfit):
             return (
                 ClusterShortage.LOST
@@ -93,7 +93,7 @@ class Placement:
         return DecoderChoice(self, routed, now, closed, census).choice()
 
     def census(self, routed: RoutedRequest, now: Instant) -> Census | None:
-        """Counted anew when an instance has become usable or unusable; requests of like size have the same."""
+        """Counted anew when an instance has become usable or unusable; requests of one size class share it."""
         if routed.unfit or routed.avoided:
             return self._counted(routed, now)
         if self._counted_at != self.roster.usable_version:
@@ -115,7 +115,7 @@ class Placement:
         return Census(roles, settled, inhibited, decodes, prefills or other, prefills_settled=prefills > 0)
 
     def roles(self, routed: RoutedRequest) -> Roles | None:
-        """None: no instance that works could hold it."""
+        """None: no usable instance could hold it."""
         alone = self._able(routed, ("prefill",), routed.tokens_max)
         decoders = self._able(routed, ("mixed", "decode"), routed.tokens_max)
         if routed.tokens_left <= 1 and alone:
@@ -125,13 +125,13 @@ class Placement:
         return Roles((("prefill",),), pairs=False) if alone else None
 
     def _able(self, routed: RoutedRequest, roles: Sequence[str], tokens: int) -> int:
-        """How many usable instances could hold so many tokens of it."""
+        """Number of usable instances that could hold `tokens` of the request."""
         roster = self.roster
         able = roster.able(roles, tokens, settled=True) + roster.able(roles, tokens, settled=False)
         return able - sum(self._counts(name, roles, tokens) is not None for name in routed.unfit)
 
     def _left(self, routed: RoutedRequest, roles: Sequence[str], tokens: int, settled: bool, now: Instant) -> int:
-        """Of those, how many it does not avoid."""
+        """Number of able instances that the request does not avoid."""
         left = self.roster.able(roles, tokens, settled=settled)
         for name in routed.exceptions(now):
             if self._counts(name, roles, tokens) is settled:
@@ -139,19 +139,19 @@ class Placement:
         return left
 
     def _counts(self, name: str, roles: Sequence[str], tokens: int) -> bool | None:
-        """Is this one counted among the usable instances of these roles, and is it settled? None: it is not counted."""
+        """Is the instance counted among the usable ones of these roles, and is it settled? None: it is not counted."""
         instance = self.membership.names.get(name)
         if instance is None or instance.place is None or instance.capacity < tokens:
             return None
         counted = instance.hello.role in roles or (PEER in roles and instance.place.prompt_tokens >= 0)
         return instance.place.settled if counted else None
 
-    # Hand over or stay
+    # Hand-off or not
 
     def stays(self, instance: ClusterInstance, uncached: int, *, prefill: bool) -> bool:
         """Is it cheaper to compute the prompt where it is decoded than to hand it over? Now and then one is handed over all the
-        same, where a `prefill` instance has room: what is never done is never measured again, and a hand-off that was slow
-        once would have been the last."""
+        same, if a `prefill` instance has room: otherwise the cost would never be measured again, and one slow hand-off would be
+        the last."""
         policy = self.config.handoff
         if policy != "auto" or uncached < self.config.handoff_tokens_min:
             return policy != "always"
@@ -162,7 +162,7 @@ class Placement:
         return 0 < uncached * instance.beat.token_seconds < self.handoff_seconds
 
     def depth_to_stay(self, tokens: int, size: int) -> int:
-        """An instance that has fewer of the first blocks than so many does not compute the prompt of a hand-off itself."""
+        """Least number of leading cached blocks with which an instance computes the prompt of a hand-off itself."""
         config = self.config
         if config.handoff != "auto":
             return NEVER_DEEP if config.handoff == "always" else 0
@@ -174,7 +174,7 @@ class Placement:
         return self.roster.fastest < float("inf")
 
     def chosen(self, choice: Choice, *, pairs: bool) -> Choice:
-        """Takes note of it."""
+        """Record the choice and return it."""
         config = self.config
         self._turn += 1
         for instance in (choice.decoder, choice.prefill):
@@ -188,10 +188,10 @@ class Placement:
                 self._stayed += 1
         return choice
 
-    # What is cached where
+    # Cached prefixes
 
     def remember(self, instance: ClusterInstance, routed: RoutedRequest, tokens: Sequence[int]) -> None:
-        """It has these tokens of the request by now."""
+        """Record that the instance has these tokens of the request by now."""
         keys = self.keys(routed)
         if len(tokens) > len(routed.request.prompt):
             keys = list(keys)
@@ -201,7 +201,7 @@ class Placement:
             self.on_cached(keys)
 
     def keys(self, routed: RoutedRequest) -> list[BlockKey]:
-        """Of the prompt's full blocks."""
+        """Keys of the prompt's full blocks."""
         hello = next(iter(self.membership.instances.values())).hello
         hasher = self._hasher
         if hasher is None or (hasher.fingerprint, hasher.block_size) != (hello.ready.identity, hello.ready.block_size):

@@ -1,15 +1,15 @@
 """Which instances probably have which prefix cached: an index from block keys to instances, with one bound for the router.
 
     add(instance, keys)      the instance computes or receives these blocks (a prompt's chain, from its first block on)
-    remove(instance, key)    it has evicted the block
-    forget(instance)         it is gone
+    remove(instance, key)    the instance has evicted the block
+    forget(instance)         the instance is gone
 
-The content is a guess where the router feeds it (from what it has sent): the instance evicts when it wants to, and other
+The router feeds the index with guesses, from the requests that it has sent: the instance evicts when it wants to, and other
 routers send to it too. A wrong guess costs time, never an answer.
 
 An instance has a key only together with all keys before it in the chain: `add` makes the first block the most recent one, so
-the ends of chains are forgotten first, and whoever calls `remove` removes ends first. So the holders of a chain's keys are
-nested, and depths are found by bisection.
+the ends of chains are forgotten first, and callers of `remove` remove ends first. So the holders of a chain's keys are nested,
+and depths are found by bisection.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class PrefixIndex:
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
-        "Entries of all instances together."
+        "Bound for the entries of all instances together."
         self._holders: dict[BlockKey, int | Holders] = {}
-        "One instance is stored as its number: most keys have one holder, and a dict takes 200 bytes more."
+        "A single holder is stored as its number: most keys have one holder, and a dict takes 200 bytes more."
         self._keys: dict[int, dict[BlockKey, None]] = {}
         "By instance, the least recently used first."
         self._limits: dict[int, int] = {}
-        "By instance: as many blocks as its pool has."
+        "By instance: the number of blocks in its pool."
         self._total = 0
 
     def __len__(self) -> int:
@@ -43,10 +43,10 @@ class PrefixIndex:
     def count(self, number: int) -> int:
         return len(self._keys.get(number, ()))
 
-    # What instances have
+    # Changes
 
     def join(self, number: int, blocks_max: int) -> None:
-        """An instance with a pool of so many blocks. The shares of all others become smaller."""
+        """Add an instance with a pool of `blocks_max` blocks. The shares of all others become smaller."""
         self._keys[number] = {}
         self._limits[number] = max(1, blocks_max)
         share = self._share
@@ -112,7 +112,7 @@ class PrefixIndex:
     # Questions
 
     def leading(self, number: int, keys: Sequence[BlockKey]) -> int:
-        """How many of the first blocks this instance has."""
+        """Number of leading blocks that this instance has."""
         known = self._keys[number]
         low, high = 0, len(keys)
         while low < high:
@@ -133,7 +133,8 @@ class PrefixIndex:
         return {found: None} if type(found) is int else found  # type: ignore[return-value]
 
     def levels(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, Holders]]:
-        """Depths at which this chain ends for some instances, deepest first, each with all that have at least so much of it."""
+        """Depths at which this chain ends for some instances, deepest first, each with all instances that have at least that
+        depth."""
         holders = self._holders
         low, high = 0, len(keys)
         while low < high:  # the first key that no instance has
@@ -147,7 +148,7 @@ class PrefixIndex:
             yield low, found
             size, high = len(found), low - 1
             low = 0
-            if self._size(keys[0]) == size:  # the rule: instances that have its beginning have all of a shared prefix
+            if self._size(keys[0]) == size:  # the usual case: instances that have its beginning have all of a shared prefix
                 return
             while low < high:  # the first key that has the same holders
                 middle = (low + high) // 2

@@ -1,8 +1,7 @@
-"""What instances say, as facts of the routed request's table. One of an attempt that is over, or from an instance that has no
-part in
-it, is counted and changes nothing.
+"""Turns messages of instances into facts of the request table. A message of an ended attempt, or from an instance that has no
+part in the request, is counted and ignored.
 
-A hearer answers whether requests in the queue may have a better chance now.
+A handler returns whether requests in the queue may have a better chance now.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from baton.protocol.instance import Heartbeat
 
 NEVER: Final = ("never_fits", "never_planned", "never_queued")
 NO_ROOM: Final = ("no_room", "queue_full", "queue_tokens_full")
-"""Tried again when the instance has said anew how much room it has."""
+"""Tried again after the instance's next heartbeat."""
 NOT_NOW: Final = ("draining", "paused", "worker_gone")
 """Refusals that are about the instance, not about the request."""
 
@@ -94,12 +93,12 @@ class Reports:
         if routed is not None and instance is routed.decoder and message.attempt == routed.attempt:
             self._note_copy(routed, instance, message)
             if early:
-                self._coordinator.break_leg(routed, instance)  # nobody would tell what the model thought of the prompt
+                self._coordinator.break_leg(routed, instance)  # no instance would deliver the prompt log-probabilities
                 return True
         return self._told_by_home(instance, message.request, message.attempt, RequestFact.ADOPTED)
 
     def _note_copy(self, routed: RoutedRequest, decoder: ClusterInstance, message: Adopted) -> None:
-        """All was offered to decode instance, and it goes on: has its prompt come? Of which less than half has was computed in
+        """The decode instance continues after the last offer: has its prompt arrived? If less than half has, it was computed in
         vain."""
         source = routed.source
         if routed.state is not RequestState.HANDING or source is None:
@@ -121,12 +120,12 @@ class Reports:
             self._coordinator.advance(routed, RequestFact.PREFILLED if offer.last else RequestFact.OFFERED, offer)
             return False
         if len(routed.open[routed.leader]) <= routed.base:
-            self._coordinator.break_leg(routed, instance)  # its token has not come
+            self._coordinator.break_leg(routed, instance)  # its token has not arrived
             return True
         if routed.usage is None:
             routed.led = routed.leader
             routed.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
-        if routed.withdrawn:  # that was waited for
+        if routed.withdrawn:  # the usage that they waited for is here
             self._withdrawal.end(routed, list(routed.withdrawn.items()))
         else:
             self._coordinator.advance(routed, RequestFact.PREFILLED, offer)
@@ -146,7 +145,7 @@ class Reports:
         return routed.state is RequestState.QUEUED
 
     def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
-        """The routed request, if this instance has the present attempt of it."""
+        """The routed request, if this instance has its present attempt."""
         routed = self._coordinator.trip_at(instance, request)
         if routed is not None and routed.attempt == attempt:
             return routed

@@ -1,13 +1,13 @@
 """The router's queue: ordered by priority, then arrival. A request that comes back is at its old place.
 
-Bounded in sequences and prompt tokens, for those that come. One that comes back is never turned away; it counts, so that
-newcomers wait outside for as long as it takes.
+Bounded in sequences and prompt tokens, for new requests. A request that comes back is never rejected; it counts, so that new
+requests are rejected meanwhile.
 
-Requests are in lanes, so that a placement pass need not go through all of them:
+Requests are in lanes, so that a placement pass need not visit all of them:
 
-    by what they could have   those in one lane could use the same instances: where the first finds no room, none does
-    those that wait for a     looked at when a prefill or mixed instance has room, or a decode instance that has so much of
-    prefill instance          their prefix that it needs no other: of those with the same prefix one in each pass
+    by usable instances       those in one lane could use the same instances: where the first finds no room, none does
+    waiting for a prefill     visited when a prefill or mixed instance has room, or a decode instance that has so much of
+    instance                  their prefix that it needs no other: of those with the same prefix one per pass
     parked                    for a time, or until other instances are usable
 """
 
@@ -28,7 +28,7 @@ from baton.protocol.request import GenerateRequest, Refused
 STALE_MAX: Final = 64
 """Entries of heaps and waiters that may name requests which left."""
 WOKEN_MAX: Final = 64
-"""Requests with different prefixes that a pass looks at because a decode instance with room has their prefix."""
+"""Requests with different prefixes that a pass visits because a decode instance with room has their prefix."""
 
 
 class QueueLane(NamedTuple):
@@ -55,19 +55,19 @@ class RequestQueue:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._routed: dict[Order, RoutedRequest] = {}
-        "By their order, which nobody else has."
+        "Requests by their order, which is unique."
         self._lanes: dict[QueueLane, list[Order]] = {}
-        "Heaps. They may name some that have left, or are in another lane now."
+        "Heaps. Entries may name requests that have left, or are in another lane now."
         self._lane_of: dict[Order, QueueLane | None] = {}
         "None: parked."
         self._parked: dict[Order, Instant | None] = {}
-        "With the time at which they are looked at again. None: when other instances are usable."
+        "Parked requests and when they are visited again. None: when other instances are usable."
         self._waiters: dict[BlockKey, list[Order]] = {}
-        "Of those that wait for a prefill instance: the block with which a decode instance needs none. Heaps, as above."
+        "Requests that wait for a prefill instance, by the block with which a decode instance needs none. Heaps, as above."
         self._waits = 0
-        "Entries of those heaps."
+        "Number of entries in those heaps."
         self._cached: dict[BlockKey, None] = {}
-        "Of those blocks, the ones that some decode instance has, or had."
+        "Keys of `_waiters` that some decode instance has, or had."
         self._sizes: list[int] = []
         "Capacities of the usable instances."
         self.sequences = 0
@@ -80,7 +80,7 @@ class RequestQueue:
         return list(self._routed.values())
 
     def refusal(self, request: GenerateRequest) -> Refused | None:
-        """Why there is no room for a newcomer."""
+        """Why there is no room for a new request."""
         config = self._config
         sequences = len(request.wanted)
         tokens = sequences * len(request.prompt)
@@ -94,7 +94,7 @@ class RequestQueue:
             return Refused("queue_tokens_full", self.tokens + tokens, config.queue_tokens_max)
         return None
 
-    # Who is in it
+    # Members
 
     def join(self, routed: RoutedRequest) -> None:
         self._routed[routed.order] = routed
@@ -102,7 +102,7 @@ class RequestQueue:
         self._put(routed)
 
     def leave(self, routed: RoutedRequest) -> None:
-        """Its entries in heaps are skipped from now on, and removed where they are too many."""
+        """Entries in heaps are skipped from now on, and removed when they are too many."""
         del self._routed[routed.order]
         del self._lane_of[routed.order]
         self._parked.pop(routed.order, None)
@@ -110,7 +110,7 @@ class RequestQueue:
         self._sweep()
 
     def resize(self, routed: RoutedRequest, sequences: int) -> None:
-        """So many of its sequences have ended while it waits."""
+        """Subtract `sequences` that have ended while the request waits."""
         self.sequences -= sequences
         self.tokens -= sequences * len(routed.request.prompt)
 
@@ -129,7 +129,7 @@ class RequestQueue:
         heappush(self._lanes.setdefault(lane, []), routed.order)
 
     def lanes(self, *, prefill: bool) -> list[QueueLane]:
-        """`prefill`: also those of requests that wait for a prefill instance."""
+        """`prefill`: also the lanes of requests that wait for a prefill instance."""
         return [lane for lane in list(self._lanes) if (prefill or lane.kind != "prefill") and self.head(lane) is not None]
 
     def head(self, lane: QueueLane) -> RoutedRequest | None:
@@ -142,7 +142,7 @@ class RequestQueue:
         return None
 
     def set_aside(self, lane: QueueLane, routed: RoutedRequest) -> None:
-        """The head: look at the next one. Until `put_back` it is in the queue, but not looked at."""
+        """Skip the head of the lane. Until `put_back` the request is in the queue, but not visited."""
         heap = self._lanes[lane]
         while heap and heap[0] == routed.order:
             heappop(heap)
@@ -153,8 +153,8 @@ class RequestQueue:
                 heappush(self._lanes.setdefault(lane, []), routed.order)
 
     def wait_for_prefill(self, routed: RoutedRequest, needed: int, is_cached: Callable[[BlockKey], bool]) -> None:
-        """`needed`: a decode instance with so many of its first blocks would need no prefill instance. `is_cached`: has one the
-        last of them already? Then it had no room."""
+        """`needed`: a decode instance with this many of its leading blocks needs no prefill instance. `is_cached`: does one
+        have the last of them already? Then it had no room."""
         self._put(routed, "prefill")
         if 0 < needed <= len(routed.keys):
             key = routed.keys[needed - 1]
@@ -164,14 +164,14 @@ class RequestQueue:
                 self._cached[key] = None
 
     def on_cached(self, keys: Sequence[BlockKey]) -> bool:
-        """A decode instance has these blocks from now on. Is there a request that waits for that?"""
+        """A decode instance has these blocks from now on. True: a request waits for one of them."""
         found = [key for key in keys if key in self._waiters] if self._waiters else []
         self._cached.update(dict.fromkeys(found))
         return bool(found)
 
     def wake(self, has_room: Callable[[BlockKey], bool]) -> None:
-        """`has_room`: has a decode instance with this block room? Then the first request that waits for it is looked at. Where
-        that one is placed, its blocks are cached once more (on_cached), and the next one follows."""
+        """Requeue the first waiter of each block whose holder has room (`has_room`). When it is placed, its blocks are cached
+        once more (on_cached), and the next waiter follows."""
         woken: list[tuple[Order, BlockKey]] = []
         for key in list(self._cached):
             order = self._first_waiter(key)
@@ -206,13 +206,13 @@ class RequestQueue:
         return min((until for until in self._parked.values() if until is not None), default=None)
 
     def unpark(self, now: Instant) -> None:
-        """Those whose time has come."""
+        """Return requests whose time has come to their lanes."""
         if self._parked:
             due = [order for order, until in self._parked.items() if until is not None and until <= now]
             self._reopen(due)
 
     def reopen(self, sizes: Iterable[int]) -> None:
-        """Other instances are usable than before: all that wait for something of their own are looked at anew."""
+        """The usable instances have changed: return all parked and waiting requests to their lanes."""
         known, self._sizes = self._sizes, [*sizes]
         if self._sizes != known:
             self._reopen(list(self._routed))
@@ -226,7 +226,7 @@ class RequestQueue:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Heaps and waiters name no more than twice as many requests as there are."""
+        """Limit heaps and waiters to twice as many entries as there are requests."""
         if sum(map(len, self._lanes.values())) > 2 * len(self._routed) + STALE_MAX:
             lanes: dict[QueueLane, list[Order]] = {}
             for order in sorted(self._routed):
@@ -244,7 +244,7 @@ class RequestQueue:
         return lane is not None and lane.kind == "prefill"
 
     def check(self) -> list[str]:
-        """What is wrong."""
+        """Descriptions of all inconsistencies."""
         wrong = [f"{routed!r} is in the queue" for routed in self._routed.values() if routed.state is not RequestState.QUEUED]
         sequences = sum(len(routed.open) for routed in self._routed.values())
         tokens = sum(len(routed.open) * len(routed.request.prompt) for routed in self._routed.values())

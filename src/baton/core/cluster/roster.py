@@ -1,12 +1,11 @@
-"""Which instances may get new requests now, sorted so that a request finds its instance without a look at all of them.
+"""Instances that may get new requests now, sorted so that a request finds its instance without visiting all of them.
 
-    by load     the order in which the policy prefers them, where nothing is cached
+    by load     the order of the policy, where nothing is cached
     by room     how many blocks a request may need to begin there at once
-    by size     how many instances could ever hold a request of so many tokens
+    by size     how many instances could ever hold a request of a given length
 
 An instance is sorted in again when an event changes it (`touch`, `update`); time changes three things (silence, a hold, an
-inhibition), and `refresh` looks at those. Instances are grouped by what excludes whole groups: role, whether they were lost
-again
+inhibition), and `refresh` checks those. Instances are grouped by what excludes whole groups: role, whether they were lost again
 and again (`settled`), and whether a request may wait there without room.
 """
 
@@ -24,12 +23,12 @@ from baton.protocol.ids import Instant
 RoomEntry = tuple[int, int]
 """Free blocks or tokens, number."""
 STEPS: Final = 2
-"""A prefill instance is sent prompts worth so many of its steps, so that it never waits for the router."""
+"""A prefill instance is sent prompts for this many of its steps, so that it never waits for the router."""
 ANY_PROMPT: Final = 2**62
 
 
 class InstanceGroup:
-    """Instances of one role that are interchangeable but for load and room."""
+    """Instances of one role that differ only in load and room."""
 
     __slots__ = ("by_load", "by_room", "entries", "waits")
 
@@ -38,7 +37,7 @@ class InstanceGroup:
         self.by_load: list[Entry] = []
         self.by_room: list[RoomEntry] = []
         self.entries: dict[int, Entry] = {}
-        "By number: the same as by load."
+        "Entries of `by_load`, by number."
 
     def add(self, entry: Entry, room: int) -> None:
         insort(self.by_load, entry)
@@ -51,7 +50,7 @@ class InstanceGroup:
         del self.entries[entry[2]]
 
     def replace(self, before: Entry, room_before: int, after: Entry, room: int) -> None:
-        """The same instance. What has not changed costs nothing."""
+        """Update one instance. Unchanged values cost nothing."""
         if before != after:
             del self.by_load[bisect_left(self.by_load, before)]
             insort(self.by_load, after)
@@ -61,12 +60,12 @@ class InstanceGroup:
             insort(self.by_room, (room, after[2]))
 
     def first_with(self, room: int) -> int:
-        """Where those with so much room begin in `by_room`."""
+        """Index in `by_room` of the first instance with this much room."""
         return bisect_left(self.by_room, (room,))
 
 
 class Sizes:
-    """Instances of one role, to be counted and drawn."""
+    """Instances of one role, to count and to draw from."""
 
     __slots__ = ("by_number", "capacities")
 
@@ -87,7 +86,7 @@ class Sizes:
 
 
 PEER: Final = "peer"
-"""In the place of a role: prefill instances that others can read from."""
+"""Used in place of a role: prefill instances that others can read from."""
 
 
 class Roster:
@@ -112,30 +111,30 @@ class Roster:
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self.instances: dict[int, ClusterInstance] = {}
-        "By number: all that are here."
+        "All instances, by number."
         self._groups: dict[tuple[str, bool, bool], InstanceGroup] = {}
         "By role, settled, waits."
         self._found: dict[tuple[tuple[str, ...], bool], list[InstanceGroup]] = {}
-        "What `groups` has answered, while the same groups have instances."
+        "Cached results of `groups`, valid while the same groups have instances."
         self.prefills: dict[bool, InstanceGroup] = {True: InstanceGroup(waits=False), False: InstanceGroup(waits=False)}
-        "By settled: those that compute prompts for others; room is in tokens."
+        "By settled: instances that compute prompts for others; room is in tokens."
         self._sizes: dict[tuple[str, bool], Sizes] = {}
         self._urgent: list[Order] = []
         "`closes_at` of all instances that have one."
         self._touched: dict[int, ClusterInstance] = {}
         self._by_time: dict[int, ClusterInstance] = {}
-        "Those that a point in time will change: held, or inhibited."
+        "Instances that change at a point in time: held, or inhibited."
         self._suspect_at = float("inf")
-        "No usable instance has been silent for too long before that. A lower bound."
+        "Lower bound of the time when the next usable instance becomes suspect by silence."
         self._now = Instant(0.0)
         self.fastest = float("inf")
-        "No decode instance computes a prompt token in less time. A lower bound."
+        "Lower bound of the seconds per prompt token of all decode instances."
         self._classes: list[int] = []
         "Capacities of usable instances, ascending, each once."
         self.usable_version = 0
         "Raised when an instance becomes usable or unusable."
         self.usable_changed = True
-        "Likewise. Reset by who has looked at it."
+        "Set when an instance becomes usable or unusable. Reset by the placement pass."
 
     # Changes
 
@@ -151,12 +150,12 @@ class Roster:
         self._learn_fastest()
 
     def touch(self, instance: ClusterInstance) -> None:
-        """Something about it has changed: it is sorted in anew before the next look."""
+        """The instance has changed: it is sorted in anew before the next search."""
         if instance.number in self.instances:
             self._touched[instance.number] = instance
 
     def update(self, instance: ClusterInstance, now: Instant) -> bool:
-        """Sort it in anew at once. Has it become more likely that it can take a request?"""
+        """Sort the instance in at once. True: it has become more likely that it can get a request."""
         self._now = max(self._now, now)
         before = instance.place
         self._touched.pop(instance.number, None)
@@ -186,7 +185,7 @@ class Roster:
             self._sort_in(self._touched.popitem()[1])
 
     def _find_silent(self) -> None:
-        """A look at all, at most once in the time that an instance may be silent."""
+        """Visit all instances, at most once in the time that an instance may be silent."""
         seconds, first = self._config.suspect_seconds, float("inf")
         for instance in self.instances.values():
             if instance.place is not None:
@@ -215,7 +214,7 @@ class Roster:
         self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, self.prompt_room(instance)))
 
     def _may_wait(self, instance: ClusterInstance) -> tuple[bool, Order | None]:
-        """Requests that are less urgent and wait there are no reason against one more."""
+        """May requests wait there without room, and which? Less urgent requests that wait there are no obstacle to one more."""
         limit, waiting = self._config.waiting_prompts_max, instance.over_capacity
         if len(waiting) >= self._config.overdrawn_max or not limit:
             return False, None
@@ -224,10 +223,10 @@ class Roster:
         return False, sorted(waiting.values())[limit - 1]
 
     def prompt_room(self, instance: ClusterInstance) -> int:
-        """How large a prompt may be that this instance is sent to compute for others. -1: it is sent none."""
+        """Size of the largest prompt that this instance may be sent to compute for others. -1: none."""
         if instance.hello.role != "prefill" or not instance.hello.peers:
             return -1
-        if instance.prompts <= self._config.waiting_prompts_max:  # one is computed, and so many wait
+        if instance.prompts <= self._config.waiting_prompts_max:  # one prompt is computed, and this many wait
             return ANY_PROMPT
         return max(0, STEPS * instance.hello.step_tokens - instance.prompt_tokens)
 
@@ -264,7 +263,7 @@ class Roster:
             self.prefills[place.settled].remove(place.entry, place.prompt_tokens)
 
     def _group(self, role: str, place: Place) -> InstanceGroup:
-        """To add a instance to."""
+        """The group to add an instance to."""
         key = (role, place.settled, place.waits)
         group = self._groups.get(key)
         if group is None:
@@ -297,12 +296,12 @@ class Roster:
         return any(sizes.by_number for sizes in self._sizes.values())
 
     def able(self, roles: Iterable[str], tokens: int, *, settled: bool) -> int:
-        """How many usable instances of these roles could hold a request of so many tokens."""
+        """Number of usable instances of these roles that could hold `tokens`."""
         found = [self._sizes.get((role, settled)) for role in roles]
         return sum(sizes.able(tokens) for sizes in found if sizes is not None)
 
     def smallest(self, role: str) -> int | None:
-        """The capacity of the smallest usable instance of that role."""
+        """The smallest capacity of a usable instance of that role."""
         found = [self._sizes[role, settled].capacities for settled in (True, False) if (role, settled) in self._sizes]
         return min((capacities[0] for capacities in found if capacities), default=None)
 
@@ -313,16 +312,16 @@ class Roster:
         return self._classes
 
     def size_class(self, tokens: int) -> int:
-        """Requests of the same class could have the same instances."""
+        """Class of a request by size: all of one class fit the same instances."""
         return bisect_left(self.sizes(), tokens)
 
     def numbered(self, roles: Iterable[str], *, settled: bool) -> list[list[tuple[int, ClusterInstance]]]:
-        """Usable instances in the order in which they joined, to draw from."""
+        """Usable instances in the order of joining, to draw from."""
         found = [self._sizes.get((role, settled)) for role in roles]
         return [sizes.by_number for sizes in found if sizes is not None]
 
     def groups(self, roles: tuple[str, ...], settled: bool) -> list[InstanceGroup]:
-        """Those of these roles that have instances."""
+        """The groups of these roles that have instances."""
         found = self._found.get((roles, settled))
         if found is None:
             every = [self._groups.get((role, settled, waits)) for waits in (True, False) for role in roles]
@@ -330,7 +329,7 @@ class Roster:
         return found
 
     def may_be_urgent(self, order: Order) -> bool:
-        """Perhaps a request with this place in the queue may wait where those that wait are less urgent."""
+        """True: perhaps a request with this place in the queue may wait where only less urgent ones wait."""
         return bool(self._urgent) and self._urgent[-1] > order
 
     @property
@@ -338,21 +337,21 @@ class Roster:
         return any(group.by_room and group.by_room[-1][0] > 0 for group in self.prefills.values())
 
     def has_open(self, role: str) -> bool:
-        """Perhaps some instance of that role can take one more request, whole."""
+        """True: perhaps some instance of that role can take one more request, whole."""
         for (each, _, waits), group in self._groups.items():
             if each == role and group.by_room and (waits or group.by_room[-1][0] > 0):
                 return True
         return False
 
     def next_change(self) -> Instant | None:
-        """When an instance that is held may be tried again, or one may be silent for so long that requests go elsewhere."""
+        """When a held instance may be tried again, or an instance becomes suspect by silence."""
         times = [m.held_until for m in self._by_time.values() if m.held_until > self._now]
         if self._now < self._suspect_at < float("inf"):
             times.append(Instant(self._suspect_at))
         return min(times, default=None)
 
     def check(self) -> None:
-        """Is every instance where it belongs? Those that were touched are sorted in before the next look."""
+        """Verify that every instance is sorted in correctly. Touched ones are sorted in before the next search."""
         for instance in self.instances.values():
             if instance.number in self._touched or instance.number in self._by_time or instance.place is None:
                 continue

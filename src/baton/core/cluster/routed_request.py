@@ -1,6 +1,6 @@
-"""One request on its way through the cluster: which instances work on it, and how it is sent again.
+"""One request in the cluster: which instances work on it, and how it is sent again.
 
-What its client has been given is its ledger (core/delivery/ledger.py), from which it inherits.
+The base class is the ledger of tokens that the client has received (core/delivery/ledger.py).
 """
 
 from __future__ import annotations
@@ -59,58 +59,58 @@ class RoutedRequest(Ledger):
         self.order = order
         self.state = RequestState.QUEUED
         self.withdraw_by: Instant | None = None
-        "If it has not told them by then, the router does."
+        "When the router ends withdrawn sequences itself, if the decode instance has not ended them."
         self.decoder: ClusterInstance | None = None
-        "Answers it, or will."
+        "The instance that answers the request, or will."
         self.prefill: ClusterInstance | None = None
-        "Computes its prompt, or keeps it."
+        "The instance that computes its prompt, or keeps it."
         self.prompt_tokens = 0
         "Uncached tokens that its prefill instance computes, or will."
         self.source: Session | None = None
-        "Whose blocks decode instance copies, also when prefill has nothing more to do with it."
+        "Session whose blocks the decode instance copies, also after the prefill instance is released."
         self.denied = False
-        "Those have not stayed as they were: that decode instance has not got them is no fault of the way between the two."
+        "The source changed its blocks, so a failed copy does not count against this path."
         self.copied = False
-        "Its prompt has come to decode instance."
+        "The prompt has arrived at the decode instance."
         self.base = 0
-        "Tokens that the leader had when its prompt was sent off."
+        "Number of the leader's tokens when its prompt was sent."
         self.first = True
         "No instance has had it yet."
         self.losses = 0
         self.avoided: dict[str, Instant] = {}
-        "Instances that are not tried again before that."
+        "Instances that are not tried again before this time."
         self.preempted: dict[str, Instant] = {}
-        "Instances that preempted it, and how long they are the last choice for that."
+        "Instances that preempted it, and until when they are the last choice."
         self.short: dict[str, Heartbeat] = {}
-        "Instances that had no room for it, and what they had last said of their room."
+        "Instances that had no room for it, with their heartbeat at that time."
         self.unfit: dict[str, None] = {}
-        "Instances that said that they can never take it."
+        "Instances that can never hold it, as they reported."
         self.waited_for_lost = False
-        "An instance that could hold it was lost, and it was queued until that might be back."
+        "An instance that could hold it was lost, and it waited in the queue for its return."
         self.refused: Refused | None = None
-        "What the last of those said."
+        "The last refusal of an unfit instance."
         self.usage: tuple[int, int, int] | None = None
-        "Cached, host and storage tokens of the leader, as the first prefill told."
+        "Cached, host and storage tokens of the leader, as the first prefill reported."
         self.led = -1
-        "Which sequence that was."
+        "Index of the sequence that `usage` belongs to."
         self.identity: bytes | None = None
-        "Of what computed the tokens so far. Others would go on differently."
+        "Identity of the weights that computed the tokens so far. Other weights would continue differently."
         self.hasher: BlockHasher | None = None
         self.keys: list[BlockKey] = []
-        "Of the prompt's blocks, made by that hasher."
+        "Keys of the prompt's blocks, computed by `hasher`."
         self.queued_at = now
         self.asked_at = now
         self.handoff_seconds = 0.0
         self.mark = (0, 0)
-        "How far its answer was when the silence was last looked at."
+        "Progress when the silence was last checked."
         self.moved_at: tuple[int, int] | None = None
-        "How far it was when it was moved away from a worker that stood still."
+        "Progress when it was moved off a stalled worker."
         self.renew_at: Instant | None = None
         self.deadline = now
-        "Of its state."
+        "Deadline of the present state."
         self.timeout_at = None if request.timeout_seconds is None else Instant(now + request.timeout_seconds)
         self.alarm: Instant | None = None
-        "When the router looks at it. Kept by core/cluster/alarms.py."
+        "When the router looks at the request. Owned by core/cluster/alarms.py."
 
     def __repr__(self) -> str:
         where = f"{self.decoder!r}, {self.prefill!r}"
@@ -124,17 +124,17 @@ class RoutedRequest(Ledger):
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Of its answer. The same twice: nothing has come between."""
+        """Progress of the answer. Equal values: nothing has arrived between."""
         return len(self.open), self.told
 
     @property
     def tokens(self) -> int:
-        """To be computed before the leader's next token."""
+        """Tokens to compute before the leader's next token."""
         return len(self.request.prompt) + len(next(iter(self.open.values())))
 
     @property
     def tokens_left(self) -> int:
-        """Of the sequence that may become longest."""
+        """Remaining tokens of the sequence that may become longest."""
         return self.request.sampling.max_tokens - min(map(len, self.open.values()))
 
     @property
@@ -145,15 +145,15 @@ class RoutedRequest(Ledger):
         return instance.name in self.unfit or self.avoided.get(instance.name, now) > now
 
     def is_short(self, instance: ClusterInstance) -> bool:
-        """It has said nothing about its room since it had too little for this."""
+        """The instance has sent no heartbeat since it had too little room for this request."""
         return self.short.get(instance.name) is instance.beat
 
     def was_preempted(self, instance: ClusterInstance, now: Instant) -> bool:
-        """By this instance, of late."""
+        """Did this instance preempt the request recently?"""
         return self.preempted.get(instance.name, now) > now
 
     def exceptions(self, now: Instant) -> list[str]:
-        """Names of instances that it cannot have now, each once."""
+        """Names of instances that it cannot use now, each once."""
         if not self.unfit and not self.avoided:
             return []
         return [*self.unfit, *(name for name, until in self.avoided.items() if until > now and name not in self.unfit)]
@@ -165,17 +165,17 @@ class RoutedRequest(Ledger):
         self.avoided = {other: at for other, at in self.avoided.items() if at > now}
         self.avoided[name] = until
 
-    # What instances are sent
+    # Messages for instances
 
     def for_decode(self, now: Instant) -> GenerateRequest:
-        """Log-probabilities of the prompt come from whoever computes it."""
+        """The request for the decode instance, without prompt log-probabilities: the prefill instance delivers them."""
         request = self.replay(now)
         if request.sampling.prompt_logprobs is None:
             return request
         return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
 
     def for_prefill(self, now: Instant) -> GenerateRequest:
-        """The leader alone, and one token more than it has."""
+        """The leader alone, limited to one more token."""
         request, told = self.replay(now), self.open[self.leader]
         return replace(
             request,
@@ -194,10 +194,10 @@ class RoutedRequest(Ledger):
         return replace(ended, cached_tokens=cached, host_tokens=host, storage_tokens=storage)
 
     def end_as_told(self, ended: Ended) -> Ended:
-        """An end that an instance tells. What a replay found cached are tokens that were paid for before."""
+        """Close a sequence by an instance's end. A replay's cached tokens are replaced by those of the first prefill."""
         why = self.withdrawn.get(ended.index)
         tokens = self.close(ended.index)
-        if why is not None and ended.reason is FinishReason.ABORT:  # instances know no other word for a withdrawal
+        if why is not None and ended.reason is FinishReason.ABORT:  # instances report every withdrawal as ABORT
             ended = replace(ended, reason=why)
         if self.attempt == self.request.attempt and self.usage is None and ended.output_tokens == tokens:
             return ended

@@ -1,10 +1,10 @@
-"""A router as a machine: it owns a request from its arrival to its last end, whatever becomes of the instances.
+"""A router as a machine: it owns a request from its arrival to its last end, whatever happens to the instances.
 
     SubmitRequest -> queue -> placed on one instance, or on a pair -> InstanceMessage(Emit) ... -> Deliver ... last end
               (request_queue.py)  (placement.py)                       (delivery.py)
 
-Who is there is membership.py; what becomes of a request is the table (handoff_table.py), carried out by coordinator.py.
-This file turns events into facts of that table.
+membership.py tracks instances; the table (handoff_table.py) has the states of a request, and coordinator.py performs its
+actions. This file turns events into facts of that table.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Router:
     # The queue
 
     def _on_run_pass(self, event: RunPass) -> bool:
-        """One pass for all that happened in a turn of the event loop."""
+        """Run one pass for all events of a turn of the event loop."""
         self.pass_scheduled = False
         self._run_pass()
         return False
@@ -140,7 +140,7 @@ class Router:
 
     @property
     def idle(self) -> bool:
-        """Nobody is owed anything, and no instance has anything of a request."""
+        """No client waits for an answer, and no instance has anything of a request."""
         return not self.coordinator.routed_requests
 
     @property
@@ -154,7 +154,7 @@ class Router:
 
     @property
     def handoff_seconds(self) -> float:
-        """What a hand-off is expected to take, beside the computing."""
+        """Expected seconds of a hand-off, besides the computing."""
         return self._placement.handoff_seconds
 
     # Clients
@@ -187,7 +187,7 @@ class Router:
         if not self.membership.any_could(tokens, ()) and not self.membership.lost_could(tokens, (), coordinator.now):
             return self._dispatch.never_fits(tokens)
         refused = coordinator.queue.refusal(request)
-        if refused is not None and coordinator.dirty:  # those in the queue may only wait for the end of this turn
+        if refused is not None and coordinator.dirty:  # requests in the queue may only wait for the end of this turn
             self._run_pass()
             refused = coordinator.queue.refusal(request)
         return refused
@@ -208,7 +208,7 @@ class Router:
         hello, now = event.hello, self.coordinator.now
         self.membership.knock(now)
         why = self.membership.misfit(hello, now)
-        if why:  # also where it has the name of one that is here: a stranger drives nobody out
+        if why:  # also if it has the name of a present instance: a misfit replaces no instance
             self.stats.instances_refused += 1
             self.membership.refuse(hello)
             self.coordinator.effects.append(CloseSession(event.session, why))
@@ -231,7 +231,7 @@ class Router:
         return True
 
     def _lose(self, instance: ClusterInstance, how: str, hang_up: str = "") -> None:
-        """Out of the list first: nothing that follows from the loss is placed there."""
+        """Remove the instance first: nothing that follows from the loss is placed there."""
         self.coordinator.dirty = True
         self.membership.remove(instance, self.coordinator.now, reloaded=how == "reloaded")
         self.stats.instances_lost += how != "reloaded"
@@ -243,7 +243,7 @@ class Router:
     def _on_say(self, event: InstanceMessage) -> bool:
         instance = self.membership.hear(event.session, self.coordinator.now)
         hearer = self._hearers.get(type(event.message))
-        if instance is None or hearer is None:  # of a session that is over, or nothing that an instance should say
+        if instance is None or hearer is None:  # the session has ended, or instances do not send this message
             self.stats.late_facts += 1
             return False
         if instance.place is None and self.membership.roster.update(instance, self.coordinator.now):
@@ -256,18 +256,18 @@ class Router:
     # Time
 
     def _on_resumed(self, event: Resumed) -> bool:
-        """Heartbeats that were due meanwhile are unread, or come soon; until then nothing has changed."""
+        """Heartbeats that were due meanwhile are unread, or arrive soon; until then nothing has changed."""
         self.membership.renew(self.coordinator.now)
         return False
 
     def _on_tick(self, event: RouterTick) -> bool:
-        """Deadlines are looked at only here: after a pause of the whole process what was waited for may be here, unread,
-        behind other news (runtime/driver.py)."""
+        """Deadlines are checked only here: after a pause of the whole process the awaited messages may be here, unread, behind
+        others (runtime/driver.py)."""
         for instance in self.membership.silent(self.coordinator.now):
             self._lose(instance, "silent", f"nothing was heard of it for {self._config.lapse_seconds:g} s")
         for instance in self.membership.stalled(self.coordinator.now):
             self._move_from(instance)
-        for _ in RequestState:  # one that comes back to the queue may have waited there for too long already
+        for _ in RequestState:  # a request that returns to the queue may have waited there for too long already
             for routed in self._alarms.due(self.coordinator.now):
                 self._on_alarm(routed)
         look_at = self._dispatch.look_at
@@ -277,11 +277,12 @@ class Router:
         return False
 
     def _move_from(self, instance: ClusterInstance) -> None:
-        """Its worker stands still while it speaks: what others could go on with goes to them, as after a loss. What nobody else
-        could take waits. A prompt that is computed needs no worker any more to be released.
+        """Move requests off an instance that sends heartbeats with a stalled worker, as after a loss. Requests that no other
+        instance could take wait. A computed prompt needs no worker to be released.
 
-        One that was moved before and has got no token since may be what workers stop at, or was beside it: it stays, and the
-        instance finds out (core/engine/recovery.py). So nothing makes one instance after the other stand still."""
+        A request that was moved before and has received no token since may be the cause of the stall, or was beside it: it
+        stays, and the instance isolates the cause (core/engine/recovery.py). So no request stalls one instance after the other.
+        """
         self.membership.roster.refresh(self.coordinator.now)
         for routed in self.coordinator.trips_at(instance):
             computed = routed.state is RequestState.HANDING and routed.prefill is instance
@@ -307,7 +308,7 @@ class Router:
         coordinator.clocks.arm(routed)
 
     def _on_lapse(self, routed: RoutedRequest) -> None:
-        """What its state waits for has not come."""
+        """The deadline of the request's state has passed."""
         coordinator, config = self.coordinator, self._config
         if routed.state is RequestState.QUEUED:
             if coordinator.clocks.nobody_since is not None:

@@ -1,10 +1,10 @@
-"""Finds the best instance for a request: the same one as sorting all of them by the policy's key, after a look at a few.
+"""Finds the best instance for a request: the same one as sorting all of them by the policy's key, after visiting a few.
 
-    key     (load + uncached tokens, chosen longest ago, number) with policy "prefix"; without the uncached tokens otherwise
+    key     (load + uncached tokens, least recently chosen, number) with policy "prefix"; without the uncached tokens otherwise
 
-With "prefix", depths at which cached prefixes end are gone through from the deepest on. Holders of a prefix are nested, so an
-instance that was not seen at a greater depth has exactly this one. At one depth the best instance is the least loaded one that
-is acceptable, and what is more loaded is not looked at. Instances come from the smallest collection that has all that matter at
+With "prefix", the depths at which cached prefixes end are visited from the deepest on. Holders of a prefix are nested, so an
+instance that was not seen at a greater depth has exactly this one. At one depth the best instance is the least loaded
+acceptable one, and more loaded ones are not visited. Instances come from the smallest collection that has all that matter at
 this depth: those that have the prefix, those with enough room, or all, by load.
 """
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from random import Random
 
 FEW: Final = 64
-"""So many instances are sorted by load; more of them are walked through in that order, which ends early."""
+"""Up to this many instances are sorted by load; more are walked through in that order, which ends early."""
 
 Key = tuple[int, int, int]
 Accept = Callable[[ClusterInstance, int], bool]
-"""May this instance have the request, of which so many tokens are not cached there?"""
+"""May this instance get the request, with this number of uncached tokens there?"""
 Level = tuple[int, Holders | None]
-"""A depth in blocks, and the instances that have at least so much. None: all."""
+"""A depth in blocks, and the instances that have at least that depth. None: all."""
 
 
 class Candidate(NamedTuple):
     key: Key
     instance: ClusterInstance
     uncached: int
-    "Tokens that it would have to compute."
+    "Tokens that the instance would have to compute."
 
 
 class Prompt:
-    """What is to be computed, and where how much of it is cached. That is looked up once for all searches of one look."""
+    """The prompt of one request, and where how much of it is cached. Looked up once for all searches of one choice."""
 
     __slots__ = ("_levels", "_search", "keys", "size", "tokens")
 
@@ -50,10 +50,10 @@ class Prompt:
         self._search = search
         self._levels: list[Level] = []
         self.keys = keys
-        "Of its blocks; none where prefixes do not matter."
+        "Keys of its blocks; empty if prefixes do not matter."
         self.tokens = tokens
         self.size = size
-        "Of a block."
+        "Tokens per block."
 
     @property
     def levels(self) -> list[Level]:
@@ -71,21 +71,21 @@ class Prompt:
 
 
 class Wish(NamedTuple):
-    """What is looked for."""
+    """Conditions of a search."""
 
     prompt: Prompt
     accept: Accept
     more_blocks: int | None
-    "Beside those of the tokens. None: room is counted in tokens (prefill instances)."
+    "Blocks besides those of the tokens. None: room is counted in tokens (prefill instances)."
     waits: bool = False
     "The request may wait where there is no room."
     urgent: bool = False
-    "Also where only urgent requests may wait."
+    "Consider also instances where only urgent requests may wait."
     floor: int = 0
-    "Only instances that have so many of the first blocks."
+    "Least number of leading blocks that an instance must have."
 
     def room(self, uncached: int) -> int:
-        """What an instance needs to begin at once."""
+        """Room that an instance needs to begin at once."""
         return uncached if self.more_blocks is None else -(-(uncached + 1) // self.prompt.size) + self.more_blocks
 
 
@@ -115,7 +115,8 @@ class Search:
         return self._best([group], wish) if group.by_load else None
 
     def draw(self, roles: Sequence[str], wish: Wish, *, settled: bool) -> Candidate | None:
-        """With two choices: the better of two that are drawn from all. None: it cannot have the request, or there are few."""
+        """Policy two_choices: the better of two drawn instances. None: it cannot get the request, or there are too few to draw
+        from."""
         if not self._draws:
             return None
         lists = self._roster.numbered(roles, settled=settled)
@@ -126,7 +127,7 @@ class Search:
         return self.among([min(drawn, key=_entry)], wish)
 
     def among(self, instances: Iterable[ClusterInstance], wish: Wish) -> Candidate | None:
-        """The best of these, at whatever depth."""
+        """The best of these instances, at any depth."""
         best: Candidate | None = None
         for instance in instances:
             if instance.place is not None:
@@ -177,8 +178,8 @@ class Search:
         best: Candidate | None,
         holders: Holders | None = None,
     ) -> Candidate | None:
-        """The first acceptable one of these, which come by load and have to compute so much, or `best` where that is better.
-        `done`: seen at a greater depth. `holders`: only these."""
+        """The first acceptable entry, or `best` if that is better. Entries come by load and all have `uncached` tokens to
+        compute. `done`: seen at a greater depth. `holders`: only these."""
         by_prefix, prompt = self.by_prefix, wish.prompt
         for load, chosen, number, instance in entries:
             key = (load + uncached if by_prefix else load, chosen, number)
@@ -205,12 +206,12 @@ def _is_full(groups: list[InstanceGroup], wish: Wish) -> bool:
 
 
 def _of(groups: list[InstanceGroup], holders: Holders) -> list[Entry]:
-    """Those of the groups that are holders, by load."""
+    """Entries of the groups that are holders, by load."""
     return sorted([entry for group in groups for entry in map(group.entries.get, holders) if entry is not None])
 
 
 def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list[Entry], list[InstanceGroup]]:
-    """Those with enough room where these are few, and groups to walk through where they are many."""
+    """The entries with enough room where these are few, and groups to walk through where they are many."""
     few: list[Entry] = []
     many: list[InstanceGroup] = []
     for group in groups:
@@ -226,7 +227,8 @@ def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list
 
 
 def _by_load(groups: list[InstanceGroup], holders: Holders | None) -> Iterable[Entry]:
-    """All of the groups. Where holders are looked for, these alone from some point on: they may be the most loaded ones."""
+    """All entries of the groups. With `holders`, after as many entries as there are holders, only these: they may be the most
+    loaded ones."""
     entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
     return entries if holders is None else _then_holders(entries, groups, holders)
 

@@ -1,4 +1,4 @@
-"""Counters of a router, since it began. They never fall."""
+"""Counters of a router since its start. They never decrease."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ class RouterStats:
     def __init__(self) -> None:
         self.arrived = 0
         self.turned_away: Counter[str] = Counter()
-        "By RefusalReason."
+        "Rejected requests, by RefusalReason."
         self.broken_off: Counter[str] = Counter()
-        "By EndError."
+        "Failed requests, by EndError."
         self.whole = 0
         "Requests sent to one instance."
         self.handoffs = 0
-        "Prompts that were computed by one instance and came to another."
+        "Prompts computed by one instance and copied to another."
         self.handoff_ends: Counter[str] = Counter(dict.fromkeys((*OUTCOMES.values(), "not_copied"), 0))
-        "Hand-offs that were begun, by what became of them."
+        "Hand-offs that began, by outcome."
         self.paths_given_up = 0
         "Times that an instance was found unable to copy from another (core/cluster/paths.py)."
         self.retries = 0
         "Attempts after the first one."
         self.refused: Counter[str] = Counter()
-        "By RefusalReason, said by instances."
+        "Refusals by instances, by RefusalReason."
         self.broken = 0
-        "Attempts in which an instance did not do what it should."
+        "Attempts that broke because an instance failed or was late."
         self.moved = 0
-        "Of those: the instance's worker stood still, and another one has gone on."
+        "Broken attempts whose instance had a stalled worker."
         self.left = 0
-        "Attempts that an instance gave back because it was told to stop."
+        "Attempts that an instance returned because it was stopped."
         self.instances_lost = 0
         self.losses: Counter[str] = Counter(dict.fromkeys(("session_over", "left", "silent", "joined_again"), 0))
-        "Of those, by how: its session ended, it had been told to stop, it said nothing, it came back before it was missed."
+        "Lost instances by cause: session ended, stopped by order, silent, or back before the loss was noticed."
         self.instances_refused = 0
         self.late_facts = 0
-        "Messages that mean nothing any more."
+        "Messages that no longer apply."
         self.stale_rows = 0
         "Tokens and ends that are not the next ones."

@@ -1,10 +1,10 @@
-"""The client wants no more of a request, or of one of its sequences: it is gone, saw a stop string, or its time is over.
+"""Withdrawal of a request, or of one of its sequences: the client disconnected, a stop string was found, or the timeout passed.
 
-    QUEUED, RESERVING, HANDING    the router tells the end at once: nobody else has more to say about it
-    PREFILLING                    so too; but where the first token is out, its usage follows at once and is waited for
-    SERVING                       decode instance tells the end, with the usage
+    QUEUED, RESERVING, HANDING    the router ends it at once: no instance has more to report about it
+    PREFILLING                    likewise; but if the first token is out, its usage follows at once and is awaited
+    SERVING                       the decode instance ends it, with the usage
 
-Whatever is waited for, is for `withdraw_seconds_max`; a loss of the instance ends it too.
+Every wait is limited by `withdraw_seconds_max`, and ends with the loss of the instance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Withdrawal:
             self.end(routed, [(index, reason) for index in indices])
 
     def end(self, routed: RoutedRequest, over: list[tuple[int, FinishReason]]) -> None:
-        """The router tells these ends. What the hand-off was about is over with its leader."""
+        """End these sequences on the router's own account. The hand-off ends with its leader."""
         coordinator, leader = self._coordinator, routed.leader
         coordinator.end(routed, over)
         if not routed.open:
@@ -53,7 +53,7 @@ class Withdrawal:
                 self._abort(routed, [index], reason)
 
     def lapse(self, routed: RoutedRequest) -> None:
-        """Decode instance has not told how they ended."""
+        """The decode instance has not ended the withdrawn sequences in time."""
         routed.withdraw_by = None
         self.end(routed, list(routed.withdrawn.items()))
 
@@ -70,6 +70,6 @@ class Withdrawal:
     def _abort(self, routed: RoutedRequest, indices: list[int], reason: FinishReason) -> None:
         if routed.decoder is None:
             return
-        whole = list(routed.open) == indices  # of a hand-off: those that ended are not open any more, and the others go on
+        whole = list(routed.open) == indices  # in a hand-off the ended sequences are not open any more, and the others continue
         for index in [None] if whole else indices:
             self._coordinator.effects.append(SendToInstance(routed.decoder.session, AbortRequest(routed.id, index, reason)))
