@@ -107,7 +107,7 @@ def test_the_picture_in_the_docstring():
 
 def test_another_layout_is_refused():
     pool = KVPool.create(LAYOUT, 2)
-    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"format": "amx-pairs"}, {"layers": 1}):
+    for change in ({"block_size": 4}, {"dtype": "bfloat16"}, {"format": "token-major"}, {"layers": 1}):
         with pytest.raises(ProtocolError, match="another layout"):
             KVPool.attach(pool.fd, announced(pool.incarnation, 2, replace(LAYOUT, **change)))
     pool.close()
@@ -192,9 +192,9 @@ def test_one_that_cannot_be_mapped_gives_its_memory_back(monkeypatch: pytest.Mon
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_pairs_are_not_shown_as_if_they_lay_one_by_one():
-    """The kernels for tiles store pairs of numbers: a view of single ones would show other numbers than are there."""
-    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16", format="amx-pairs")
+def test_fours_are_not_shown_as_if_they_lay_one_by_one():
+    """The kernels for bytes store numbers in fours: a view of single ones would show other numbers than are there."""
+    layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="int8", format="int8-fours")
     pool = KVPool.create(layout, 1)
     assert not hasattr(pool, "keys")
     assert not hasattr(pool, "values")
@@ -203,9 +203,9 @@ def test_pairs_are_not_shown_as_if_they_lay_one_by_one():
 
 
 def test_the_same_numbers_in_another_order_have_another_fingerprint():
-    """A GPU's bfloat16 blocks and those of a processor with tiles are of one size, and mean nothing to each other."""
+    """A GPU's blocks and those of a processor are of one size, and mean nothing to each other."""
     layout = KVLayout(layers=1, kv_heads=1, head_dim=64, block_size=16, dtype="bfloat16")
-    kinds = [("float16", "turned"), ("bfloat16", "turned"), ("bfloat16", "amx-pairs"), ("bfloat16", "token-major")]
+    kinds = [("float16", "turned"), ("bfloat16", "turned"), ("bfloat16", "token-major")]
     layouts = [replace(layout, dtype=dtype, format=form) for dtype, form in kinds]
     assert len({one.block_bytes for one in layouts}) == 1
     assert len({one.fingerprint() for one in layouts}) == len(kinds)

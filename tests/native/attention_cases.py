@@ -12,15 +12,14 @@ from steps import Paged, Part
 from baton.kvpool.layout import KVDtype, KVFormat, KVKind
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig, RopeConfig, Traits
-from baton.native.library import NativeShape as CShape
-from baton.native.library import NativeStep
+from baton.native.library import NativeShape, NativeStep
 from baton.worker.flat_batch import Spans
 from baton.worker.forward.native_forward import KV_KINDS
 from baton.worker.kv_layout import kv_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeShape:
+class Shape:
     heads: int = 6
     kv_heads: int = 2
     head_dim: int = 16
@@ -50,7 +49,7 @@ class NativeShape:
 class History(Paged):
     """Sequences with all their queries, keys and values, from which any step can be cut: q, k, v are [tokens, heads, dim]."""
 
-    def __init__(self, shape: NativeShape, lengths: list[int], seed: int = 0) -> None:
+    def __init__(self, shape: Shape, lengths: list[int], seed: int = 0) -> None:
         super().__init__(lengths, shape.block_size, seed)
         generator = torch.Generator().manual_seed(seed)
         self.shape = shape
@@ -96,7 +95,7 @@ class KernelAttention:
         out = np.full((len(qkv), config.q_size), np.nan, np.float32)
         arrays = (spans.tables, spans.slots, spans.starts, spans.contexts)
         step = NativeStep(len(spans.slots), len(qkv), spans.tables.shape[1], *(array.ctypes.data for array in arrays))
-        shape = CShape(
+        shape = NativeShape(
             heads=config.heads,
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,

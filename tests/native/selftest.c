@@ -773,7 +773,7 @@ int main(int count, char **words) {
             Case c = cases[i];
             c.kv = kv;
             if (kv == KV_INT8) c.block = 16, c.dim = c.dim < 128 ? 64 : 128;
-            if (kv != KV_BF16_AMX) attention(decoders, &c);
+            attention(decoders, &c);
         }
     for (int kind = F32; kind <= Q4_1; kind++) model(kind, kind % 2);
     for (size_t i = 0; !threads_alone && i < (briefly ? 1 : sizeof SCORES / sizeof *SCORES); i++) {

@@ -1,6 +1,5 @@
 /* Intel's tiles (AMX) in plain C: what is written for them runs on any processor with AVX-512 and VNNI, slowly. Forced in front of
- * the library's source (-include), it answers to the names of the instructions. bfloat16 is rounded as they do, but for numbers
- * that are too small to be normal. */
+ * the library's source (-include), it answers to the names of the instructions. */
 #pragma once
 
 #include <immintrin.h>
@@ -56,45 +55,6 @@ static inline void soft_bytes(int to, int a, int b, int b_signed) {
         }
 }
 
-static inline float soft_bf16(const uint8_t *at) {
-    uint16_t upper;
-    memcpy(&upper, at, 2);
-    union { uint32_t i; float f; } bits = {(uint32_t)upper << 16};
-    return bits.f;
-}
-
-static inline void soft_pairs(int to, int a, int b) {
-    SoftTile *sum = &soft_tiles[to];
-    const SoftTile *x = &soft_tiles[a], *y = &soft_tiles[b];
-    for (int m = 0; m < sum->rows; m++)
-        for (int n = 0; n < sum->row_bytes / 4; n++) {
-            float total;
-            memcpy(&total, &sum->data[m][4 * n], 4);
-            for (int k = 0; k < x->row_bytes / 2; k++)
-                total = __builtin_fmaf(soft_bf16(&x->data[m][2 * k]), soft_bf16(&y->data[k / 2][4 * n + k % 2 * 2]), total);
-            memcpy(&sum->data[m][4 * n], &total, 4);
-        }
-}
-
-/* Nearest, ties to even; what is no number stays none. */
-static inline uint16_t soft_rounded(float x) {
-    union { float f; uint32_t i; } bits = {x};
-    if (x != x) return (uint16_t)(bits.i >> 16 | 0x40);
-    return (uint16_t)((bits.i + 0x7fff + (bits.i >> 16 & 1)) >> 16);
-}
-
-static inline __m256i soft_16(__m512 x) {
-    float from[16];
-    uint16_t to[16];
-    memcpy(from, &x, 64);
-    for (int i = 0; i < 16; i++) to[i] = soft_rounded(from[i]);
-    return _mm256_loadu_si256((const __m256i *)to);
-}
-
-static inline __m512i soft_32(__m512 high, __m512 low) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(soft_16(low)), soft_16(high), 1);
-}
-
 #undef _tile_loadconfig
 #undef _tile_release
 #undef _tile_zero
@@ -102,7 +62,6 @@ static inline __m512i soft_32(__m512 high, __m512 low) {
 #undef _tile_stored
 #undef _tile_dpbssd
 #undef _tile_dpbsud
-#undef _tile_dpbf16ps
 #define _tile_loadconfig(config) soft_config(config)
 #define _tile_release() memset(soft_tiles, 0, sizeof soft_tiles)
 #define _tile_zero(t) memset(soft_tiles[t].data, 0, sizeof soft_tiles[t].data)
@@ -110,6 +69,3 @@ static inline __m512i soft_32(__m512 high, __m512 low) {
 #define _tile_stored(t, to, stride) soft_store(t, to, stride)
 #define _tile_dpbssd(to, a, b) soft_bytes(to, a, b, 1)
 #define _tile_dpbsud(to, a, b) soft_bytes(to, a, b, 0)
-#define _tile_dpbf16ps(to, a, b) soft_pairs(to, a, b)
-#define _mm512_cvtneps_pbh(x) soft_16(x)
-#define _mm512_cvtne2ps_pbh(high, low) soft_32(high, low)

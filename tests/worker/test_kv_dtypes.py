@@ -10,8 +10,8 @@ from rig import TINY, Rig, tiny_model
 from baton.config import WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import INT8_FOURS, KVKind
-from baton.native.library import load_best
 from baton.native.variants import VARIANTS
+from baton.worker.forward.base import torch_kv_kind
 from baton.worker.forward.native_forward import kv_kind_for
 
 WIDE = dataclasses.replace(TINY, head_dim=64)
@@ -41,7 +41,6 @@ def kind_named(name: str) -> KVKind:
         (True, WIDE, {"kv_dtype": "float16"}, "float16"),
         (True, WIDE, {"kv_dtype": "float32"}, "float32"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "float16"}, "float16"),
-        (True, WIDE, {"quantization": "none", "kv_dtype": "bfloat16"}, "bfloat16 amx-pairs"),
         (False, WIDE, {"quantization": "none", "kv_dtype": "int8"}, "int8"),
     ],
 )
@@ -57,17 +56,12 @@ def test_bytes_are_the_default_where_their_products_are_fast(variant, expected):
     assert kv_kind_for(Machine(False, variant), WIDE, WorkerConfig(kv_dtype="int8")) == INT8_FOURS
 
 
-@pytest.mark.parametrize(
-    ("tiles", "config", "settings", "why"),
-    [
-        (False, WIDE, {}, "needs a processor with AMX tiles"),
-        (True, TINY, {}, "16 and 8: take float16"),
-        (True, WIDE, {"block_size": 8}, "8 and 64: take float16"),
-    ],
-)
-def test_bfloat16_where_it_cannot_be_is_refused(tiles, config, settings, why):
-    with pytest.raises(InvalidConfig, match=why):
-        kv_kind_for(Machine(tiles), config, WorkerConfig(kv_dtype="bfloat16", **settings))
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("compute", ["native", "torch"])
+def test_what_only_a_gpu_has_is_refused(kv_dtype, compute):
+    settings = WorkerConfig(kv_dtype=kv_dtype)
+    with pytest.raises(InvalidConfig, match=f"{kv_dtype} needs a GPU: take float16"):
+        kv_kind_for(Machine(True), WIDE, settings) if compute == "native" else torch_kv_kind(settings)
 
 
 def test_int8_where_it_cannot_be_is_refused():
@@ -75,16 +69,13 @@ def test_int8_where_it_cannot_be_is_refused():
         kv_kind_for(Machine(False), WIDE, WorkerConfig(kv_dtype="int8", block_size=8))
 
 
-@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
-def test_torch_refuses_them_too(kv_dtype):
-    with pytest.raises(InvalidConfig, match=f"{kv_dtype} needs the native kernels"):
-        tiny_model(compute="torch", kv_dtype=kv_dtype)
+def test_torch_refuses_int8_too():
+    with pytest.raises(InvalidConfig, match="int8 needs the native kernels"):
+        tiny_model(compute="torch", kv_dtype="int8")
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "int8"])
 def test_every_pool_gives_the_same_answers_in_any_chunks(kv_dtype):
-    if kv_dtype == "bfloat16" and not load_best().has_tiles():
-        pytest.skip("this processor has no tiles")
     model = tiny_model(WIDE, compute="native", quantization="int8", kv_dtype=kv_dtype)
     said = []
     for chunk in (None, 1, 5):

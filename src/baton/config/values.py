@@ -10,8 +10,7 @@ from baton.ranges import Names, Range
 Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
 """How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
 KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
-"""What the KV cache holds. bfloat16 needs a processor with tiles (AMX), int8 heads whose width is a multiple of 64,
-fp8 a GPU."""
+"""What the KV cache holds. bfloat16 and fp8 need a GPU, int8 heads whose width is a multiple of 64."""
 Compute = Literal["auto", "native", "torch"]
 PLATFORMS = "baton.platforms"
 """Group of the entry points that bring devices which are not ours (docs/internals/adding-a-platform.md)."""

@@ -11,7 +11,6 @@ the lanes of one vector, in place. Values are not, for the same reason: there th
 
 That is the format "turned". Others fit what computes on them: the same numbers of the same dtype lie in another order.
 
-amx-pairs     in pairs, for processors that multiply tiles (native/csrc/attention_bf16_amx.h)
 int8-fours    in fours, behind those of a head the scales of its tokens; keys are rotated (native/csrc/attention_int8.h)
 token-major   keys as values, a token after the other: what a GPU reads in runs (worker/cuda/)
 """
@@ -31,7 +30,7 @@ VERSION = "batonKV2"
 """Of the order within a block. Blocks of another one are never read."""
 
 KVDtype = Literal["float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
-KVFormat = Literal["turned", "amx-pairs", "int8-fours", "token-major"]
+KVFormat = Literal["turned", "int8-fours", "token-major"]
 NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -41,7 +40,6 @@ NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
 }
 ORDERS: dict[KVFormat, str] = {
     "turned": "k(head,dim,token) v(head,token,dim)",
-    "amx-pairs": "k(head,dim/2,token,2) v(head,token/2,dim,2)",
     "int8-fours": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
     "token-major": "k(head,token,dim) v(head,token,dim)",
 }

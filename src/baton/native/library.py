@@ -20,10 +20,10 @@ GROUPED_INT8 = 11
 """or bytes with a scale for every 32, as Q8_0 has them."""
 GATES = {"silu": 1, "gelu_tanh": 2}
 """What a paired matrix does with its gates: csrc/matrix.h."""
-KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 = range(4)
+KV_F32, KV_F16, KV_INT8 = range(3)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
-"""What KV_BF16_AMX and KV_INT8 need: tokens of a block, and what the width of a head is a multiple of."""
+"""What KV_INT8 needs: tokens of a block, and what the width of a head is a multiple of."""
 
 
 class Matrix(Structure):

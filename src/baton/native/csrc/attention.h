@@ -3,9 +3,8 @@
 
 #include "attention_types.h"
 #include "attention_int8.h"
-#include "attention_bf16_amx.h"
 
-typedef enum { KV_F32, KV_F16, KV_BF16_AMX, KV_INT8 } KVKind;
+typedef enum { KV_F32, KV_F16, KV_INT8 } KVKind;
 
 /* Bytes of what `block_stride` and `values_at` count. */
 ALWAYS int64_t kv_number_bytes(KVKind kind) { return kind == KV_F32 ? 4 : kind == KV_INT8 ? 1 : 2; }
@@ -13,7 +12,6 @@ ALWAYS int64_t kv_number_bytes(KVKind kind) { return kind == KV_F32 ? 4 : kind =
 static void store_token(const AttentionArgs *layer, KVKind kind, int64_t sequence, int64_t token) {
     if (kind == KV_F32) store_token_float(layer, sequence, token);
     else if (kind == KV_F16) store_token_f16(layer, sequence, token);
-    else if (kind == KV_BF16_AMX) store_token_bf16(layer, sequence, token);
     else store_token_int8(layer, sequence, token);
 }
 
@@ -102,7 +100,6 @@ static void attend_all(Member *me, const AttentionArgs *layer, KVKind kind) {
             if (number + 1 < end) next = item_of(layer, number + 1);
             if (kind == KV_F32) attend_float(&item);
             else if (kind == KV_F16) attend_f16(&item);
-            else if (kind == KV_BF16_AMX) attend_bf16(&item);
             else attend_int8(&item, number + 1 < end ? &next : NULL);
         }
     }

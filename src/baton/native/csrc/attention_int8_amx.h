@@ -97,7 +97,7 @@ static void add_outputs(const Int8Rows *x, Int8Tile *t, int64_t from) {
 static void amx_against_key_tile(const Item *item, const Int8Rows *x, const KeyTile *key_tile, const int8_t *values) {
     Int8Tile tiles[ITEM_ROWS / TILE_HEIGHT];
     int64_t count = 0;
-    amx_for(FOR_PRODUCTS, TILE_HEIGHT);
+    amx_for(TILE_HEIGHT);
     for (int64_t first = 0; first < x->rows; first += TILE_HEIGHT) {
         int64_t rows = min_int(TILE_HEIGHT, x->rows - first), last = x->positions[first + rows - 1];
         if (key_tile->start > last || key_tile->start + INT8_KEY_TILE <= first_seen(item, x->positions[first])) continue;

@@ -76,7 +76,7 @@ ALWAYS void int8_amx(const int paired, const Then then, const Matrix *m, int64_t
     int64_t inputs = m->groups * GROUP, columns = paired ? HALF_PANEL : PANEL, stride = out->stride;
     Int8Batch batches[2], *b = &batches[0], *before = &batches[1];
     before->rows = 0;
-    amx_for(FOR_PRODUCTS, height);
+    amx_for(height);
     for (; panel < last; panel++)
         for (int64_t row = first; row < end; row += 2 * height) {
             const float *units = (const float *)m->scales + panel * PANEL;

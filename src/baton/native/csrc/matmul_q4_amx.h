@@ -324,7 +324,7 @@ ALWAYS void rows_times_scale_run(const Matrix *m, const HalfPanel *side, int64_t
 static void many_times_panel(const Matrix *m, int64_t panel, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t tiles = (end - first + TILE_HEIGHT - 1) / TILE_HEIGHT, height = (end - first + tiles - 1) / tiles;
     float results[ROWS_PER_CHUNK][PANEL];
-    amx_for(FOR_PRODUCTS, height);
+    amx_for(height);
     for (int h = 0; h < 2; h++) {
         HalfPanel side = half_panel(m, panel, h);
         for (int64_t s = 0; s < scale_runs(m); s++) rows_times_scale_run(m, &side, s, x, first, end, height, &results[0][h * HALF_PANEL]);

@@ -68,8 +68,8 @@ class LoadedForward:
 
 def torch_kv_kind(settings: WorkerConfig) -> KVKind:
     """Here and not with the torch forward: that it cannot be is said without importing torch."""
-    if settings.kv_dtype == "fp8":
-        raise InvalidConfig("kv_dtype fp8 needs a GPU")
-    if settings.kv_dtype in ("bfloat16", "int8"):
+    if settings.kv_dtype == "bfloat16" or settings.kv_dtype == "fp8":
+        raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs a GPU: take float16")
+    if settings.kv_dtype == "int8":
         raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs the native kernels: take float16")
     return KVKind("float32" if settings.kv_dtype == "auto" else settings.kv_dtype)

@@ -14,7 +14,7 @@ from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
 from baton.native.decoder import Addresses, NativeDecoder
-from baton.native.library import KV_BF16_AMX, KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, NativeStep
+from baton.native.library import KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, NativeStep
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import native_arithmetic
@@ -24,11 +24,9 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward
 from baton.worker.token_masks import Masks
 
-AMX_PAIRS = KVKind("bfloat16", "amx-pairs")
 KV_KINDS: dict[KVKind, int] = {
     KVKind("float32"): KV_F32,
     KVKind("float16"): KV_F16,
-    AMX_PAIRS: KV_BF16_AMX,
     INT8_FOURS: KV_INT8,
 }
 """What the library calls them."""
@@ -52,18 +50,13 @@ def load_native(
 def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVKind:
     """As settings say; else what is fastest and does not show beside the rounding of the weights."""
     regular = settings.block_size == KV_BLOCK and model.head_dim % KV_WIDTH == 0
-    needs = f"block_size {KV_BLOCK} and heads whose width is a multiple of {KV_WIDTH}"
-    here = f"{settings.block_size} and {model.head_dim}: take float16"
-    if settings.kv_dtype == "bfloat16" and not (regular and library.has_tiles()):
-        raise InvalidConfig(
-            f"kv_dtype bfloat16 needs a processor with AMX tiles, {needs}; here it is {library.variant.description}, {here}"
-        )
     if settings.kv_dtype == "int8" and not regular:
-        raise InvalidConfig(f"kv_dtype int8 needs {needs}; here it is {here}")
-    if settings.kv_dtype == "fp8":
-        raise InvalidConfig("kv_dtype fp8 needs a GPU")
-    if settings.kv_dtype == "bfloat16":
-        return AMX_PAIRS
+        raise InvalidConfig(
+            f"kv_dtype int8 needs block_size {KV_BLOCK} and heads whose width is a multiple of {KV_WIDTH}; here it is "
+            f"{settings.block_size} and {model.head_dim}: take float16"
+        )
+    if settings.kv_dtype == "bfloat16" or settings.kv_dtype == "fp8":
+        raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs a GPU: take float16")
     if settings.kv_dtype == "int8":
         return INT8_FOURS
     if settings.kv_dtype != "auto":
