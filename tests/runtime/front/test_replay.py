@@ -25,7 +25,6 @@ from baton.protocol.ids import Incarnation, RequestId, Slot
 from baton.protocol.output import OTHER_WEIGHTS, Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
 from baton.protocol.step import RowLogprobs, TokenLogprob
-from baton.runtime.processes.restarts import HEALTHY_SECONDS, Restarts
 
 
 def pair() -> Pair:
@@ -403,14 +402,6 @@ def test_an_engine_that_is_ready_may_take_its_time_afterwards():
             await rig.told()
 
     finish(main())
-
-
-def test_restarts_in_a_row_wait_longer_and_end():
-    restarts = Restarts(4, backoff_seconds_max=0.3)
-    assert [restarts.next_delay(1.0) for _ in range(5)] == [0.0, 0.1, 0.2, 0.3, None]
-    assert restarts.next_delay(HEALTHY_SECONDS) == 0.0
-    assert restarts.next_delay(0.0) == 0.1
-    assert Restarts(0, 1.0).next_delay(HEALTHY_SECONDS) is None
 
 
 def test_ids_of_clients_stay_theirs():

@@ -17,13 +17,12 @@ from enum import Enum
 from typing import Final
 
 from baton.config import SchedulerConfig
+from baton.core.restarts import Restarts
 from baton.protocol.ids import Instant, WorkerEpoch
 
 HEALTHY_STEPS: Final = 16
 LONGEST_STEPS: Final = 20
 """A step that shows progress may take this many times `step_seconds_max`."""
-BACKOFF_SECONDS: Final = 0.1
-"""Delay before the second restart in a row; doubled for each one after it."""
 
 
 class WorkerState(Enum):
@@ -45,7 +44,6 @@ class WorkerWatch:
         "_steps",
         "deadline",
         "epoch",
-        "losses",
         "state",
     )
 
@@ -53,10 +51,7 @@ class WorkerWatch:
         self._config = config
         self.epoch = WorkerEpoch(1)
         self.state = WorkerState.STARTING
-        self.losses = 0
-        "Losses in a row that count towards GONE."
-        self._restarts = 0
-        "Restarts in a row, of any cause."
+        self._restarts = Restarts(config.worker_restarts_max, config.restart_backoff_seconds_max)
         self._served = 0.0
         "Seconds for which earlier lives were ready."
         self._kills: list[float] = []
@@ -71,6 +66,10 @@ class WorkerWatch:
         "When the result of the oldest plan, or the new worker, is due. The start-up table limits the first start."
 
     @property
+    def losses(self) -> int:
+        return self._restarts.losses
+
+    @property
     def overdue(self) -> str:
         """The reason to log when the deadline passes."""
         waited = "no result of a step" if self.state is WorkerState.READY else "not ready"
@@ -78,7 +77,8 @@ class WorkerWatch:
 
     def ready(self, epoch: WorkerEpoch, now: Instant) -> bool:
         if self.state is WorkerState.GONE and epoch >= self.epoch:
-            self.epoch, self.losses, self._restarts = epoch, 0, 0  # an operator has started another worker by hand
+            self.epoch = epoch  # an operator has started another worker by hand
+            self._restarts.clear()
             self._kills.clear()
         elif epoch != self.epoch or self.state is WorkerState.READY:
             return False
@@ -100,15 +100,13 @@ class WorkerWatch:
 
     def lose(self, now: Instant, *, counts: bool) -> float | None:
         """End this life. Returns the seconds to wait before the next one begins; None: there is no next one."""
-        self.losses += counts
         self.epoch = WorkerEpoch(self.epoch + 1)
         self._served, self._ready_at = self._service_seconds(now), None
-        if self.losses > self._config.worker_restarts_max:
+        delay = self._restarts.next_delay(counts=counts)
+        if delay is None:
             self.state = WorkerState.GONE
             self.deadline = None
             return None
-        delay = self._backoff()
-        self._restarts += 1
         self.state = WorkerState.STARTING
         self.deadline = Instant(now + delay + self._config.worker_start_seconds_max)
         return delay
@@ -124,13 +122,6 @@ class WorkerWatch:
         self.state = WorkerState.STARTING
         self.deadline = Instant(now + self._config.worker_start_seconds_max)
 
-    def _backoff(self) -> float:
-        """Seconds before the next restart; 0 before the first: most losses are single ones."""
-        if not self._restarts:
-            return 0.0
-        doubled = BACKOFF_SECONDS * 2.0 ** min(self._restarts - 1, 32)
-        return min(doubled, self._config.restart_backoff_seconds_max)
-
     def step_planned(self, now: Instant) -> None:
         if self.deadline is None:
             self._begin_step(now)
@@ -145,7 +136,7 @@ class WorkerWatch:
         """A result arrived: the next plan's time runs from now, because it could not begin before."""
         self._steps += 1
         if self._steps == HEALTHY_STEPS:
-            self.losses = self._restarts = 0
+            self._restarts.clear()
         self.deadline = None
         if more_in_flight:
             self._begin_step(now)

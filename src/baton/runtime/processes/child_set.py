@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol
 
+from baton.core.restarts import Restarts
 from baton.errors import ChildKilled, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import StartFailed
@@ -27,7 +28,6 @@ from baton.runtime.processes.child import KILL_SECONDS, Child, Loss
 from baton.runtime.processes.children import has_ended, start_child
 from baton.runtime.processes.memory_kills import MemoryKillLog
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
-from baton.runtime.processes.restarts import Restarts
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
 
