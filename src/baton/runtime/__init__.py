@@ -1,1 +1,1 @@
-"""RUNS: one file an OS process (supervisor, front, engine, worker), and what they are made of. driver.py is the only loop."""
+"""RUNS: one folder per OS process (front, router, engine, worker, cache) and shared parts. driver.py is the only event loop."""

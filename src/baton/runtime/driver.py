@@ -14,10 +14,10 @@ EffectT = TypeVar("EffectT")
 
 
 class Driver(Generic[EventT, EffectT]):
-    """Ports are plain functions that start something and return; what comes of it is told as an event later.
+    """Ports are plain functions that start something and return; its result is dispatched as an event later.
 
-    `due` is called when a deadline of the machine has come: it tells the machine, and sees to what fails then (the loop
-    would only log it).
+    `due` is called when a deadline of the machine has passed: it dispatches to the machine, and handles errors (the loop would
+    only log them).
     """
 
     def __init__(
@@ -34,13 +34,14 @@ class Driver(Generic[EventT, EffectT]):
         self._armed: Instant | None = None
 
     def dispatch(self, event: EventT) -> None:
-        """`decide` and `carry_out` in one. Without their calls: an engine comes here with every step."""
+        """`decide` and `carry_out` in one, without their calls: an engine dispatches here with every step."""
         for effect in self.machine.handle(event, Instant(self._loop.time())):
             self._ports[type(effect)](effect)
         self._arm()
 
     def decide(self, event: EventT) -> Sequence[EffectT]:
-        """What the machine wants done. What it raises is about the event, or about its own state; nothing was done yet."""
+        """Return the machine's effects without performing them. An error is about the event, or about the machine's own
+        state."""
         return self.machine.handle(event, Instant(self._loop.time()))
 
     def carry_out(self, effects: Sequence[EffectT]) -> None:
@@ -53,7 +54,8 @@ class Driver(Generic[EventT, EffectT]):
             self._timer.cancel()
 
     def _arm(self) -> None:
-        """A timer that fires too early finds nothing due and is set again; so one that is early enough is left alone."""
+        """Set the timer. A timer that fires too early finds nothing due and is set again; so one that is early enough is
+        kept."""
         deadline = self.machine.next_deadline()
         if deadline is None or (self._armed is not None and self._armed <= deadline):
             return
@@ -63,7 +65,7 @@ class Driver(Generic[EventT, EffectT]):
         self._timer = self._loop.call_at(deadline, self._fire)
 
     def _fire(self) -> None:
-        """After a pause of the whole process the news that were waited for may be here, unread: they go first."""
+        """Handle unread events first: after a pause of the whole process the awaited ones may be among them."""
         self._timer = self._loop.call_soon(self._look)
 
     def _look(self) -> None:

@@ -1,8 +1,8 @@
-"""`baton serve`: starts its children (process_table.py), passes on what they report, and ends everything in order.
+"""`baton serve`: starts its children (process_table.py), passes on their reports, and ends everything in order.
 
-A child that dies is seen at once, and said. An engine that was killed (a signal, from wherever) while the server was ready is
-started again: the front is handed the socket of the new one, and goes on there with everything that is open. So is one whose
-worker was killed while that engine was starting. After any other end, and after too many in a row, everything else is ended.
+A child's death is seen at once, and logged. An engine that was killed (by any signal) while the server was ready is restarted:
+the front gets the socket of the new one, and replays all open requests there. The same holds for an engine whose worker was
+killed during its start. After any other end, and after too many in a row, everything else is ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
 
 class Supervisor(ProcessGroup[ServeConfig]):
     rows = SUPERVISOR_CHILDREN
-    "Rehearsals put disturbed programs in some of them."
+    "Tests replace some rows with faulty programs."
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """`baton up`: a cluster on one machine. One process starts a router and the instances that dial it, and keeps them running.
 
     up
-     |-- prefill-0, decode-0, ...   engines without a front; started again, with backoff, however they end
-     `-- router                     HTTP and the router machine; started again, with backoff, unless it ended well
+     |-- prefill-0, decode-0, ...   engines without a front; restarted, with backoff, however they end
+     `-- router                     HTTP and the router machine; restarted, with backoff, unless it ended without an error
 
 `baton router` is the same without engines. The last row ends first: the router drains while its instances still work.
 """
@@ -31,7 +31,7 @@ ROUTER = "router"
 class UpConfig:
     router: RouterProcessConfig
     engines: Mapping[str, EngineConfig]
-    "By name."
+    "Engines by name."
 
     def __post_init__(self) -> None:
         limit = self.router.router.handing_seconds_max
@@ -45,8 +45,8 @@ class UpConfig:
 
 
 def start_after(name: str, engines: Mapping[str, EngineConfig]) -> list[str]:
-    """Instances that must be ready before that one is started: each measures how much memory of their GPU is left for it, which
-    it cannot while another one beside it loads weights."""
+    """Instances that must be ready before that one is started: each measures the free memory of the GPU, which it cannot while
+    another one loads weights."""
     if name not in engines or not _measures(engines[name].worker):
         return []
     index = engines[name].worker.device_index
@@ -85,7 +85,7 @@ def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
 
 
 class UpReporter:
-    """What whoever runs a cluster is told. This one prints nothing."""
+    """Callbacks to the program that runs a cluster. This class prints nothing."""
 
     def on_progress(self, name: str, progress: LoadProgress) -> None:
         pass
@@ -94,13 +94,13 @@ class UpReporter:
         pass
 
     def on_lost(self, name: str, why: str) -> None:
-        """Another one is started."""
+        """An instance was lost; another one is started."""
 
     def on_ready(self, ready: InstanceReady) -> None:
-        """Every instance has joined, and requests are taken. Once."""
+        """Every instance has joined, and requests are accepted. Called once."""
 
     def on_view(self, view: ClusterView) -> None:
-        """Several times a second."""
+        """Called several times per second."""
 
     def on_stopping(self) -> None:
         pass
@@ -108,7 +108,7 @@ class UpReporter:
 
 class UpGroup(ProcessGroup[UpConfig]):
     def __init__(self, config: UpConfig, reporter: UpReporter, rows: tuple[ChildRow[UpConfig], ...] | None = None) -> None:
-        """`rows`: rehearsals put disturbed programs in some of them."""
+        """`rows`: tests replace some with faulty programs."""
         self._config = config
         self._reporter = reporter
         self._ready: InstanceReady | None = None
@@ -118,7 +118,7 @@ class UpGroup(ProcessGroup[UpConfig]):
         super().__init__(
             up_children(config.engines) if rows is None else rows,
             lambda: self._config,
-            start_seconds_max=serve.start_seconds_max if config.engines else None,  # a router waits for those of others
+            start_seconds_max=serve.start_seconds_max if config.engines else None,  # a router alone waits for remote instances
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )
@@ -131,7 +131,7 @@ class UpGroup(ProcessGroup[UpConfig]):
         match message:
             case LoadProgress():
                 self._reporter.on_progress(child.name, message)
-            case ModelChanged(model):  # all are given the same, one after the other; whoever is started again begins with these
+            case ModelChanged(model):  # all load the same weights, one after the other; restarted ones begin with these
                 engines = {
                     name: replace(engine, worker=replace(engine.worker, model=model))
                     for name, engine in self._config.engines.items()
@@ -149,7 +149,7 @@ class UpGroup(ProcessGroup[UpConfig]):
     def _on_instance_ready(self, name: str, ready: InstanceReady) -> None:
         self._instance_ready[name].set()
         engine = self._config.engines[name]
-        if _measures(engine.worker):  # its next life finds the GPU full of the others: it has as many blocks as this one
+        if _measures(engine.worker):  # its next life finds the GPU full: it gets as many blocks as this one
             engine = replace(engine, worker=replace(engine.worker, blocks=ready.blocks))
             self._config = replace(self._config, engines={**self._config.engines, name: engine})
         self._reporter.on_instance_ready(name)

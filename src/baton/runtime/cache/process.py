@@ -1,4 +1,4 @@
-"""The cache service's process: what it is told about the KV pool. What it does with blocks is kvcache/.
+"""The cache service's process: attaches KV pools and passes moves to kvcache/.
 
 It serves one pool at a time, until its control channel ends:
 
@@ -6,15 +6,14 @@ It serves one pool at a time, until its control channel ends:
                              PoolAttached over the control channel
     HostPoolReady + desc.    over the descriptor socket: the memory of the host tier, as the service before had it
     ReadersSocket + desc.    over the descriptor socket: where messengers of other machines dial
-    CreatePool               over the control channel (messenger): make the pool, announce it with PoolReady + descriptor
+    CreatePool               over the control channel (messenger): create the pool, announce it with PoolReady + descriptor
     DetachPool               over the control channel: unmap that pool, confirm with PoolDetached
 
-With the first pool it has all that it needs: when tiers (if any) are prepared it says CacheHello, and takes moves. Two do them:
-transfer.py between device, host and storage, messenger.py between instances.
+With the first pool it has all that it needs: when the tiers (if any) are prepared it sends CacheHello, and accepts moves.
+transfer.py moves blocks between device, host and storage, messenger.py between instances.
 
 The engine sends PoolReady right after this process was started, if there is a pool by then, and again whenever there is another
-(a restarted worker that made one). Whatever goes wrong in here ends the process; the engine starts another and hands it the
-pool again.
+(created by a restarted worker). Any error in here ends the process; the engine starts another and sends it the pool again.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ NICENESS = 5
 
 
 COUNTERS_SECONDS = 1.0
-"""What is counted is told at most this often, before a result of a move or soon after one."""
+"""Counters are sent at most this often, before a result of a move or soon after one."""
 
 
 class CacheProcess:
@@ -84,10 +83,10 @@ class CacheProcess:
         self._counters_due = 0.0
         self._counters_timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        "Whatever goes wrong in a thread or task ends the process."
+        "Any error in a thread or task ends the process."
 
     def _transports(self, config: CacheConfig) -> dict[str, Transport]:
-        """By which others may read our pool, and by which we read theirs."""
+        """Transports by which others may read our pool, and by which we read theirs."""
         served = {address.partition(":")[0]: address for address in config.peer.split()}
         transports: dict[str, Transport] = {
             shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""), config.wire)
@@ -98,7 +97,7 @@ class CacheProcess:
         return transports
 
     async def run(self) -> None:
-        """Until the engine is gone."""
+        """Run until the engine closes the channel."""
         tasks = {asyncio.create_task(self._read_descriptors()), asyncio.create_task(self._control.listen(self.on_message))}
         try:
             done, _ = await asyncio.wait({*tasks, self._broken}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +144,7 @@ class CacheProcess:
         self._control.send(PoolAttached(ready.incarnation))
 
     def _attached(self) -> None:
-        """The first pool says what a block is: now there can be a host tier, and storage for such blocks."""
+        """The first pool defines the layout of blocks: create the host tier and open storage for such blocks."""
         assert self.pool is not None
         if self._messenger is not None:
             self._messenger.attach(self.pool)
@@ -158,7 +157,7 @@ class CacheProcess:
             self._preparing.add_done_callback(self._prepared)
 
     def detach(self) -> None:
-        """Nothing may be copied from or to it any more."""
+        """Unmap the pool: no copy from or to it may follow."""
         if self._transfer is not None:
             self._transfer.detach()
         if self._messenger is not None:
@@ -170,7 +169,7 @@ class CacheProcess:
     def _layout(self, order: CreatePool) -> KVLayout:
         if order.layout:
             return KVLayout.decode(order.layout)
-        from baton.worker.build import layout_of  # a look into the model's files, and none at its weights
+        from baton.worker.build import layout_of  # reads the model's files, but not its weights
 
         return layout_of(self._config.worker)
 
@@ -183,9 +182,9 @@ class CacheProcess:
             self._storage = open_backend(url, name)
 
     async def _prepare(self, layout: KVLayout) -> None:
-        """The memory is reserved by a thread: gigabytes of it take seconds."""
+        """Create the host tier. A thread reserves the memory: gigabytes of it take seconds."""
         if not self._config.tiers:
-            return  # it is there for hand-offs only
+            return  # the service is used for hand-offs only
         blocks = self._config.tiers.host_blocks(layout.block_bytes)
         host = self._host
         self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
@@ -226,7 +225,7 @@ class CacheProcess:
         self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer, wants_tokens))
 
     def _taken(self, work: Future[None] | asyncio.Task[None]) -> None:
-        """From any thread. What storage does wrong is in the result; anything else is an error of ours, and is not hidden."""
+        """Called on any thread. Errors of storage are in the result; any other error is a bug, and ends the process."""
         if not work.cancelled() and (error := work.exception()) is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._fail, error)
@@ -236,14 +235,14 @@ class CacheProcess:
             self._broken.set_exception(error)
 
     def _report(self, result: MoveResult | StorageAnswer) -> None:
-        """From any thread."""
+        """Called on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending
             self._loop.call_soon_threadsafe(self._send, result)
 
     def _send(self, result: MoveResult | StorageAnswer) -> None:
         if self._loop.time() >= self._counters_due:
             self._send_counters()
-        elif self._counters_timer is None:  # the last result of a row is counted too
+        elif self._counters_timer is None:  # so that the last result of a series is counted too
             self._counters_timer = self._loop.call_at(self._counters_due, self._send_counters)
         self._control.send(result)
 

@@ -1,7 +1,7 @@
-"""The engine's cache service in all of its lives: what it says of itself must be what the books of the instance say.
+"""The engine's cache service in all of its lives: its hello must match the state of the instance.
 
-The directory in which other instances find our pool, and the port for those of other machines, are made here and not by the
-service, which may be killed at any moment: they outlive it, and the service's successor serves the same addresses.
+The engine creates the directory in which other instances find our pool, and the port for those of other machines. The service
+may be killed at any moment: both outlive it, and its successor serves the same addresses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("baton.engine")
 
 CACHE = "cache"
 TRANSFER_COUNTERS: Final = ("pulls", "pull_bytes", "pull_microseconds", "readers")
-"""Of CacheStats, and of InstanceStats by the same names."""
+"""Fields of CacheStats, and of InstanceStats by the same names."""
 
 
 class CacheSupervisor:
@@ -42,27 +42,27 @@ class CacheSupervisor:
         self._folder: PrivateFolder | None = None
         self._port: TransferPort | None = None
         self._early: CacheHello | None = None
-        "It was quicker than the rest of the start."
+        "A hello that arrived before the end of the start."
         self.counters: dict[str, int] = {}
-        "Of its storage, as it told them last."
+        "Counters of its storage, as last reported."
         self._transfers = CacheStats({})
-        "Of the present life, as it told them last."
+        "Counters of the present life, as last reported."
         self._losses = 0
         self._earlier: dict[str, Counter[str]] = {name: Counter() for name in TRANSFER_COUNTERS}
-        "Of the lives before."
+        "Counters of earlier lives."
         self._totals: dict[str, dict[str, int]] = {}
-        "Of all lives: added up when the service reports, which is less often than they are asked for."
+        "Counters of all lives: added up when the service reports, which is less often than they are read."
         self._failing: set[str] = set()
-        "The ways (read, write) in which storage is left alone, as the log says."
+        "Directions (read, write) in which storage is not used, as logged."
 
     @property
     def needed(self) -> bool:
-        """Whether there is a cache service at all."""
+        """Is there a cache service at all?"""
         return CACHE in self._plan.processes
 
     @property
     def peer(self) -> str:
-        """Where other instances may read our pool, the best way first: the same in all lives of the service, but for the port,
+        """Where other instances may read our pool, the best way first: the same in all lives of the service, except the port,
         which may be opened later. Empty: nowhere."""
         return " ".join(place.address for place in (self._folder, self._port) if place is not None and place.address)
 
@@ -80,7 +80,8 @@ class CacheSupervisor:
         return self.needed and (self._port is not None or bool(self.peer))
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
-        """A session with a router leaves from this address of ours. Is our pool announced at another address from now on?"""
+        """A session with a router leaves from this address of ours. True: our pool is announced at another address from now
+        on."""
         port = self._port
         if port is None or not port.reached(host, on_gpu=on_gpu):
             return False
@@ -90,20 +91,20 @@ class CacheSupervisor:
         return True
 
     def on_started(self, child: Child) -> None:
-        """The first thing that it is handed."""
+        """Send a new service the port's socket, before anything else."""
         port = self._port
         if child.name == CACHE and port is not None and port.sock is not None and child.descriptors is not None:
             send_descriptor(child.descriptors, ReadersSocket(port.address), port.sock.fileno())
 
     def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
-        """Before anything is started. The service says it too, of what is free then; but books about so many blocks would fill
-        the memory before it does."""
+        """Refuse before anything is started. The service checks the free memory too; but the state of this many blocks would
+        fill the memory before it does."""
         total = main_memory().total_bytes / GIB
         if self.needed and tiers.host_gib > total:
             raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it")
 
     def close(self) -> None:
-        """The service is gone."""
+        """Remove folder and port; the service has ended."""
         if self._folder is not None:
             self._folder.remove()
         if self._port is not None:
@@ -118,12 +119,12 @@ class CacheSupervisor:
         books = instance.board.tiers.host.total
         if hello.host_blocks != books:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
-        if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have been told of the port yet
+        if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have received the port yet
             raise PeerError("the cache service lets others read our pool elsewhere than it was told")
         self._machine.dispatch(CacheReady(hello.kept, hello.wants_tokens))
 
     def on_begun(self) -> None:
-        """There is an instance now."""
+        """The instance exists now."""
         if self._early is not None:
             self.on_hello(self._early)
 
@@ -133,14 +134,14 @@ class CacheSupervisor:
         self._totals = {name: dict(self._earlier[name] + Counter(getattr(stats, name))) for name in TRANSFER_COUNTERS}
 
     def add_counters(self, stats: InstanceStats) -> None:
-        """What was copied between instances, in all lives of the service: counters never fall."""
+        """Add the transfer counters of all lives of the service: counters never decrease."""
         stats.cache_losses = self._losses
         stats.cache_loop_lag_microseconds = self._transfers.loop_lag_microseconds
         for name, total in self._totals.items():
             setattr(stats, name, total)
 
     def on_lost(self) -> None:
-        """There is an instance: a loss before that ends the start."""
+        """The service was lost after the start: a loss before ends the start."""
         self._losses += 1
         for name in TRANSFER_COUNTERS:
             self._earlier[name].update(getattr(self._transfers, name))
@@ -148,7 +149,7 @@ class CacheSupervisor:
         self._machine.dispatch(CacheLost())
 
     def look_at_storage(self) -> None:
-        """Says when storage is left alone, and when it is used again. Nobody else notices: a request computes what it must."""
+        """Log when storage stops being used, and when it is used again. Nothing else shows it: requests compute instead."""
         if (instance := self._machine.instance) is None:
             return
         tiers = instance.board.tiers
@@ -160,14 +161,14 @@ class CacheSupervisor:
                 self._failing.remove(way)
                 logger.warning("KV storage is used again, to %s", way)
 
-    # What the instance wants done
+    # Effects of the instance
 
     def send(self, effect: SendToCache) -> None:
         if (cache := self._children.get(CACHE)) is not None:
             cache.control.send(effect.message)
 
     def restart(self, effect: RestartCache) -> None:
-        """Its end is noticed like any other, and another one is started."""
+        """Kill the service: its end is handled like any other, and another one is started."""
         logger.warning("the cache service is killed: %s", effect.reason)
         if (cache := self._children.get(CACHE)) is not None:
             cache.process.kill()

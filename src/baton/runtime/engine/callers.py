@@ -1,13 +1,13 @@
-"""Who asks an engine for something: its own front, and the session of every router (router_links.py).
+"""Callers of an engine: its own front, and the session of every router (router_links.py).
 
-Callers know nothing of each other: two may use the same request id, or the same number of an order. The engine has its own.
+Callers do not know each other: two may use the same request id, or the same number of an order. The engine has its own.
 
     caller                      engine
-    request "r1"        <-->    "3|r1"      3 is the caller's tag. It says whom an answer is for, so nothing is remembered
+    request "r1"        <-->    "3|r1"      3 is the caller's tag. It identifies the receiver of an answer without a table
     order 7, ping 7     <-->    42          remembered until it is answered
 
-The tag of a session is never used again. What is still said about requests of a session that is over finds nobody, and the
-same request in the next session is another one to the instance. An engine that has a front and no routers uses ids as they are.
+The tag of a session is never used again. Later output for requests of an ended session is dropped, and the same request in the
+next session is a new one to the instance. An engine that has a front and no routers uses ids as they are.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ UNANSWERED_MAX: Final = 256
 """Orders, or pings, of all callers that wait for their answer."""
 
 ToRouter = Reserved | Offer | Release | Released | Adopted
-"""Effects that go to whoever the request is of, as they are."""
+"""Effects that are sent unchanged to the caller of the request."""
 
 
 class Asked(Protocol):
-    """What of the engine callers reach. The numbers are ours."""
+    """The part of the engine that callers use. Numbers are the engine's own."""
 
     def dispatch(self, event: Event) -> None: ...
 
@@ -56,7 +56,7 @@ class Asked(Protocol):
     def wake(self, number: int, model: str) -> None: ...
 
     def open_requests(self) -> Iterable[RequestId]:
-        """Of everybody: running, waiting, or kept for another instance."""
+        """Requests of all callers: running, waiting, or kept for another instance."""
         ...
 
 
@@ -75,7 +75,7 @@ class Caller:
         return request.startswith(self._prefix)
 
     def theirs(self, requests: Iterable[RequestId]) -> tuple[RequestId, ...]:
-        """Those of this caller, by its own names."""
+        """The requests of this caller, by its own ids."""
         return tuple(RequestId(request[len(self._prefix) :]) for request in requests if self.owns(request))
 
 
@@ -91,7 +91,7 @@ class Callers:
         self._pings = Numbers()
 
     def add(self, send: Callable[[Message], None], *, alone: bool = False) -> Caller:
-        """`alone`: it is the only one that there will be, and its ids stay as they are."""
+        """`alone`: the only caller of this engine, whose ids stay as they are."""
         caller = Caller("" if alone else str(next(self._tags)), send)
         if alone:
             self._untagged = caller
@@ -100,7 +100,7 @@ class Callers:
         return caller
 
     def remove(self, caller: Caller) -> None:
-        """It is gone: what it asked for is ended, and nobody is told."""
+        """The caller has disconnected: end its requests and orders without an answer."""
         if self._tagged.pop(caller.tag, None) is None:
             return
         self._orders.forget(caller)
@@ -149,7 +149,8 @@ class Callers:
         self, caller: Caller, order: PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
     ) -> None:
         if isinstance(order, ResumeInstance) and self.leaving():
-            # Whoever resumes a cluster means those that stay. This one drains on: what it took now it would drop at its end.
+            # A resume of the cluster is meant for the instances that stay. This one keeps draining: a new request would be
+            # dropped at its end.
             caller.send(OrderAnswer(order.number, "done", "the instance is ending: it takes no more requests"))
             return
         number = self._orders.add(caller, order.number)
@@ -171,7 +172,7 @@ class Callers:
     # Out
 
     def who_ordered(self, number: int) -> Caller | None:
-        """Of an order that is not answered yet."""
+        """The caller of an order that is not answered yet."""
         return self._orders.asker(number)
 
     def answer(self, answer: OrderAnswer) -> None:
@@ -185,7 +186,7 @@ class Callers:
             caller.send(replace(pong, number=number))
 
     def answer_pings(self, fault: str) -> None:
-        """All of them: the worker that was asked is gone."""
+        """Answer all pings: the worker that was pinged is lost."""
         for number in self._pings.numbers():
             self.pong(Pong(number, fault))
 
@@ -209,7 +210,7 @@ class Callers:
         return None if caller is None else (caller, RequestId(request))
 
     def emit(self, emit: Emit) -> None:
-        """To each what is its. Rows of callers that are gone are dropped."""
+        """Split an emit by caller. Rows of disconnected callers are dropped."""
         if self._untagged is not None:
             self._untagged.send(emit)
             return
@@ -241,7 +242,7 @@ class Callers:
 
 
 class Numbers:
-    """Numbers of callers, and ours for them."""
+    """Maps the engine's numbers of orders or pings to the callers' own."""
 
     __slots__ = ("_asked", "_next")
 
@@ -250,7 +251,7 @@ class Numbers:
         self._next = count(1)
 
     def add(self, caller: Caller, theirs: int) -> int | None:
-        """None: too many wait for their answer already."""
+        """Return the engine's number. None: too many wait for their answer already."""
         if len(self._asked) >= UNANSWERED_MAX:
             return None
         number = next(self._next)

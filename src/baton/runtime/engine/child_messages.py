@@ -1,4 +1,4 @@
-"""What the children of an engine say, and who of the engine hears it (child_set.py calls this file)."""
+"""Dispatches messages of an engine's children to its parts (called by child_set.py)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ logger = logging.getLogger("baton.engine")
 
 
 class ChildMessages:
-    """Satisfies child_set.Parent."""
+    """Implements child_set.Parent."""
 
     pool: PoolRegistry
     startup: Startup
     cache: CacheSupervisor
     worker: WorkerSupervisor
-    "These four know the children, so they are made after them, and set before the first one is started."
+    "These four need the children, so they are created after them, and set before the first one is started."
 
     def __init__(self, machine: InstanceLoop, supervisor: Channel, on_over: Callable[[BaseException], None]) -> None:
         self._machine = machine
@@ -62,7 +62,7 @@ class ChildMessages:
             os.close(fd)
 
     def on_message(self, child: Child, message: Message) -> None:
-        if type(message) is StepResult:  # nearly all of them
+        if type(message) is StepResult:  # nearly all messages
             self._machine.dispatch(StepDone(message))
         else:
             self._on_rare_message(child, message)

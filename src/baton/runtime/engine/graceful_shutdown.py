@@ -1,9 +1,9 @@
-"""An instance that is told to end, and its routers: it takes nothing new and says so, hand-offs and streams may finish.
+"""An instance that is stopped, and its routers: it accepts no new requests and reports that, hand-offs and streams may finish.
 
-told to end --> DRAINING: mode and beats say so --> nothing is open, or drain_seconds_max is over --> PAUSED --> it ends
-                                                    (what is left is ended, and routers replay it elsewhere)
+stopped --> DRAINING: mode and heartbeats report it --> nothing is open, or drain_seconds_max has passed --> PAUSED --> it ends
+                                                        (open requests are ended, and routers replay them elsewhere)
 
-Without a session there is nobody to drain for: what was asked for in it has ended with it.
+Without a session there is nothing to drain: requests of a session end with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.core.events import Event, Pause
 logger = logging.getLogger("baton.engine")
 
 PAUSED_SECONDS: Final = 2.0
-"""After the drain's deadline the worker answers the last drops in this time."""
+"""After the drain's deadline the worker acknowledges the last drops in this time."""
 
 
 class Told(Protocol):
@@ -35,12 +35,12 @@ class Leaving:
         self._over.set() if mode is Mode.PAUSED else self._over.clear()
 
     def on_alone(self) -> None:
-        """No session is open any more."""
+        """The last session has ended."""
         if self.begun:
             self._over.set()
 
     async def drained(self, engine: Told, seconds: float) -> None:
-        """Whoever comes second waits for the first one's drain."""
+        """Drain once. A second caller waits for the same drain."""
         if not self.begun:
             self.begun = True
             logger.info("draining: requests of routers may run for %g s", seconds)

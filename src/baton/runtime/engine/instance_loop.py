@@ -1,7 +1,7 @@
-"""The instance machine on the engine's loop: events in, effects to their ports, and what is looked at after every event.
+"""The instance machine on the engine's loop: events in, effects to their ports, and checks after every event.
 
-tell(event) --> Instance.handle --> effects, each to its port (driver.py)
-            `-> is the worker lost for good? do the books of an idle instance add up? what are others told? (reporting.py)
+dispatch(event) --> Instance.handle --> effects, each to its port (driver.py)
+               `-> is the worker lost for good? is the state of an idle instance consistent? what is reported? (reporting.py)
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from baton.runtime.driver import Driver
 logger = logging.getLogger("baton.engine")
 
 CHECK_SECONDS: Final = 10.0
-"""An idle engine checks its books at most this often."""
+"""An idle engine checks its state at most this often."""
 
 
 class InstanceLoop:
     def __init__(self, on_over: Callable[[BaseException], None]) -> None:
-        """`on_over`: the engine must not go on, and this is why."""
+        """`on_over`: called with the error after which the engine must end."""
         self.instance: Instance | None = None
-        "Until the start is over nobody knows how many blocks there are, and there is none."
+        "None until the start has determined the number of blocks."
         self.after: Callable[[Event], None] = lambda event: None
         "Called after each event."
         self._on_over = on_over
@@ -52,7 +52,7 @@ class InstanceLoop:
         if self._driver is None or self.instance is None:
             return
         self._driver.dispatch(event)
-        if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; who runs us may start us again
+        if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; our parent may restart us
             losses = self.instance.worker.losses
             self._on_over(EngineError(f"the worker was lost {losses} time(s) in a row: the server ends"))
         if not self.instance.board.groups and self.instance.idle:
@@ -63,14 +63,14 @@ class InstanceLoop:
         self.tell_from_loop(Tick())
 
     def tell_from_loop(self, event: Event) -> None:
-        """For what the loop itself calls: asyncio would only log an error there."""
+        """Dispatch from a callback of the loop: asyncio would only log an error there."""
         try:
             self.dispatch(event)
         except Exception as error:
             self._on_over(error)
 
     def _check_when_due(self, instance: Instance) -> None:
-        """Nobody waits for us now: prove that nothing leaked. An engine whose state is impossible must not go on."""
+        """No client waits now: verify that nothing leaked. An engine with an impossible state must end."""
         if self._loop.time() >= self._check_due:
             self._check_due = self._loop.time() + CHECK_SECONDS
             try:

@@ -1,11 +1,11 @@
-"""The engine's hold on the KV pool: a descriptor, announced by the pool's creator and handed to every attacher.
+"""The engine's hold on the KV pool: a descriptor, announced by the pool's creator and sent to every attacher.
 
     creator --PoolReady + descriptor--> ENGINE --PoolReady + the same descriptor--> attacher
                                                <--PoolAttached(incarnation)--------
 
-An attacher that is started again is handed the same pool. A pool whose creator is the messenger outlives it: the engine
-still has the descriptor, and hands it to the next messenger and to every worker. A pool whose creator is the worker ends with
-it: the engine lets go, asks attachers to unmap it (DetachPool), and waits for their word before another worker makes another.
+A restarted attacher gets the same pool. A pool whose creator is the messenger outlives it: the engine still has the descriptor,
+and sends it to the next messenger and to every worker. A pool whose creator is the worker ends with it: the engine closes it,
+asks attachers to unmap it (DetachPool), and waits for their confirmation before another worker creates another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.wire.descriptors import send_descriptor
 
 DETACH_SECONDS = 10.0
-"""An attacher that has not unmapped a pool after so long is killed: its memory is needed."""
+"""An attacher that has not unmapped a pool after this time is killed: its memory is needed."""
 
 
 class PoolRegistry:
@@ -34,9 +34,9 @@ class PoolRegistry:
         self._pool: PoolReady | None = None
         self._fd = -1
         self._handed: dict[str, PoolIncarnation] = {}
-        "Who was handed which pool, and has not said that it is unmapped."
+        "Children that were sent a pool, and have not confirmed that it is unmapped."
         self._attached: dict[str, PoolIncarnation] = {}
-        "Who has confirmed which pool."
+        "Children that have confirmed a pool."
         self._changed = asyncio.Event()
         self._host: HostPoolReady | None = None
         self._host_fd = -1
@@ -46,7 +46,7 @@ class PoolRegistry:
         return self._pool
 
     def attached(self, name: str) -> bool:
-        """Whether that child has mapped the present pool: before, no move may name a block of it."""
+        """Has that child mapped the present pool? Before, no move may name a block of it."""
         return self._pool is not None and self._attached.get(name) == self._pool.incarnation
 
     def on_announced(self, child: Child, ready: PoolReady, fd: int) -> None:
@@ -61,12 +61,12 @@ class PoolRegistry:
                 self.hand_to(attacher)
 
     def keep_host(self, ready: HostPoolReady, fd: int) -> None:
-        """The memory of the host tier outlives the cache service that made it."""
+        """Keep the memory of the host tier: it outlives the cache service that created it."""
         self._close_host()
         self._host, self._host_fd = ready, fd
 
     def hand_to(self, child: Child) -> None:
-        """What a child is told first, if there is a pool."""
+        """Send the pools to a child, as its first message."""
         if child.name == "cache" and self._host is not None and child.descriptors is not None:
             send_descriptor(child.descriptors, self._host, self._host_fd)
         if self._pool is not None and child.descriptors is not None:
@@ -75,7 +75,7 @@ class PoolRegistry:
 
     def on_attached(self, child: Child, incarnation: PoolIncarnation) -> None:
         self._attached[child.name] = incarnation
-        if not self.attached(child.name):  # the order to let go of it was faster than the pool itself
+        if not self.attached(child.name):  # the order to unmap it overtook the pool itself
             child.control.send(DetachPool(incarnation))
 
     def on_detached(self, child: Child, incarnation: PoolIncarnation) -> None:
@@ -90,7 +90,7 @@ class PoolRegistry:
         self._changed.set()
 
     async def release(self, lost: str) -> None:
-        """Before another child of that name is started: what it made is given back by everybody."""
+        """Call before another child of that name is started: every process unmaps the pool that it created."""
         if self._pool is None or lost != self._creator:
             return
         incarnation = self._pool.incarnation

@@ -1,21 +1,21 @@
 """The engine process: an instance between its callers (the front, routers) and its worker.
 
     callers --requests, aborts, pings--> ENGINE --plans--> worker
-            <--tokens, ends, numbers---         <-results-
+            <--tokens, ends, stats-----         <-results-
 
-It starts its children as its row of core/startup.py says. The machine decides; who acts:
+It starts its children by its row of core/startup.py. The machine decides; these files act:
 
-    instance_loop.py   the machine on this loop, and what is looked at after each event
-    worker_keeper.py   the worker in all of its lives: plans, health, restarts, sleep, other weights
-    cache_keeper.py    the cache service in all of its lives
-    child_messages.py  which message of a child goes to whom
-    pool_holder.py     the KV pool: who made it, who has it mapped
-    callers.py         who asked for what: front and routers
-    router_links.py    a session to each router
-    reporting.py       what front, supervisor and routers are told about us
-    leaving.py         the end, where routers still need us
+    instance_loop.py       the machine on this loop, and checks after each event
+    worker_supervisor.py   the worker in all of its lives: plans, health, restarts, sleep, other weights
+    cache_supervisor.py    the cache service in all of its lives
+    child_messages.py      dispatches messages of children
+    pool_registry.py       the KV pool: its creator, and the processes that have it mapped
+    callers.py             requests and orders of front and routers
+    router_links.py        a session to each router
+    reporting.py           reports to front, supervisor and routers
+    graceful_shutdown.py   the end, where routers still need us
 
-This file puts them together, and says which effect of the machine goes to whom.
+This file puts them together, and maps effects of the machine to them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger = logging.getLogger("baton.engine")
 
 
 def _resolved_tiers(given: TiersConfig, resolved: TierConfig, block_bytes: int) -> dict[str, int | float | str]:
-    """The same of lower tiers, where there are any."""
+    """Resolved settings of lower tiers, if there are any."""
     if not given or not resolved.host_blocks:
         return {}
     return {
@@ -77,7 +77,7 @@ def _resolved_tiers(given: TiersConfig, resolved: TierConfig, block_bytes: int) 
 
 
 def _resolved_steps(scheduler: SchedulerConfig, chosen: tuple[str, ...]) -> dict[str, int | float | str]:
-    """Sizes of steps by their options, and which of them were not given."""
+    """Step sizes by option name, and the options that were chosen by the device."""
     options = dict(zip(BY_DEVICE, OPTIONS, strict=True))
     values = as_options({name: getattr(scheduler, name) for name in BY_DEVICE})
     return {**values, "chosen_for_device": ", ".join(options[name] for name in chosen)}
@@ -85,7 +85,7 @@ def _resolved_steps(scheduler: SchedulerConfig, chosen: tuple[str, ...]) -> dict
 
 class Engine:
     rows = ENGINE_CHILDREN
-    "Rehearsals put disturbed programs in some of them."
+    "Tests replace some rows with faulty programs."
 
     def __init__(self, config: EngineConfig, front: Channel | None, supervisor: Channel) -> None:
         if not config.instance.kv.prefix_caching:
@@ -134,7 +134,7 @@ class Engine:
         stats.step_tokens = self._keeper.step_tokens.table()
 
     async def run(self) -> None:
-        """Until the front is gone, or the supervisor."""
+        """Run until the front or the supervisor closes its channel."""
         try:
             self._cache.make_folder()
             self._spawn(self._start())
@@ -154,7 +154,7 @@ class Engine:
 
     @property
     def config(self) -> EngineConfig:
-        """As children that are started now have it: what was given, and what has come to light or changed since."""
+        """Settings for children that are started now: as given, with the present peer address and model."""
         return replace(self._given, peer=self._cache.peer, worker=replace(self._given.worker, model=self._keeper.model))
 
     @property
@@ -171,7 +171,7 @@ class Engine:
         return self._keeper.child
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """A task whose failure ends the engine: nothing of ours fails unseen."""
+        """Start a task whose failure ends the engine: no error of ours is lost."""
         task = asyncio.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -193,13 +193,13 @@ class Engine:
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:
-        """Everything is started: now the size of the pool is known, and the instance exists."""
+        """Create the instance: everything is started, and the size of the pool is known."""
         config = self._with_steps(hello)
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
         tiers = config.tiers
         if self._cache.needed:
             tiers = replace(self._given.tiers.machine(hello.block_bytes), peers=self._cache.reads_others)
-        # Successors of this worker have as many blocks and the same sizes of steps, or fail.
+        # Successors of this worker have as many blocks and the same step sizes, or fail.
         slots, tokens = config.scheduler.slots, config.scheduler.tokens_per_step
         worker = replace(self._given.worker, blocks=hello.blocks, slots=slots, tokens_per_step=tokens, by_device=())
         chosen = self._given.worker.by_device
@@ -233,19 +233,19 @@ class Engine:
             self._spawn(self._links.run())
 
     def _with_steps(self, hello: WorkerHello) -> InstanceConfig:
-        """With the sizes of steps that the worker chose, where none were given."""
+        """The config with the step sizes that the worker chose, where none were given."""
         config = self._given.instance
         steps: dict[str, Any] = {name: size for name, size in hello.steps.items() if name in self._given.worker.by_device}
         return replace(config, scheduler=replace(config.scheduler, **steps))
 
     def _resolved(self) -> dict[str, int | float | str]:
-        """The row of core/startup.py that was carried out, for people."""
+        """The row of core/startup.py that was performed, as text for users."""
         return {
             "role": self._given.role,
             "processes": ", ".join(self._plan.processes),
             "pool_created_by": self._plan.creator,
             "pool_attached_by": ", ".join(self._plan.attachers) or "nobody",
-            "pool_read_at": self._cache.peer or "nowhere",  # a port of transfer_address auto comes with the first session
+            "pool_read_at": self._cache.peer or "nowhere",  # a port of transfer_address auto is opened with the first session
         }
 
     # The machine
@@ -254,7 +254,7 @@ class Engine:
         self._machine.dispatch(event)
 
     def _ports(self) -> dict[type[Any], Callable[[Any], None]]:
-        """Who carries out what the machine wants done."""
+        """The function that performs each effect."""
         return {
             RunStep: self._keeper.run_step,
             Emit: self._callers.emit,
@@ -272,7 +272,7 @@ class Engine:
         self._callers.send_all(ModeReport(effect.mode.value))
         self._leaving.on_mode(effect.mode)
 
-    # What callers ask for (callers.py)
+    # Requests of callers (callers.py)
 
     async def _serve_front(self, front: Channel) -> None:
         caller = self._callers.add(front.send, alone=self._links is None)
@@ -288,10 +288,10 @@ class Engine:
     def wake(self, number: int, model: str) -> None:
         self._keeper.wake(number, model)
 
-    # What routers are told (router_links.py)
+    # Facts for routers (router_links.py)
 
     def reached(self, host: str) -> bool:
-        """A session with a router leaves from this address of ours. Will our next hello say something else?"""
+        """A session with a router leaves from this address of ours. True: our next hello differs."""
         return self._cache.reached(host, on_gpu=self._pool.pool is not None and self._pool.pool.memory is not None)
 
     def hello(self) -> InstanceHello:
@@ -312,14 +312,14 @@ class Engine:
         await self._leave()
 
     def on_terminated(self) -> None:
-        """SIGTERM, to an instance of a cluster. The second time it ends at once."""
+        """Handle SIGTERM to an instance of a cluster. The second time it ends at once."""
         if self._leaving.begun and not self._over.done():
             self._over.set_result(None)
         else:
             self._spawn(self._leave())
 
     async def _leave(self) -> None:
-        """Nobody needs us any more, but perhaps routers do."""
+        """End, after a drain if routers have sessions."""
         if self._links is not None and self._links.open_sessions and self._instance is not None:
             await self._leaving.drained(self, self._given.drain_seconds_max)
         if not self._over.done():

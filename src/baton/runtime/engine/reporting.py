@@ -1,8 +1,8 @@
-"""What an engine tells about itself: to its front and its supervisor, and to every router that it has a session with.
+"""Reports of an engine: to its front and its supervisor, and to every router that it has a session with.
 
-front        InstanceReady once, numbers while it works and when it comes to rest, ModelChanged
+front        InstanceReady once, stats while it works and when it becomes idle, ModelChanged
 supervisor   InstanceReady, ModelChanged: the next engine begins with these weights
-routers      InstanceHello, Beat, numbers (router_links.py asks for them)
+routers      InstanceHello, Heartbeat, stats (router_links.py asks for them)
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ logger = logging.getLogger("baton.engine")
 LOG_SECONDS: Final = 10.0
 NAMES_MAX: Final = 3
 STATS_SECONDS: Final = 0.2
-"""While there is work the front's numbers are at most this old; when there is none they are told at once."""
+"""While there is work the front's stats are at most this old; when there is none they are sent at once."""
 
 FAULT_EVENTS: Final = (WorkerReady, WorkerLost, Pause, Resume)
-"""After these something may be wrong, or well again. What shows only in time goes with the next beat."""
+"""Events after which a fault may begin or end. A fault that shows only with time goes with the next heartbeat."""
 
 
 class Reporting:
@@ -55,14 +55,14 @@ class Reporting:
         self._incarnation = secrets.randbits(63)
         self._layout = b""
         self.ready: InstanceReady | None = None
-        "As it was told, with the identity of the present weights."
+        "As sent, with the identity of the present weights."
         self.links: RouterLinks | None = None
-        "None: there is no router."
+        "None: no router is configured."
         self.storage_counters: Callable[[], dict[str, int]] = dict
         self.add_counters: Callable[[InstanceStats], None] = lambda stats: None
-        "Of the cache service."
+        "Adds the counters of the cache service."
         self.look: Callable[[], None] = lambda: None
-        "Called while plans are in flight, several times per second: somebody has to look whether the worker gets on."
+        "Called several times per second while plans are in flight, to check the worker's progress."
         machine.after = self._after_event
 
     def close(self) -> None:
@@ -86,14 +86,14 @@ class Reporting:
             self._layout = hello.layout
 
     def weights_changed(self, changed: ModelChanged, ordered_by: Caller | None) -> None:
-        """By order."""
+        """Other weights were loaded by order."""
         self.send_front(changed)
         self._supervisor.send(changed)
         if self.links is not None:
             self.links.identity_changed(changed, ordered_by)
 
     def files_changed(self, changed: ModelChanged) -> None:
-        """Nobody has ordered that. Another engine reads the same files: the supervisor need not know."""
+        """The model's files changed without an order. Another engine reads the same files: the supervisor need not know."""
         self.send_front(changed)
         if self.links is not None:
             self.links.identity_changed(changed)
@@ -121,7 +121,7 @@ class Reporting:
             step_tokens=0 if instance is None else instance.config.scheduler.tokens_per_step,
         )
 
-    # Numbers
+    # Stats
 
     def stats(self) -> InstanceStats:
         assert self._machine.instance is not None
@@ -154,22 +154,23 @@ class Reporting:
             return
         self.look()
         self.send_front(self.stats())
-        if instance.in_flight:  # also while nothing happens: that is when somebody has to look
+        if instance.in_flight:  # also without events: then the worker's progress must be checked
             self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
 
 
 class PreemptionLog:
     """A log line when requests are preempted: they are slower than others, and more memory would help.
 
-    Looked at after every event whose count of preemptions differs from `seen`."""
+    Called after every event whose count of preemptions differs from `seen`.
+    """
 
     __slots__ = ("_logged", "_repeats", "seen")
 
     def __init__(self) -> None:
         self.seen = 0
-        "Preemptions of the instance, as last looked at."
+        "Preemptions of the instance at the last look."
         self._logged = 0
-        "As last logged."
+        "Preemptions at the last log line."
         self._repeats = Repeats(LOG_SECONDS)
 
     def look(self, instance: Instance, now: float) -> None:

@@ -1,12 +1,11 @@
-"""The instance's side of the cluster: a session to every router that it was given, for as long as the engine lives.
+"""The instance's side of the cluster: a session to every configured router, for as long as the engine lives.
 
-    dial --> InstanceHello --> RouterHello: open --> Beat, RouterHeartbeat, requests, tokens ... --> over --> dial again,
-    forever
-                      `--> InstanceRefused: said why, tried again, slowly
+    dial --> InstanceHello --> RouterHello: open --> heartbeats, requests, tokens ... --> ended --> dial again, forever
+                      `--> InstanceRefused: logged, tried again, slowly
 
-A session is over when its connection is, when the router says something that it may not, and when nothing was heard of it for
-as long as it said (lapse_seconds). Then all that it asked for is aborted here; the router, or another one, begins it anew.
-Nothing of another session is touched.
+A session ends with its connection, when the router breaks the protocol, and when no message of it has arrived within its
+lapse_seconds. Then all its requests are aborted here; the router, or another one, begins them anew. Other sessions are not
+affected.
 """
 
 from __future__ import annotations
@@ -34,37 +33,38 @@ from baton.trust.secret import Secret
 logger = logging.getLogger("baton.cluster")
 
 SessionEvent = Literal["opened", "unreachable", "refused", "lapsed", "failed", "ended", "unknown_kind"]
-"""opened: a router took us. unreachable: nobody listens there, or the handshake failed. refused: it does not take us. Of those
-that were open, lapsed: nothing was heard for too long; failed: something came that may not; ended: by either side.
-unknown_kind: a message of a newer router was skipped."""
+"""opened: a router accepted us. unreachable: the dial or the handshake failed. refused: the router rejects us. Of open
+sessions, lapsed: no message for too long; failed: a message broke the protocol; ended: by either side. unknown_kind: a message
+of a newer router was skipped."""
 
 BEAT_SECONDS: Final = 0.25
-"""How often we look after our sessions, and beat where no router asks for more."""
+"""Interval of checks of our sessions, and of heartbeats unless a router wants more."""
 BEAT_SECONDS_MIN: Final = 0.02
-"""A router that asks for more is asking for nothing else (config/router.py refuses it too)."""
+"""Shortest interval of heartbeats that a router gets (config/router.py refuses a shorter one too)."""
 STATS_SECONDS: Final = 1.0
-"""An InstanceStats goes with a beat this often."""
+"""An InstanceStats goes with a heartbeat this often."""
 EARLY_SECONDS: Final = 0.005
-"""A beat that is due so soon goes now, and not at the next look."""
+"""A heartbeat that is due this soon is sent now, and not at the next check."""
 STALL_SECONDS: Final = 0.5
-"""A beat of ours that is so late means that we were stopped ourselves."""
+"""A check of ours that is this late means that we were stopped ourselves."""
 LAPSE_SECONDS_MIN: Final = 0.5
-"""A router that asks for less is a router that asks for no sessions."""
+"""Shortest lapse_seconds that a router gets: with a shorter one no session would last."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
 REFUSED_SECONDS: Final = 10.0
-"""A router that does not take us will not change its mind soon. With jitter, like all of them."""
+"""A router that refuses us will not change its mind soon. With jitter, like all delays."""
 STEADY_SECONDS: Final = 5.0
-"""A session that lasted so long: the next dial is quick again."""
+"""After a session of this length the next dial is quick again."""
 SAY_AGAIN_SECONDS: Final = 60.0
 """The same trouble with the same router is logged this often."""
 
 
 class EngineFacts(Protocol):
-    """What of the engine routers are told."""
+    """The facts about the engine that routers get."""
 
     def reached(self, host: str) -> bool:
-        """A connection to a router leaves from this address of ours; empty: a unix socket. Does the hello change by that?"""
+        """A connection to a router leaves from this address of ours; empty: a unix socket. True: the hello has changed by
+        that."""
         ...
 
     def hello(self) -> InstanceHello: ...
@@ -97,16 +97,16 @@ class RouterSession:
         self.router = ""
         self.begun = self.heard = now
         self.opened: float | None = None
-        "When the router took us."
+        "When the router accepted us."
         self.lapse_seconds = 0.0
         self.beat_seconds = BEAT_SECONDS
-        "As the router asks for."
+        "As the router wants."
         self.beat_due = self.stats_due = now
         self.over = ""
-        "Why, for people. Empty: it is not."
+        "Why the session ended, as text for the log. Empty: it has not."
 
     def own(self, beat: Heartbeat) -> Heartbeat:
-        """As this router may hear it: nothing of requests of others."""
+        """The heartbeat for this router, without requests of others."""
         return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
 
 
@@ -123,12 +123,12 @@ class RouterLinks:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        "Something of ours failed in a timer."
+        "Set when a timer callback fails."
         self._ticked = 0.0
         self._fault = ""
-        "As told last."
+        "The fault in the last heartbeat."
         self.on_alone: Callable[[], None] = lambda: None
-        "No session is open any more."
+        "Called when the last session has ended."
         self.counts: Counter[str] = Counter()
         "By SessionEvent."
 
@@ -137,7 +137,7 @@ class RouterLinks:
         return sum(session.opened is not None for session in self._sessions)
 
     async def run(self) -> None:
-        """Until it is cancelled. What fails here is ours, and ends the engine."""
+        """Run until cancelled. An error here is a bug, and ends the engine."""
         keeping = [asyncio.create_task(self._keep(address)) for address in self._addresses]
         self._ticked = self._loop.time()
         self._arm()
@@ -161,7 +161,7 @@ class RouterLinks:
             try:
                 link = await dial(address, self._secret, self._wire)
             except (LinkFailed, OSError) as error:
-                lasted, why = 0.0, str(error) or type(error).__name__  # and we are who we were: refused, or not
+                lasted, why = 0.0, str(error) or type(error).__name__  # `refused` stays as it was
                 self.counts["unreachable"] += 1
             else:
                 lasted, why, refused = await self._one_session(link, said, refused=refused)
@@ -170,9 +170,10 @@ class RouterLinks:
             await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
 
     async def _one_session(self, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
-        """How long it was open, why it ended, and whether we were refused; `refused`: whether we were before."""
+        """Returns how long the session was open, why it ended, and whether we were refused; `refused`: whether we were
+        before."""
         if self._member.reached(link.own_host):
-            for other in list(self._sessions):  # which has announced less
+            for other in list(self._sessions):  # which has announced fewer addresses
                 self._end(other, "our KV pool can be read at another address now")
         session = RouterSession(link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
@@ -189,7 +190,7 @@ class RouterLinks:
         return lasted, session.over, session.opened is None and (refused or session.over.startswith(REFUSED))
 
     def _end(self, session: RouterSession, why: str, how: SessionEvent = "ended") -> None:
-        """At once, however long the connection takes to close."""
+        """End the session at once, however long the connection takes to close."""
         if not session.over:
             session.over = why
             self.counts[how] += 1
@@ -241,9 +242,9 @@ class RouterLinks:
             now = self._loop.time()
             stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
             for session in list(self._sessions):
-                if stalled:  # we were: a machine that stops us stops routers too, and what they said is perhaps not read yet
+                if stalled:  # what stops us stops routers too, and their messages may be unread
                     session.begun = session.heard = now
-                elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:  # whatever else it says
+                elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:
                     self._end(session, f"the router said no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
                 elif session.opened is not None and now - session.heard > session.lapse_seconds:
                     self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
@@ -268,13 +269,13 @@ class RouterLinks:
                 session.link.send(stats)
 
     def look_at_fault(self) -> None:
-        """Something may be wrong, or well again: routers hear of it now and not with the next beat."""
+        """Send a heartbeat now if the fault has changed, instead of waiting for the next one."""
         if self._sessions and self._member.beat().fault != self._fault:
             self._send_beats(self._sessions)
 
     def identity_changed(self, changed: ModelChanged, ordered_by: Caller | None = None) -> None:
-        """A router that ordered other weights expects them. Every other one has promised our blocks to instances that compute
-        with the old ones: it meets us anew."""
+        """A router that ordered other weights expects them. Every other router has offered our blocks to instances with the old
+        weights: end its session, so that it gets a new hello."""
         for session in list(self._sessions):
             if session.caller is ordered_by:
                 session.link.send(changed)
@@ -286,7 +287,7 @@ REFUSED: Final = "the router refuses us: "
 
 
 class Said:
-    """What was logged about a router, so that it is not said ten times a minute."""
+    """Limits how often the same trouble with a router is logged."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""The instance's numbers, as one message; and the few that a router places requests by."""
+"""The stats of an instance as one message, and the heartbeat that routers place requests by."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from baton.protocol.instance import Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
 PREEMPTED_TOLD: Final = 64
-"""Preempted requests that a beat names."""
+"""Number of preempted requests that a heartbeat names."""
 
 
 MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
-"""Counters of blocks, which are told in bytes too."""
+"""Counters of blocks, which are reported in bytes too."""
 
 
 def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_bytes: int = 0) -> InstanceStats:
@@ -75,8 +75,8 @@ def mode_of(instance: Instance) -> str:
 
 
 def beat_of(instance: Instance, fault: str) -> Heartbeat:
-    """`fault`: of its worker. One that is told to take no requests says so too. A worker that is lost is being replaced; one
-    that is there and has a fault stands still."""
+    """`fault`: of the worker. An instance that accepts no requests reports that as its fault. A lost worker is being replaced;
+    a ready worker with a fault is stalled."""
     board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
     return Heartbeat(
         fault=fault or ("" if mode == "serving" else f"it is {mode}"),

@@ -1,6 +1,6 @@
-"""Carries out a row of core/startup.py: one step after the other, each within the time that the start has.
+"""Performs a row of core/startup.py: one step after the other, each within the time limit of the start.
 
-A child that dies meanwhile ends the start by itself (child_set.py): no step has to look after that.
+A child that dies meanwhile ends the start by itself (child_set.py): no step has to check for that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Startup:
 
     def on_hello(self, process: str, hello: WorkerHello) -> None:
         self._hello = hello
-        self.reach("size", process)  # it says so as well
+        self.reach("size", process)  # the hello implies it
         self.reach("ready", process)
 
     def reach(self, milestone: Milestone, process: str) -> None:
@@ -55,7 +55,7 @@ class Startup:
                     await self._carry_out(step)
                 await self._wait("ready", "worker")
                 if self._plan.creator == "messenger":
-                    await self._wait("ready", "cache")  # an instance of a pair is no use without hand-offs
+                    await self._wait("ready", "cache")  # an instance of a pair is useless without hand-offs
         except TimeoutError:
             raise Unavailable(f"not ready within {self._seconds:g} s (start_seconds_max): waited for {self._waiting}") from None
         assert self._hello is not None
@@ -68,7 +68,7 @@ class Startup:
         if step == StartupStep("create", "cache") and (child := self._children.get(step.process)) is not None:
             child.control.send(self._order)
         if step == StartupStep("create", "worker") and not self._plan.attachers:
-            return  # nobody else wants it, so it is not announced: the worker's hello says that it is there
+            return  # no other process attaches to it, so it is not announced: the worker's hello implies that it exists
         await self._wait(step.action, step.process)
 
     async def _wait(self, milestone: Milestone, process: str) -> None:

@@ -7,10 +7,11 @@
     none                  nowhere
 
 The address of a session is the one that the router's machine sees, whichever of several names or networks led there, and it is
-known only when a session is made: a name that resolves late costs nothing. While only routers of this machine were reached,
-nothing is opened by itself, but for a pool on a GPU: another GPU's process may be unable to map it, and reads it over loopback.
+known only when a session is made: a name that resolves late costs nothing. While only routers of this machine were reached, no
+port is opened on its own, except for a pool on a GPU: another GPU's process may be unable to map it, and reads it over
+loopback.
 
-The engine makes the socket and keeps it: it outlives the cache service that serves it, and the successor serves the same one.
+The engine creates and owns the socket: it outlives the cache service that serves it, and the successor serves the same one.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ LOOPBACK: Final = "127.0.0.1"
 
 class TransferPort:
     def __init__(self, given: str, routers: Sequence[str]) -> None:
-        """`given`: as EngineConfig has it. InvalidConfig: it cannot be listened on, or none of the routers would see it."""
+        """`given`: as in EngineConfig. Raises InvalidConfig if it cannot be listened on, or no router leads to an address to
+        announce."""
         self._given = given
         self.sock: socket.socket | None = None
         self.address = ""
-        "What is announced. Empty: nothing, or nothing yet."
+        "The announced address. Empty: none, or none yet."
         self._local = False
-        "What is announced means something on this machine only."
+        "The announced address is valid on this machine only."
         if given not in ("auto", "none"):
             place = parse_listening(given)
             if place.host in (ANY_IPV4, ANY_IPV6):
@@ -52,14 +54,14 @@ class TransferPort:
                 self.address = self._announced(place.host)
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
-        """A session with a router leaves from this address of ours; empty: it is a unix socket. Is another address announced
-        from now on?"""
+        """A session with a router leaves from this address of ours; empty: a unix socket. True: another address is announced
+        from now on."""
         host = host or LOOPBACK
         place = None if self._given in ("auto", "none") else parse_listening(self._given)
         if self._given == "none" or (place is not None and place.host not in (ANY_IPV4, ANY_IPV6)):
             return False
         if "%" in host:
-            return False  # link-local: it means something on one network only
+            return False  # link-local: valid on one network only
         local = ipaddress.ip_address(host).is_loopback
         if local and not on_gpu:
             return False
@@ -108,7 +110,7 @@ class TransferPort:
 
 
 def _require_seen(given: str, host: str, routers: Sequence[str]) -> None:
-    """Some router could lead to an address to announce. Of a name nobody knows it before it is dialled."""
+    """Raise InvalidConfig unless some router could lead to an address to announce. A name is known only when it is dialled."""
     places = [address.host for address in map(parse_address, routers) if not address.path]
     if all(_is_loopback(place) for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: give an address that other machines reach; none follows from the router's")
@@ -138,7 +140,7 @@ def _listening(place: Address) -> socket.socket:
     try:
         return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        # create_server adds to what the system says, and names have numbers of their own.
+        # create_server adds to the system's text, and name errors have numbers of their own.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         remedy = "give an address of this machine and a port that is free (0: any)"
         raise InvalidConfig(f"--{OPTION}: cannot listen on {place.host}:{place.port} ({why}); {remedy}") from None

@@ -1,4 +1,4 @@
-"""What the engine says when asked whether it is well: from its machine and the worker's progress word, never behind plans."""
+"""Health of the worker: judged by the machine and the worker's progress word, never queued behind plans."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class WorkerHealth:
         self._word: ProgressWord | None = None
         self._watch = ProgressWatch()
         self._asked = 0
-        "The word when `progressed` was last asked."
+        "The word at the last call of `progressed`."
 
     def attach(self, fd: int) -> None:
-        """A worker has begun, with this word."""
+        """A worker has started; `fd` is its progress word."""
         self.detach()
         self._word = ProgressWord(fd)
 
@@ -30,23 +30,23 @@ class WorkerHealth:
         self._word, self._watch = None, ProgressWatch()
 
     def look(self, instance: Instance, now: float) -> None:
-        """While plans are in flight: several times per second."""
+        """Record the word; called several times per second while plans are in flight."""
         self._watch.look(None if self._word is None else self._word.value, bool(instance.in_flight), Instant(now))
 
     def progressed(self) -> bool:
-        """Whether the word has changed since this was last asked."""
+        """Has the word changed since the last call?"""
         before, self._asked = self._asked, self._word.value if self._word is not None else self._asked
         return self._asked != before
 
     @property
     def known(self) -> bool:
-        """Whether there is a word to look at."""
+        """Is there a word to read?"""
         return self._word is not None
 
     def fault(self, instance: Instance, now: float) -> str:
-        """What is wrong. Empty: nothing."""
+        """Description of the fault. Empty: none."""
         if instance.worker.state is WorkerState.ASLEEP:
-            return ""  # as it was told
+            return ""  # it sleeps by order
         if instance.worker.state is not WorkerState.READY:
             return "the worker was lost and is being started again"
         self.look(instance, now)
@@ -55,14 +55,14 @@ class WorkerHealth:
 
 
 PROBE: Final = 0
-"""Number of the ping by which the engine itself asks its worker. Those of callers begin at 1."""
+"""Number of the engine's own ping to its worker. Those of callers begin at 1."""
 PROBE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 1.0
 
 
 class IdleProbe:
-    """A worker without work shows no progress, so it is asked whether it is there: about once a second, for the routers, which
-    are to know before they send it something."""
+    """A worker without work shows no progress, so it is pinged about once a second: routers must know of a fault before they
+    send it requests."""
 
     def __init__(self) -> None:
         self._asked_at: float | None = None
@@ -72,7 +72,7 @@ class IdleProbe:
         self._asked_at, self._next = None, now + PROBE_SECONDS
 
     def look(self, now: float, *, idle: bool, ask: Callable[[], None]) -> str:
-        """To be called several times per second. What is wrong; empty: nothing, as far as is known."""
+        """Called several times per second. Returns a description of the fault; empty: none known."""
         if not idle:
             self._asked_at = None  # its progress is watched
         elif self._asked_at is None:

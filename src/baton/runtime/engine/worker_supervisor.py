@@ -1,8 +1,8 @@
-"""The engine's worker in all of its lives: plans go to it, its health is watched, it is restarted, put to sleep and woken.
+"""The engine's worker in all of its lives: sends plans, watches its health, restarts it, puts it to sleep and wakes it.
 
-RestartWorker   the pool that it made is given back by everybody, then another one is started
+RestartWorker   every process releases the pool that the worker created, then another worker is started
 StopWorker      the same, and none follows until the instance wakes
-Wake, weights   the next worker loads others; where it cannot, the one after it loads the old ones (WeightReload)
+Wake, weights   the next worker loads others; if it cannot, the one after it loads the old ones (WeightReload)
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class WorkerSupervisor:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self.model = model
-        "Where the weights are that the next worker loads."
+        "Path of the weights that the next worker loads."
         self.health = WorkerHealth()
         self.step_tokens = StepTokens()
         self._children = children
@@ -71,13 +71,13 @@ class WorkerSupervisor:
     def child(self) -> Child | None:
         return self._children.get(WORKER)
 
-    # Its lives
+    # Start, loss and stop
 
     def on_hello(self, worker: Child, hello: WorkerHello) -> None:
-        """Of every life but the first."""
+        """Hello of every worker but the first."""
         instance, served, reload = self._machine.instance, self._reporting.ready, self._reload
         if reload is not None and served is not None and reload.does_not_fit(hello, served):
-            worker.process.kill()  # its end is noticed like any other, and another one is started
+            worker.process.kill()  # its end is handled like any other, and another one is started
             return
         changed = hello.identity != (None if instance is None else instance.fingerprint) and reload is None
         if changed:
@@ -102,7 +102,7 @@ class WorkerSupervisor:
             await self._pool.release(WORKER)
             await asyncio.sleep(effect.delay_seconds)
             instance = self._machine.instance
-            return instance is not None and instance.worker.epoch == effect.epoch  # else it is lost already
+            return instance is not None and instance.worker.epoch == effect.epoch  # otherwise it is already lost again
 
         self._children.replace(WORKER, int(effect.epoch), wanted)
 
@@ -117,7 +117,7 @@ class WorkerSupervisor:
 
         self._spawn(stop(self.child))
 
-    # What it is asked
+    # Messages to the worker
 
     def run_step(self, effect: RunStep) -> None:
         if (worker := self.child) is not None:
@@ -125,7 +125,7 @@ class WorkerSupervisor:
             worker.control.send(effect.plan)
 
     def ping(self, number: int) -> None:
-        """Of a caller. A worker that computes shows that it does; only one that has nothing to do is asked."""
+        """Answer a caller's ping. Progress proves that a busy worker is alive; only an idle one is pinged."""
         instance, worker = self._machine.instance, self.child
         if instance is None:
             return
@@ -142,7 +142,7 @@ class WorkerSupervisor:
             self._callers.pong(pong)
 
     def look(self) -> None:
-        """At its progress, while plans are in flight."""
+        """Check the worker's progress while plans are in flight."""
         if self._machine.instance is not None:
             self.health.look(self._machine.instance, self._loop.time())
             if self._machine.instance.in_flight and self.health.progressed():
@@ -150,7 +150,7 @@ class WorkerSupervisor:
                 self._loop.call_soon(self._machine.tell_from_loop, progressed)  # we may be within an event
 
     def fault(self) -> str:
-        """What is wrong with it, for beats: several times per second. Empty: nothing."""
+        """The worker's fault for heartbeats, several times per second. Empty: none."""
         instance, worker, now = self._machine.instance, self.child, self._loop.time()
         assert instance is not None
         fault = self.health.fault(instance, now)
@@ -162,7 +162,7 @@ class WorkerSupervisor:
     # Other weights
 
     def wake(self, number: int, model: str) -> None:
-        """`model`: with these weights. Empty: with those that it had."""
+        """`model`: load these weights. Empty: the present ones."""
         if model and (instance := self._machine.instance) is not None:
             if self._reload is not None or instance.worker.state is not WorkerState.ASLEEP:
                 self._callers.answer(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
@@ -172,7 +172,7 @@ class WorkerSupervisor:
         self._machine.dispatch(Wake(number))
 
     def answer_order(self, answer: OrderAnswer) -> None:
-        """Of the instance. Whether the weights were loaded only we know."""
+        """Pass on the instance's answer. Only this class knows whether the weights were loaded."""
         reload = self._reload
         if reload is not None and answer.number == reload.number:
             self._reload = None
@@ -187,7 +187,7 @@ class WorkerSupervisor:
 
 
 class WeightReload:
-    """One order to load other weights, until it is answered. Where the next worker cannot load them, the one after it loads the
+    """One order to load other weights, until it is answered. If the next worker cannot load them, the one after it loads the
     old ones."""
 
     def __init__(self, number: int, old: str, new: str) -> None:
@@ -195,12 +195,12 @@ class WeightReload:
         self.old = old
         self.new = new
         self.failure = ""
-        "Why the old ones are loaded again."
+        "Why the old weights are loaded again."
         self._starts = 0
 
     def worker_starts(self, reason: str, cause: LossCause) -> bool:
-        """False: the worker with the new weights was lost, so this one is to have the old ones. The first one that was killed
-        from outside says nothing about them; a second one may be the kernel's, for want of memory, which it may not tell."""
+        """False: the worker with the new weights was lost, so this one gets the old ones. A first kill from outside is no
+        evidence against them; a second one may be an unreported memory kill by the kernel."""
         self._starts += 1
         tries = 2 if cause == "killed" else 1
         if self._starts > tries and not self.failure:
@@ -227,7 +227,7 @@ class StepTokens:
 
     def __init__(self) -> None:
         self._counts = [0] * (_LAST + 1)
-        "By bucket, and those above the last one."
+        "By bucket; the last one counts larger values."
         self._sum = 0
 
     def observe(self, tokens: int) -> None:

@@ -58,11 +58,11 @@ logger = logging.getLogger("baton.front")
 
 
 NextChannel = Callable[[], Awaitable[Channel | None]]
-"""Waits for the channel to another engine. None: no more come."""
+"""Waits for the channel to another engine. None: no engine follows."""
 
 
 class ChannelClient:
-    """Satisfies api.engine_client.EngineClient."""
+    """Implements api.engine_client.EngineClient."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -76,18 +76,18 @@ class ChannelClient:
             RefuseClient: lambda effect: effect.sink.fail(EngineRefused(effect.refused)),
         }
         self._unsent: list[GenerateRequest] = []
-        "Requests of this turn of the loop. The prompts of a list come together, and what they share is sent once."
+        "Requests of this turn of the loop. The prompts of a list arrive together, and their shared settings are sent once."
         self._orders = Orders(lambda message: self._channel.send(message), self._require_engine)
         self._stats = InstanceStats()
         self._mode = "serving"
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._patience: asyncio.Timeout | None = None
-        "Runs while an engine is waited for."
+        "Limits the wait for the next engine."
         self.on_identity: Callable[[bytes], None] = lambda identity: None
-        "Told when other weights are served."
+        "Called when other weights are served."
 
     async def read(self, next_channel: NextChannel | None = None, seconds: float = 0.0) -> None:
-        """Until the engine is gone, and no other comes within so many seconds. Then everyone who waits is told."""
+        """Read until the engine is lost, and no other is ready within `seconds`. Then all open requests fail."""
         try:
             await self._listen()
             while next_channel is not None and self.ready.done() and self.front.closed is None:
@@ -103,7 +103,7 @@ class ChannelClient:
 
     async def _read_next(self, next_channel: NextChannel, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds) as self._patience:  # ends when it is ready
+            async with asyncio.timeout(seconds) as self._patience:  # stopped when the engine is ready
                 channel = await next_channel()
                 if channel is None:
                     return False
@@ -114,7 +114,7 @@ class ChannelClient:
         return True
 
     def _on_lost(self, why: str) -> None:
-        """What only that engine could answer fails; requests are kept."""
+        """Orders and pings of the lost engine fail; requests are kept."""
         if self.front.away is None:
             logger.warning("the engine is gone; open requests that wait for another: %d", len(self.front.ledgers))
         self._channel.close()
@@ -126,7 +126,7 @@ class ChannelClient:
         if first:
             self.ready.set_result(ready)
         elif self.front.away is None or self._patience is None or self._patience.expired():
-            return  # it comes too late
+            return  # it is too late
         else:
             self._patience.reschedule(None)
         self._dispatch(EngineReady(ready.identity))
@@ -174,7 +174,7 @@ class ChannelClient:
         await self._channel.finish()
 
     def end_requests(self, why: Exception) -> None:
-        """Ends every open request with this error. One that comes later gets it too."""
+        """End every open request with this error. Later requests get it too."""
         self._dispatch(Close(why))
 
     def _on_message(self, message: Message) -> None:
@@ -202,7 +202,7 @@ class ChannelClient:
         if effects := self.front.take(emit):
             self._carry_out(effects)
 
-    # What the API asks for
+    # Called by the API
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         stream = Stream(request, take)
@@ -250,7 +250,8 @@ class ChannelClient:
         await self._orders.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """Whatever becomes of it, the server serves afterwards. CallerError: they cannot be loaded; it serves the old ones."""
+        """Load other weights. Whatever the result, the server serves afterwards. Raises CallerError if they cannot be loaded;
+        then it serves the old ones."""
         try:
             await self.sleep(drain_seconds)
             await self._orders.wake_with(model)
@@ -260,9 +261,9 @@ class ChannelClient:
         await self._orders.resume()
 
     async def _serve_again(self) -> None:
-        """What was paused for an order that has failed."""
+        """Resume after an order that has failed."""
         if self.front.away is not None:
-            self._mode = "serving"  # so is the next engine
+            self._mode = "serving"  # the next engine serves
             return
         with contextlib.suppress(Unavailable):  # it was lost in this moment
             await self._orders.resume()

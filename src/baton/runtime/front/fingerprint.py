@@ -1,4 +1,4 @@
-"""`system_fingerprint`: what a client sees change when the same request with the same seed may get another answer."""
+"""`system_fingerprint`: changes when the same request with the same seed may get another answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from baton import __version__
 from baton.config import ServeConfig
 
 SMALL_BYTES = 64 * 1024 * 1024
-"""The largest tokenizers have 35 MB. What is larger is weights: the identity has them, where they are used at all."""
+"""The largest tokenizers have 35 MB. Larger files are weights: the identity covers them, if they are used."""
 
 
 def system_fingerprint(config: ServeConfig, identity: bytes) -> str:
-    """Over the program, what the worker computes on and how (`identity`), the small files beside the weights (the tokenizer's
-    for one) and the chat template. Says nothing of paths or times: two machines that serve the same have the same."""
+    """Digest of the program, the worker's weights and arithmetic (`identity`), the small files beside the weights (such as the
+    tokenizer's) and the chat template. Paths and times are left out: two machines that serve the same have the same."""
     digest = hashlib.sha256(f"{__version__} {len(identity)} ".encode() + identity)
     path = Path(config.model)
     files = sorted(path.iterdir()) if path.is_dir() else []

@@ -1,5 +1,5 @@
-"""Orders and pings to one engine. Each has a number, and whoever gave it waits for the answer to that number, never for a
-state: somebody else may bring that state about, or undo it."""
+"""Orders and pings to one engine. Each has a number, and its caller waits for the answer to that number, never for a state:
+another caller may cause that state, or undo it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from baton.protocol.control import (
 )
 
 ANSWER_SECONDS: Final = 30.0
-"""Within this time an engine answers an order that takes no time, beyond the time that the order itself gives it."""
+"""Limit for the answer to an order that takes no time, beyond the time that the order itself allows."""
 SLEEP_SECONDS: Final = 60.0
 LOAD_SECONDS: Final = 1800.0
-"""For weights: the engine itself gives a worker up that does not come within start_seconds_max, which is less by default."""
+"""Limit for loading weights: the engine gives up a worker after start_seconds_max, which is less by default."""
 DRAIN_SECONDS: Final = 3600.0
-"""For a pause that may drain as long as it takes."""
+"""Limit for a pause whose drain has no limit."""
 
 
 class OrderLate(Unavailable):
-    """The engine has not answered an order in time. It may still carry it out."""
+    """The engine has not answered an order in time. It may still execute it."""
 
 
 Order = PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
@@ -39,18 +39,18 @@ Order = PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCac
 
 class Orders:
     def __init__(self, send: Callable[[Message], None], require: Callable[[], None] = lambda: None) -> None:
-        """`require` raises where there is no engine to give orders to."""
+        """`require` raises if no engine is connected."""
         self._send = send
         self._require = require
         self._numbers = count(1)
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._answers: dict[int, asyncio.Future[OrderAnswer]] = {}
         self._drain_seconds: float | None = None
-        "Of the last pause."
+        "Drain time of the last pause."
 
     @property
     def waiting(self) -> int:
-        """Asked and not answered."""
+        """Number of unanswered orders and pings."""
         return len(self._pings) + len(self._answers)
 
     def on_pong(self, pong: Pong) -> None:
@@ -64,7 +64,7 @@ class Orders:
             order.set_result(answer)
 
     def fail(self, why: str) -> None:
-        """The engine is gone: nobody answers."""
+        """The engine is lost: fail all unanswered orders and pings."""
         waiting: list[asyncio.Future[Any]] = [*self._pings.values(), *self._answers.values()]
         for asked in waiting:
             if not asked.done():
@@ -96,7 +96,7 @@ class Orders:
                 raise Unavailable("too many pauses are waited for already: one is enough")
 
     def pause_again(self) -> None:
-        """An engine that follows a paused one pauses too. Nobody waits for its answer."""
+        """Pause an engine that follows a paused one. Its answer is not awaited."""
         self._send(PauseInstance(next(self._numbers), self._drain_seconds))
 
     async def resume(self) -> None:
@@ -108,27 +108,27 @@ class Orders:
         _require_done(await self._give(ClearCache(number, device, host), number, ANSWER_SECONDS))
 
     async def sleep(self) -> None:
-        """Of a paused one."""
+        """Put a paused engine to sleep."""
         number = next(self._numbers)
         _require_done(await self._give(SleepInstance(number), number, SLEEP_SECONDS))
 
     async def wake(self) -> None:
-        """It stays paused."""
+        """Wake the engine. It stays paused."""
         number = next(self._numbers)
         _require_done(await self._give(WakeInstance(number), number, LOAD_SECONDS))
 
     async def wake_with(self, model: str) -> None:
-        """With other weights. CallerError: they cannot be loaded, and it has the old ones again."""
+        """Wake the engine with other weights. Raises CallerError if they cannot be loaded; then it has the old ones again."""
         number = next(self._numbers)
         answer = await self._give(WakeInstance(number, model), number, LOAD_SECONDS)
         if answer.outcome != "done":
             raise CallerError(answer.detail)
 
     def _give(self, order: Order, number: int, seconds: float) -> Awaitable[OrderAnswer]:
-        """Sends it; gives its answer, which raises OrderLate if it does not come in time."""
+        """Send the order. The returned awaitable raises OrderLate if the answer is late."""
         self._require()
         answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # whoever asked may have left
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # the caller may have left
         self._answers[number] = answer
         self._send(order)
         return self._answer(answer, order, number, seconds)

@@ -39,19 +39,19 @@ from baton.runtime.wire.listener import bind, listen
 from baton.text.loading import ModelText, load_model_text, read_template
 
 ANSWER_SECONDS = 2.0
-"""How long clients have to take the last words of requests that are ended."""
+"""How long clients have to receive the end of requests that are ended."""
 FILES_MAX = 16_384
 
 
 async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     engine_channel, supervisor = await Channel.open(sockets["engine"]), await Channel.open(sockets[CONTROL])
     client = ChannelClient(engine_channel)
-    # Where the start fails for another reason nobody waits for this one, and its error is not worth a word.
+    # If the start fails for another reason, this future is not awaited, and its error is not logged.
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
     engine_gone = asyncio.create_task(client.read(partial(_next_engine, sockets[DESCRIPTORS]), config.start_seconds_max))
     try:
         tls = tls_context(config)
-        listeners = listen_on(config)  # before the model is loaded: a port that is taken is reported at once
+        listeners = listen_on(config)  # before the model is loaded: a port that is in use is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
@@ -67,7 +67,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
         # Without lifespan: a forced end would cancel it, with a traceback; closed below.
         server = make_server(app, lifespan="off", tls=tls, root_path=config.root_path)
         for sock in listeners:
-            listen(sock, server.config.backlog)  # from here on nobody is refused, so it may be told
+            listen(sock, server.config.backlog)  # from here on no client is refused, so `ready` may be sent
     except (EngineError, OSError, ValueError) as error:
         supervisor.send(StartFailed(str(error) or type(error).__name__))
         await supervisor.finish()
@@ -85,7 +85,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     if engine_gone.done():
         try:
             engine_gone.result()
-        except EngineError as error:  # no other engine came; anything else is a bug, and shows as one
+        except EngineError as error:  # no other engine came; anything else is a bug, and raises
             supervisor.send(StartFailed(str(error)))
             await supervisor.finish()
         sys.exit(1)
@@ -93,7 +93,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
 
 
 async def _next_engine(link: socket.socket) -> Channel | None:
-    """The channel to the engine that follows a lost one. The supervisor starts it, and hands its socket over."""
+    """Wait for the channel to the engine that follows a lost one. The supervisor starts it, and sends its socket."""
     received = await receive_descriptor(link)
     return None if received is None else await Channel.open(socket.socket(fileno=received[1]))
 
@@ -105,7 +105,7 @@ def load_text(model: str, template: str | None) -> ModelText:
 
 
 def listen_on(config: ServeConfig) -> list[socket.socket]:
-    """One app for both: api/http/access.py tells by the port what a connection may reach."""
+    """Bind the listeners of one app: api/http/access.py decides by the port what a connection may reach."""
     listeners = [bind(config.host, config.port)]
     if config.admin_port is not None:
         listeners.append(bind(config.admin_host, config.admin_port))
@@ -126,14 +126,15 @@ class EndsRequests(Protocol):
 async def drain(
     server: uvicorn.Server, serving: asyncio.Task[None], client: EndsRequests, seconds: float, hurry: asyncio.Event
 ) -> None:
-    """Running requests may finish, so long at most or until the second signal. Then they end with an error that says why."""
+    """Let running requests finish, at most `seconds` or until the second signal. Then they end with an error that names the
+    shutdown."""
     server.should_exit = True
     hurried = asyncio.create_task(hurry.wait())
     await asyncio.wait({serving, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     client.end_requests(shutting_down())
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
-    server.force_exit = True  # what is left waits for its client; the end of the loop cancels it (api/http/shutdown.py)
+    server.force_exit = True  # the rest waits for its client; the end of the loop cancels it (api/http/shutdown.py)
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 
@@ -170,14 +171,14 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
 
 
 def weights_bytes(model: Path) -> int:
-    """Size of the weight files of a .gguf file or a folder. 0 where this machine does not have them."""
+    """Size of the weight files of a .gguf file or a folder. 0 if this machine does not have them."""
     with contextlib.suppress(OSError):
         return sum(path.stat().st_size for path in ([model] if model.is_file() else model.glob("*.safetensors")))
     return 0
 
 
 def allow_many_files() -> None:
-    """Every connection is a file. Many systems allow a process 1024 of them until it asks for more."""
+    """Raise the limit of open files: every connection is one, and many systems allow a process only 1024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

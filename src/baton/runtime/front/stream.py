@@ -1,6 +1,6 @@
-"""The sink of one request: hands deltas to the API as they arrive, and says when all sequences have ended.
+"""The sink of one request: passes deltas to the API as they arrive, and completes when all sequences have ended.
 
-Positions, attempts and replays are the ledger's (core/delivery/ledger.py).
+The ledger tracks positions, attempts and replays (core/delivery/ledger.py).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Stream:
         self.open = len(request.wanted)
         "Sequences that have not ended."
         self._cached: dict[int, Begun] = {}
-        "What was delivered about the cached part of the prompt, with the first token of each sequence."
+        "Cached part of the prompt as delivered with the first token of each sequence."
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        "All sequences have ended, or nothing more is delivered: refused, the engine gone, or an error of `take`."
+        "Completes when all sequences have ended, or nothing more is delivered: refused, engine lost, or an error of `take`."
         self._embedding = b""
-        "The pooled prompt, where the request asks for it: delivered with every later delta."
+        "The pooled prompt, if the request wants it: delivered with every later delta."
         self._prompt: list[TokenLogprob | None] | None = None
         "Delivered once, with sequence 0; the first token has nothing before it."
         if request.sampling.prompt_logprobs is not None:
             self._prompt = [None] * len(request.prompt)
         self.offered_at: float | None = None
-        "Of a routed request: when all of its prompt was computed, on the way from one instance to another."
+        "Routed requests only: when all of the prompt was computed for a hand-off."
 
     def deliver(self, delta: Delta) -> None:
         if self.done.done():
@@ -55,7 +55,7 @@ class Stream:
             self.done.set_result(None)
 
     def _as_begun(self, ended: Ended) -> Ended:
-        """A replay's end counts what the replay found cached; the client keeps what the first attempt found."""
+        """Report the cached tokens of the first attempt: a replay's end counts those that the replay found."""
         begun = self._cached.pop(ended.index, None)
         if begun is None:
             return ended
@@ -67,7 +67,7 @@ class Stream:
             self.done.set_exception(error)
 
     def add_prompt(self, row: RowLogprobs) -> None:
-        """A prompt that was computed twice arrives twice: places are written, not appended."""
+        """Add part of the prompt. A prompt that was computed twice arrives twice: entries are written, not appended."""
         self._embedding = row.embedding or self._embedding
         if self._prompt is not None:
             for place, entry in enumerate(row.prompt, row.prompt_from):

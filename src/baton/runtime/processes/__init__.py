@@ -1,1 +1,1 @@
-"""Children: how one is started, watched, restarted and ended; the table of all of them."""
+"""Child processes: start, watch, restart and end; the table of all of them."""

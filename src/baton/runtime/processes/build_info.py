@@ -16,7 +16,7 @@ from baton.protocol.instance import Build
 
 COMMIT_DIGITS: Final = 12
 COMMIT_FILE: Final = "_commit.txt"
-"""In the package: one line, written by whoever builds a wheel from a checkout."""
+"""File in the package: one line, written when a wheel is built from a checkout."""
 _STARTED_AT: Final = time.time()
 """This module is imported when the process starts."""
 
@@ -28,8 +28,8 @@ def own_build() -> Build:
 
 @cache
 def commit() -> str:
-    """Of the installed package where its build (COMMIT_FILE) or its installer (PEP 610) has noted it, else of the checkout.
-    Empty: not known."""
+    """Commit of the installed package if its build (COMMIT_FILE) or its installer (PEP 610) has noted it, else of the checkout.
+    Empty: unknown."""
     package = Path(baton.__file__).parent
     found = _built_commit(package / COMMIT_FILE) or _installed_commit() or _checkout_commit(package.parents[1] / ".git")
     return found[:COMMIT_DIGITS]
@@ -52,7 +52,7 @@ def _installed_commit() -> str:
 
 
 def _checkout_commit(git: Path) -> str:
-    """Reads what git has written; git itself need not be installed."""
+    """Reads git's files; git itself need not be installed."""
     try:
         if git.is_file():  # a worktree: the file names its folder
             git = git.parent / git.read_text().removeprefix("gitdir: ").strip()

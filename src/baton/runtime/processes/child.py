@@ -17,14 +17,14 @@ from baton.runtime.processes.process_table import ChildRow
 from baton.runtime.wire.channel import Channel
 
 KILL_SECONDS = 30.0
-"""A killed process is gone long before this; a large one takes seconds to give its memory back."""
+"""A killed process is gone long before this; a large one takes seconds to free its memory."""
 
 
 class Loss(NamedTuple):
-    """How a child ended that was not asked to."""
+    """How a child ended that was not asked to end."""
 
     text: str
-    "For people: its own last words, or what happened to it."
+    "Text for users: the child's own error, or how it ended."
     cause: LossCause
     code: int | None = None
     "Exit status; negative: the signal."
@@ -47,9 +47,9 @@ class Child:
         self.control = control
         self.descriptors = descriptors
         self.last_words = ""
-        "What it said was wrong."
+        "The error that the child reported."
         self.unwanted = False
-        "We are ending it: its end is no news."
+        "We are ending it: its end is not a loss."
         self._ready_at: float | None = None
         self._memory = memory
 
@@ -61,7 +61,7 @@ class Child:
         return 0.0 if self._ready_at is None else asyncio.get_running_loop().time() - self._ready_at
 
     async def end(self, grace_seconds: float = 0.0) -> Loss:
-        """Dead for certain when this returns: nothing of it is executed any more."""
+        """End the child. It is dead for certain when this returns: none of its code runs any more."""
         self.close()
         if await has_ended(self.process, grace_seconds):
             code, kills = self.process.returncode, self._memory.since()
@@ -74,7 +74,7 @@ class Child:
         return Loss("stopped talking and was killed" if grace_seconds else "was killed", "died")
 
     async def finish(self, seconds: float, hurried: Callable[[], bool]) -> None:
-        """Ask it to end, and see to it that it does."""
+        """Ask the child to end; kill it if it does not."""
         self.unwanted = True
         if not self.row.terminated:
             self.close()

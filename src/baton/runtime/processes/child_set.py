@@ -1,13 +1,13 @@
-"""The children of one process, as their table says (process_table.py): started, watched, started again, ended.
+"""The children of one process, as their table defines (process_table.py): started, watched, restarted, ended.
 
-One code for supervisor and engine; neither knows anything about a child but what its row says and what its messages are.
+Supervisor and engine share this code; both know of a child only its row and its messages.
 
-A child that ends before the start is over ends the start. One that is lost later is started again as its row says, or its
-parent ends; where two that have a channel to each other end, the one that did not end well is to blame.
+A child that ends before the start is complete ends the start. A child lost later is restarted as its row defines, or its parent
+ends; if two with a channel to each other end, the one that failed is to blame.
 
-How a descriptor gets to a child that has a descriptor socket: the parent calls
-`send_descriptor(child.descriptors, message, fd)`, in `on_started` for one that must have it from the beginning, and the child
-takes it with `receive_descriptor` or `wait_for_descriptor` (descriptors.py). What the child sends comes to `on_descriptor`.
+To send a descriptor to a child with a descriptor socket, the parent calls `send_descriptor(child.descriptors, message, fd)`, in
+`on_started` if the child needs it from the beginning, and the child receives it with `receive_descriptor` or
+`wait_for_descriptor` (descriptors.py). `on_descriptor` receives those that the child sends.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
 
 OTHER_SECONDS = 2.0
-"""When one of two that talk to each other has ended the other follows; whose fault it was shows when both have."""
+"""When one of two connected children has ended the other follows within this time; the cause shows when both have."""
 
 
 class Parent(Protocol):
-    """What the owner of a ChildSet is told. An error that it raises ends it: on_over."""
+    """Callbacks to the owner of a ChildSet. An error that it raises ends it: on_over."""
 
     def on_message(self, child: Child, message: Message) -> None: ...
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        """The descriptor is the parent's from now on."""
+        """The parent owns the descriptor from now on."""
         ...
 
     def on_started(self, child: Child) -> None: ...
 
     def on_lost(self, child: Child, loss: Loss) -> None:
-        """It is dead, and another comes as its row says."""
+        """The child is dead, and another is started as its row defines."""
         ...
 
     def on_over(self, error: BaseException) -> None:
-        """A child was lost for good, or something of ours failed: the parent ends."""
+        """A child was lost for good, or our own code failed: the parent ends."""
         ...
 
 
@@ -73,12 +73,12 @@ class ChildSet(Generic[ParentConfig]):
         }
         self._living: dict[str, Child] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
-        "All that may still be there, those that are being replaced included."
+        "All processes that may still run, including those being replaced."
         self._lives = dict.fromkeys(self._rows, 0)
         self._unclaimed: dict[tuple[str, str], socket.socket] = {}
-        "Ends of channels for children that do not exist yet: (whose, to whom)."
+        "Ends of channels for children that do not exist yet: (owner, peer)."
         self._lost: dict[str, Exception] = {}
-        "Children that do not come back, and why."
+        "Children that are not restarted, and why."
         self._starting = True
         self._memory = MemoryKillLog()
         self._replacing = asyncio.Lock()
@@ -89,11 +89,11 @@ class ChildSet(Generic[ParentConfig]):
         return self._living.get(name)
 
     def process_ids(self) -> list[int]:
-        """Of all that we wait for ourselves."""
+        """Ids of all processes that this class waits for."""
         return [process.pid for process in self._processes]
 
     def start_is_over(self) -> None:
-        """From now on lost children are started again, as their rows say."""
+        """From now on lost children are restarted, as their rows define."""
         self._starting = False
         self._spawn(self._memory.keep())
 
@@ -120,7 +120,7 @@ class ChildSet(Generic[ParentConfig]):
         return child
 
     def _sockets_of(self, row: ChildRow[ParentConfig]) -> list[str]:
-        """What pairs a new child needs. Those that name it as a peer get an end each."""
+        """Names of the socket pairs that a new child needs. Children that name it as a peer get an end each."""
         wanting = [other.name for other in self._rows.values() if row.name in other.peers]
         return [CONTROL, *([DESCRIPTORS] if row.descriptors else []), *wanting]
 
@@ -133,7 +133,8 @@ class ChildSet(Generic[ParentConfig]):
             self._unclaimed[whose, to] = sock
 
     def replace(self, name: str, life: int, wanted: Callable[[], Awaitable[bool]]) -> None:
-        """By order: the present one, if any, is dead before the next one lives. `wanted` is asked in between."""
+        """Replace a child by order: the present one, if any, is dead before the next one is started. `wanted` is asked in
+        between."""
         old = self._living.pop(name, None)
         if old is not None:
             old.unwanted = True
@@ -147,7 +148,7 @@ class ChildSet(Generic[ParentConfig]):
                 await self.start(name, life)
 
     async def stop(self, child: Child) -> None:
-        """By order: dead when this returns, and none follows until one is started."""
+        """Stop a child by order: it is dead when this returns, and none follows until one is started."""
         child.unwanted = True
         if self._living.get(child.name) is child:
             del self._living[child.name]
@@ -212,7 +213,7 @@ class ChildSet(Generic[ParentConfig]):
             raise Unavailable(f"the {name} was lost, and another cannot be started: {error}") from None
 
     def _lose(self, child: Child, loss: Loss) -> None:
-        """For good: its parent ends."""
+        """The child is lost for good: its parent ends."""
         first = not self._lost
         if child.last_words:
             self._lost[child.name] = EngineError(child.last_words)
@@ -225,7 +226,7 @@ class ChildSet(Generic[ParentConfig]):
 
     async def _conclude(self, first: ChildRow[ParentConfig]) -> None:
         for child in self._living.values():
-            child.close_descriptors()  # no peer is started again: nobody need wait for one
+            child.close_descriptors()  # no peer is restarted: none need be awaited
         peers = [row.name for row in self._rows.values() if row.name in first.peers or first.name in row.peers]
         watches = [self._watches[name] for name in peers if name in self._living]
         if watches:
@@ -236,7 +237,7 @@ class ChildSet(Generic[ParentConfig]):
     # The end
 
     async def end(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """The last row first. Nothing is started any more, and nothing is left when this returns."""
+        """End all children, the last row first. Nothing is started any more, and no process is left when this returns."""
         for task in self._tasks:
             task.cancel()
         for child in self._living.values():
@@ -252,7 +253,7 @@ class ChildSet(Generic[ParentConfig]):
             sock.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task whose failure ends the parent: nothing of ours fails unseen."""
+        """Start a task whose failure ends the parent: no error of ours is lost."""
         task = asyncio.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -265,4 +266,4 @@ class ChildSet(Generic[ParentConfig]):
 
 
 class _EndedWell(Unavailable):
-    """A child ended without being asked to, and without an error of its own."""
+    """A child exited by itself, without an error."""

@@ -1,4 +1,4 @@
-"""Child processes: started with what they inherit, gone when their parent is.
+"""Child processes: started with inherited files, killed with their parent.
 
 A child gets its settings through an inherited, nameless file (so that no key shows in a process list or on a disk), its
 channels as inherited sockets, and asks the kernel to be killed if its parent dies. It runs in a session of its own: Ctrl-C
@@ -32,7 +32,7 @@ def start_child(
 ) -> subprocess.Popen[bytes]:
     """Run `python -m module SETTINGS_FD NAME=SOCKET_FD ...`. The sockets are the child's from now on.
 
-    To be called on the main thread: the kernel takes the end of the thread that started a child for the end of its parent.
+    Call it on the main thread: the kernel treats the end of the thread that started a child as the end of its parent.
     """
     settings_fd = nameless_file(msgspec.json.encode((os.getpid(), settings)))
     fds = {name: sock.fileno() for name, sock in sockets.items()}
@@ -51,7 +51,8 @@ def start_child(
 
 
 def nameless_file(content: bytes) -> int:
-    """Complete before the child exists: unlike with a pipe, nobody waits for anybody, whatever the size."""
+    """Create an unnamed file. It is complete before the child exists: unlike with a pipe, neither side waits, whatever the
+    size."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("baton-settings")
     else:
@@ -62,7 +63,7 @@ def nameless_file(content: bytes) -> int:
 
 
 def begin_child(settings_type: type[T]) -> tuple[T, dict[str, socket.socket]]:
-    """The child's first act: tie its life to the parent's, take what it inherited. The sockets by name."""
+    """Bind the child's life to its parent's, and read the inherited settings and sockets (by name). Call it first."""
     settings_fd, *named = sys.argv[1:]
     with os.fdopen(int(settings_fd), "rb") as file:
         parent, settings = msgspec.json.decode(file.read(), type=tuple[int, settings_type])  # type: ignore[valid-type]
@@ -77,19 +78,19 @@ def die_with_parent(parent: int) -> None:
     """Where the kernel cannot do it, the end of the parent's channel still ends every child."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before
         os._exit(1)
 
 
 def freeze_gc_heap() -> None:
-    """Called once a process has all that lives as long as it does: the collector need not walk through it again and again.
-    In the front a full collection takes 10 to 20 ms, in which every stream stands still."""
+    """Call once a process has all long-lived objects: the collector need not traverse them again and again. In the front a full
+    collection takes 10 to 20 ms, in which every stream stalls."""
     gc.collect()
     gc.freeze()
 
 
 async def has_ended(process: subprocess.Popen[bytes], seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
-    """Wait for the process, so long at most, or until `unless`. Never holds up the loop; the ended one is no zombie."""
+    """Wait for the process, at most `seconds`, or until `unless`. Never blocks the loop; an ended process is reaped."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while process.poll() is None:

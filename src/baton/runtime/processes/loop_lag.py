@@ -1,6 +1,6 @@
-"""How late the event loop of a process is: a timer that should run once per second says by how much it was late.
+"""How late the event loop of a process is: a timer that should run once per second measures its delay.
 
-A loop that is late answers nobody: heartbeats, tokens and health checks all wait behind what holds it up.
+A late loop answers nothing: heartbeats, tokens and health checks all wait.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 INTERVAL_SECONDS: Final = 1.0
 SAMPLES: Final = 10
-"""The largest of so many is shown: a scrape that comes every 10 seconds misses nothing."""
+"""The largest of this many samples is shown: a scrape every 10 seconds misses nothing."""
 
 
 class LoopLag:
-    """Measures from now on, on the running loop."""
+    """Measures from its creation on, on the running loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,7 +25,7 @@ class LoopLag:
 
     @property
     def seconds(self) -> float:
-        """The largest of the last samples; while the loop is held up longer than that, the present delay."""
+        """The largest of the last samples, or the present delay if that is longer."""
         return max(*self._samples, self._loop.time() - self._due, 0.0)
 
     @property

@@ -1,10 +1,10 @@
-"""Has the kernel just killed one of our processes for want of memory? Its counts, as they were a moment ago and are now.
+"""Has the kernel just killed one of our processes for lack of memory? Compares its counters with those of a moment ago.
 
-A count that grew long before a child was lost says nothing about that loss, so the count to compare with is renewed all the
+A count that grew long before a child was lost is no evidence for that loss, so the sample to compare with is renewed all the
 time. It is kept for one period more: the kernel counts first, and a large process takes seconds to end.
 
     samples    |---- before ----|---- last ----|  now: the child is found dead
-               ^ what `since` compares with, one to two periods old
+               ^ `since` compares with this one, one to two periods old
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MemoryKillLog:
         self._before = self._last = memory_kills(kernel)
 
     async def keep(self) -> None:
-        """Sample until it is cancelled."""
+        """Sample until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             self.sample()

@@ -1,9 +1,9 @@
-"""Reaps processes that nobody else waits for, where this process is the one that the kernel gives them to.
+"""Reaps processes that have lost their parent, if the kernel makes this process their new parent.
 
-A process whose parent has died belongs to process 1 of its container (or to a subreaper, prctl(2)). An engine that is killed
-leaves its worker and its cache service so; they die with it, and stay zombies until somebody waits for them.
-As process 1 we wait for them. What this process has started itself is waited for by whoever started it: a zombie is an orphan
-only if it is none of those and is still there a second later.
+A process whose parent has died belongs to process 1 of its container (or to a subreaper, prctl(2)). A killed engine leaves its
+worker and its cache service so; they die with it, and stay zombies until their new parent waits for them. As process 1 we wait
+for them. Our own children are awaited by the code that started them: a zombie is an orphan only if it is none of those and is
+still there a second later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 def gets_orphans() -> bool:
-    """Whether the kernel makes us the parent of processes whose own has died."""
+    """Does the kernel make us the parent of orphaned processes?"""
     if os.getpid() == 1:
         return True
     answer = ctypes.c_int(0)
@@ -31,7 +31,7 @@ def gets_orphans() -> bool:
 
 
 class Orphans:
-    """On one loop, which must be the main thread's. `known`: process ids of our own children."""
+    """Runs on one loop, which must be the main thread's. `known`: process ids of our own children."""
 
     def __init__(self, known: Callable[[], Collection[int]]) -> None:
         self._known = known
@@ -59,7 +59,7 @@ class Orphans:
         known = set(self._known())
         zombies = {pid for pid in _zombies_of(os.getpid()) if pid not in known}
         for pid in zombies & self._seen:
-            with contextlib.suppress(ChildProcessError):  # somebody has waited for it after all
+            with contextlib.suppress(ChildProcessError):  # it was awaited elsewhere
                 os.waitpid(pid, os.WNOHANG)
                 self.reaped += 1
         self._seen = zombies - self._seen

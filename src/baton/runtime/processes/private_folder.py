@@ -1,9 +1,9 @@
-"""A directory that only our user can enter, for sockets that need a name (and the secret of `baton up`), there for as long as
-its process is.
+"""A directory that only our user can enter, for sockets that need a name (and the secret of `baton up`); it lives as long as
+its process.
 
-Whoever makes it holds a lock on it (flock), which the kernel lets go when the process ends, however it ends. So the next one
-that makes such a directory can tell those whose owner was killed from those in use, and removes them. Programs that tidy up
-where temporary files lie (systemd-tmpfiles) leave a locked one alone, too.
+The creator holds a lock on it (flock), which the kernel releases when the process ends, however it ends. So the next creator of
+such a directory can distinguish abandoned ones from those in use, and removes them. Programs that clean up temporary files
+(systemd-tmpfiles) leave a locked directory alone, too.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ logger = logging.getLogger("baton.engine")
 
 PREFIX: Final = "baton-peer-"
 PATH_BYTES_MAX: Final = 80
-"""Of the directory: the name of a socket, with all before it, has 107 at most."""
+"""Limit for the directory: the whole path of a socket has 107 bytes at most."""
 
 
 NEW_SECONDS: Final = 60.0
-"""Between making a directory and locking it there are microseconds."""
+"""Between creating a directory and locking it there are microseconds."""
 
 
 class PrivateFolder:
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or usual_parent()
         remove_abandoned(parent)
-        # Under another name until it is locked: nobody may find it and think that it is abandoned.
+        # Under another name until it is locked, so that no other process considers it abandoned.
         made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))  # 0700
         self._fd = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,11 +44,11 @@ class PrivateFolder:
 
     @property
     def address(self) -> str:
-        """Of the one socket that is to be in it (kvcache/shared_memory.py)."""
+        """Address of the one socket in it (kvcache/shared_memory.py)."""
         return f"unix:{self.path}/peer.sock"
 
     def remove(self) -> None:
-        """With the sockets in it. Nobody uses them any more. Children of ours that had to be killed have left theirs."""
+        """Remove the directory and the sockets in it, which are no longer used. Killed children have left theirs, too."""
         if self._fd >= 0:
             _remove(self.path, self._fd)
             os.close(self._fd)
@@ -57,7 +57,7 @@ class PrivateFolder:
 
 
 def peer_folder(*, needed: bool) -> PrivateFolder | None:
-    """For the socket at which others may read our pool. None: there is no place for it, and it is not needed."""
+    """Directory for the socket at which others may read our pool. None: there is no place for it, and it is not needed."""
     if sys.platform != "linux":
         if needed:
             raise InvalidConfig("the roles prefill and decode need Linux: instances share memory")
@@ -72,14 +72,14 @@ def peer_folder(*, needed: bool) -> PrivateFolder | None:
 
 
 def usual_parent() -> Path:
-    """Where temporary files go, unless its name is too long for a socket's."""
+    """The usual directory for temporary files, unless its path is too long for a socket's."""
     usual = Path(tempfile.gettempdir())
     return usual if len(os.fsencode(usual)) + len(PREFIX) + 10 <= PATH_BYTES_MAX else Path("/tmp")
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Those whose owner is gone. What cannot be looked into is somebody else's. One that has its first name still (with a dot)
-    is not locked yet, if it is new; its owner was killed in that moment, if it is old."""
+    """Remove directories whose owner has ended. Those that cannot be opened belong to other users. A new one under its first
+    name (with a dot) is not locked yet; the owner of an old one was killed in that moment."""
     for path in [*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")]:
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -93,7 +93,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove(path: Path, fd: int) -> None:
-    """Nothing but sockets and a secret is ever in it: what else somebody has put there stays, and so does the directory."""
+    """Only sockets and a secret are ours: other files stay, and so does the directory."""
     with contextlib.suppress(OSError):
         for name in os.listdir(fd):
             if name.endswith((".sock", ".secret")):

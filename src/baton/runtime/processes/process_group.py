@@ -1,7 +1,7 @@
-"""A process that runs others until a signal: they are started in the order of their table, and ended in the other one.
+"""A process that runs others until a signal: they are started in the order of their table, and ended in reverse.
 
-`baton serve` (supervisor.py) and `baton up` (up.py) are such. What their children report, each takes in its own way. Every wait
-has a deadline; nothing is left when it is over: no orphan, no socket.
+`baton serve` (supervisor.py) and `baton up` (up.py) subclass it and handle the messages of their children. Every wait has a
+deadline; no process and no socket is left at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.runtime.processes.orphans import Orphans
 from baton.runtime.processes.process_table import ChildRow, ParentConfig
 
 START_SECONDS_MORE = 30.0
-"""The front holds itself to start_seconds_max. One that does not even do that is given up after this much more."""
+"""The front limits itself to start_seconds_max. If it fails to do that, it is given up after this much more."""
 
 
 class ProcessGroup(Generic[ParentConfig]):
@@ -33,7 +33,7 @@ class ProcessGroup(Generic[ParentConfig]):
         restarts_max: int,
         backoff_seconds_max: float,
     ) -> None:
-        """`start_seconds_max`: None where what is waited for comes from elsewhere, whenever it likes."""
+        """`start_seconds_max`: None if the start depends on other machines, without a limit."""
         self._rows = rows
         self._start_seconds_max = start_seconds_max
         self._all_ready = asyncio.Event()
@@ -45,20 +45,20 @@ class ProcessGroup(Generic[ParentConfig]):
         )
 
     def stop(self) -> None:
-        """End in order: running requests may finish, within drain_seconds_max. The second time they end now, with an error."""
+        """End in order: running requests may finish, within drain_seconds_max. The second call ends them now, with an error."""
         self._hurry = self._stop.is_set()
         self._stop.set()
 
     def hang_up(self) -> None:
-        """The terminal is gone. It may be told twice, by kernel and shell: that is no second wish."""
+        """The terminal is closed. Kernel and shell may both send SIGHUP: it does not count as a second call of `stop`."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Until a signal, or until a child is lost for good (which raises)."""
+        """Run until a signal, or until a child is lost for good (which raises)."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         orphans = Orphans(lambda: self._children.process_ids())
         stopping, starting = asyncio.create_task(self._stopped()), asyncio.create_task(self._start_in_time())
@@ -75,7 +75,7 @@ class ProcessGroup(Generic[ParentConfig]):
                 orphans.close()
 
     async def _until_over(self, waited: set[asyncio.Future[None]], stopping: asyncio.Future[None]) -> None:
-        """Returns when told to stop. Raises what was wrong where a child has ended for good, or the start takes too long."""
+        """Return when `stop` was called. Raises the error if a child has ended for good, or the start takes too long."""
         while stopping in waited:
             done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for task in [] if stopping in done else done:
@@ -90,7 +90,7 @@ class ProcessGroup(Generic[ParentConfig]):
             await self._children.start(row.name)
 
     async def before_start(self, name: str) -> None:
-        """What that child has to wait for. The start as a whole has a deadline."""
+        """Wait until that child may be started. The start as a whole has a deadline."""
 
     async def _start_in_time(self) -> None:
         if self._start_seconds_max is None:
@@ -103,14 +103,14 @@ class ProcessGroup(Generic[ParentConfig]):
             raise Unavailable(f"nothing was ready within {seconds:g} s") from None
 
     def start_is_over(self) -> bool:
-        """All children are ready. True the first time."""
+        """Call when all children are ready. True the first time."""
         if self._all_ready.is_set():
             return False
         self._all_ready.set()
         self._children.start_is_over()
         return True
 
-    # What the children report
+    # Callbacks of the children
 
     def on_stopping(self) -> None:
         pass
@@ -119,7 +119,7 @@ class ProcessGroup(Generic[ParentConfig]):
         raise NotImplementedError
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        os.close(fd)  # nobody sends us any
+        os.close(fd)  # children send none
 
     def on_started(self, child: Child) -> None:
         pass
@@ -130,4 +130,4 @@ class ProcessGroup(Generic[ParentConfig]):
     def on_over(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
-            self._over.exception()  # seen, even if we are told to stop meanwhile
+            self._over.exception()  # retrieved, even if we are stopped meanwhile

@@ -1,4 +1,4 @@
-"""Who starts whom: the children of supervisor and engine, a row each. child_set.py carries the rows out.
+"""The children of supervisor and engine, a row each. child_set.py performs the rows.
 
     supervisor
       |-- engine    the instance machine               ends: when the front's channel closes
@@ -7,8 +7,8 @@
       `-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
             `-- templates, grammars, large JSON        end: with the front (text/helper.py)
 
-Every child has a control channel to its parent, which sees its end there at once. What else it is given says its row. Which of
-the engine's are started at all, and in what order, says core/startup.py.
+Every child has a control channel to its parent, which sees its end there at once. Its row lists the other sockets.
+core/startup.py decides which of the engine's children are started, and in what order.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Final, Generic, TypeVar
 from baton.config import EngineConfig, ServeConfig
 
 CONTROL: Final = "control"
-"""The socket to the parent."""
+"""Name of the socket to the parent."""
 DESCRIPTORS: Final = "descriptors"
-"""The socket over which descriptors pass between child and parent (descriptors.py)."""
+"""Name of the socket over which descriptors pass between child and parent (descriptors.py)."""
 
 QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
 """Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
 
 KILL_SECONDS = 10.0
-"""An engine ends within moments of its front; a front within this of the end of its draining."""
+"""An engine ends within moments of its front; a front within this time of the end of its draining."""
 
 
 ParentConfig = TypeVar("ParentConfig")
@@ -40,42 +40,42 @@ KILLED_BELOW: Final = 75
 
 
 class Restart(Enum):
-    """What follows the end of a child that was ready. Before that, its end is the end of the start."""
+    """What follows the end of a child that was ready. Before that, its end ends the start."""
 
     NEVER = "never"
-    "Its end is the end of its parent."
+    "Its end ends its parent."
     IF_KILLED = "if killed"
-    "A signal ended it or what its start needed (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
+    "If a signal ended it or its start (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
     IF_FAILED = "if failed"
-    "A signal or an error of its own ended it: another is started, up to a number in a row. Else as NEVER."
+    "If a signal or its own error ended it: another is started, up to a number in a row. Else as NEVER."
     ALWAYS = "always"
-    "Another is started, however it ended and however often. Its parent goes on meanwhile."
+    "Another is started, however it ended and however often. Its parent keeps running."
     ORDERED = "ordered"
-    "The parent's machine says when."
+    "The parent's machine decides when another is started."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildRow(Generic[ParentConfig]):
     name: str
     module: str
-    "What it runs: python -m module."
+    "The module it runs: python -m module."
     config: Callable[[ParentConfig, int], object]
-    "Its settings, made of its parent's and of the number of this life."
+    "Its settings, from its parent's and the number of this life."
     restart: Restart
     peers: tuple[str, ...] = ()
-    """Children of the same parent, from rows above, to which it has a channel. One that is started again is handed over as a
-    PeerSocket on the descriptor socket."""
+    """Children of the same parent, from rows above, to which it has a channel. A restarted peer is passed to it as a PeerSocket
+    on the descriptor socket."""
     descriptors: bool = False
-    "Whether it has a descriptor socket to its parent."
+    "It has a descriptor socket to its parent."
     environment: Mapping[str, str] = field(default_factory=dict)
     exit_seconds: float = 5.0
-    "One whose channel has closed may take this long to end by itself, so that its exit status can be told."
+    "Seconds after the close of its channel in which it may exit by itself, so that its exit status is known."
     terminated: bool = False
     "Asked to end by SIGTERM. Else by the end of its control channel."
     end_seconds: Callable[[ParentConfig], float] = lambda config: 0.0
-    "How long it may take to end when it was asked; then it is killed."
+    "How long it may take to end after it was asked; then it is killed."
     hurry_seconds: float = 0.0
-    "How long it may take when it was asked a second time."
+    "How long it may take after it was asked a second time."
 
 
 SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
@@ -115,11 +115,11 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
         config=lambda engine, life: engine.cache(),
         restart=Restart.ALWAYS,
         descriptors=True,
-        end_seconds=lambda engine: 2.0,  # what is being written may be finished
+        end_seconds=lambda engine: 2.0,  # writes under way may finish
     ),
 )
 
 
 def with_modules(rows: tuple[ChildRow[ParentConfig], ...], **modules: str) -> tuple[ChildRow[ParentConfig], ...]:
-    """The same table with other programs in some rows: rehearsals put disturbed ones there."""
+    """The same table with other programs in some rows: tests use faulty ones."""
     return tuple(replace(row, module=modules.get(row.name, row.module)) for row in rows)

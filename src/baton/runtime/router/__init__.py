@@ -1,1 +1,1 @@
-"""The router process: instances, their sessions, requests that it sends to them."""
+"""The router process: sessions of instances, and requests sent to them."""

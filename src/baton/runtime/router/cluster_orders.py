@@ -1,15 +1,15 @@
-"""Orders to a whole cluster: each goes to all of its instances, and is done when all have done it.
+"""Orders to a whole cluster: each is sent to all instances, and is done when all have done it.
 
-The router itself drains first. It takes nothing new, waits for what is open (hand-offs included, for which both instances must
-be at work), and only then are instances paused. One that joins while the cluster is paused is paused too.
+The router itself drains first. It rejects new requests, waits for open ones (hand-offs included, for which both instances must
+run), and only then pauses the instances. An instance that joins while the cluster is paused is paused too.
 
-Weights: all instances sleep, all wake with the new ones, and the cluster's identity is the new one when all have them. Where
-one of them cannot load them, those that could are given again what each had, and the order is refused. An instance that can
-load neither, or is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it
-is started with the right ones.
+Weights: all instances sleep, all wake with the new ones, and the cluster's identity is the new one when all have them. If one
+of them cannot load them, the others get their old ones again, and the order is refused. An instance that can load neither, or
+is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it is started with the
+right ones.
 
-An instance that does not answer an order in time (orders.py) is given up: its session ends, the order goes on with the others,
-and it is judged anew when it dials again.
+An instance that does not answer an order in time (orders.py) is given up: its session ends, the order continues with the
+others, and it is checked anew when it dials again.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class ClusterOrders:
         self._instances = instances
         self.mode = "serving"
         self.on_identity: Callable[[bytes], None] = lambda identity: None
-        "Told when other weights are served."
+        "Called when other weights are served."
         self._stream_ended = asyncio.Event()
         instances.on_joined = self.on_joined
 
     @property
     def refusal(self) -> Refused | None:
-        """What a new request is told while the cluster does not serve."""
+        """The refusal for a new request while the cluster does not serve."""
         if self.mode == "serving":
             return None
         return Refused("draining" if self.mode == "draining" else "paused")
@@ -92,7 +92,7 @@ class ClusterOrders:
 
     async def resume(self) -> None:
         self.mode = "serving"
-        self._stream_ended.set()  # whoever waits for the drain looks again
+        self._stream_ended.set()  # wakes tasks that wait for the drain
         await self._there(lambda instance: instance.orders.resume())
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
@@ -108,7 +108,8 @@ class ClusterOrders:
         await self.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """Whatever becomes of it, the cluster serves afterwards. CallerError: they cannot be loaded; it serves the old ones."""
+        """Load other weights. Whatever the result, the cluster serves afterwards. Raises CallerError if they cannot be loaded;
+        then it serves the old ones."""
         try:
             await self.sleep(drain_seconds)
         except EngineError:
@@ -121,7 +122,7 @@ class ClusterOrders:
             self._instances.reloading = False
 
     async def _reload(self, model: str) -> None:
-        """All are asleep."""
+        """Load weights while all instances are asleep."""
         sessions = self._instances.sessions
         before = {instance: instance.hello.model for instance in sessions}
         outcomes = await self._outcomes(sessions, lambda instance: instance.orders.wake_with(model))
@@ -140,13 +141,13 @@ class ClusterOrders:
             raise Unavailable(ALL_LOST)
 
     async def _serve_again(self) -> None:
-        """What was paused, and in part asleep, for an order that has failed."""
+        """Resume instances that were paused, and in part asleep, for an order that has failed."""
         await self._outcomes(self._instances.sessions, lambda instance: instance.orders.wake())
-        with contextlib.suppress(EngineError):  # of one; the others serve
+        with contextlib.suppress(EngineError):  # one failed; the others serve
             await self.resume()
 
     async def _give_back(self, models: Mapping[InstanceSession, str]) -> None:
-        """To those that have the new weights what each had before. A path is of one machine."""
+        """Return the instances with new weights to the old ones. Each has its own path: paths are valid on one machine."""
 
         async def give_back(instance: InstanceSession) -> None:
             await instance.orders.sleep()
@@ -158,14 +159,15 @@ class ClusterOrders:
                 logger.warning("instance %s does not get its old weights again: %s", printable(instance.hello.name), error)
 
     def _rejoin(self, sessions: Sequence[InstanceSession]) -> None:
-        """First all leave: while one with the old identity is there, none with another fits."""
+        """Remove all sessions from the machine first: while an instance with the old identity is present, none with another
+        fits."""
         self._instances.rejoin(sessions)
         there = self._instances.sessions
         if there:
             self.on_identity(there[0].hello.ready.identity)
 
     async def _all(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
-        """Somebody must be there to do it."""
+        """Send an order to all instances. Raises Unavailable if none is connected, or all are lost meanwhile."""
         if not self._instances.sessions:
             raise Unavailable("no instance is connected: try again later")
         await self._there(order)
@@ -173,7 +175,7 @@ class ClusterOrders:
             raise Unavailable(ALL_LOST)
 
     async def _there(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
-        """One that is lost on the way has nothing left to do. What another one answers is what all answer."""
+        """Send an order to the connected instances. A lost instance has nothing left to do; any other error is raised."""
         sessions = self._instances.sessions
         for instance, error in zip(sessions, await self._outcomes(sessions, order), strict=True):
             if error is not None and instance in self._instances.sessions:

@@ -1,4 +1,4 @@
-"""One instance as the router's process has it: its session, what it told last, and the orders it was given."""
+"""One instance in the router's process: its session, its last reports, and its orders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.runtime.wire.channel import Channel
 
 class InstanceSession:
     def __init__(self, session: Session, hello: InstanceHello, channel: Channel, suspect_seconds: float) -> None:
-        """`suspect_seconds`: one that says nothing for so long is not counted on (core/cluster/membership.py)."""
+        """`suspect_seconds`: an instance that is silent for this long is suspect (core/cluster/membership.py)."""
         self.session = session
         self.hello = hello
         self.channel = channel
@@ -28,7 +28,7 @@ class InstanceSession:
         self.beat = Heartbeat()
         self.heard_at = asyncio.get_running_loop().time()
         self._unsent: list[Message] | None = []
-        "Before it was welcomed. None: it was."
+        "Messages until the router's hello is sent. None: it was sent."
 
     def send(self, message: Message) -> None:
         if self._unsent is None:
@@ -37,7 +37,7 @@ class InstanceSession:
             self._unsent.append(message)
 
     def welcome(self, hello: RouterHello) -> None:
-        """The first thing that it hears. What the router machine had to say to it meanwhile follows."""
+        """Send the router's hello first, then the messages that the machine has sent meanwhile."""
         unsent, self._unsent = self._unsent or [], None
         for message in (hello, *unsent):
             self.channel.send(message)
@@ -48,12 +48,12 @@ class InstanceSession:
 
     def hang_up(self, reason: str) -> None:
         self.channel.send(InstanceRefused(reason))
-        self.channel.close()  # when that has gone out
+        self.channel.close()  # closes after the message is written
         self.orders.fail(f"the instance {self.hello.name} is gone")
 
     @property
     def fault(self) -> str:
-        """What is wrong with it now. Empty: nothing."""
+        """Present fault of the instance. Empty: none."""
         silent = asyncio.get_running_loop().time() - self.heard_at
         return self.beat.fault or (f"nothing heard for {silent:.1f} s" if silent > self._suspect_seconds else "")
 
@@ -97,7 +97,7 @@ TABLES = tuple(field.name for field in fields(InstanceStats) if field.type == di
 
 
 def summed(all_stats: Iterable[InstanceStats]) -> InstanceStats:
-    """Of all instances together. Words (mode, circuit) are left as they are by default."""
+    """Sum over all instances. Words (mode, circuit) keep their defaults."""
     total = InstanceStats()
     for stats in all_stats:
         for name in NUMBERS:
@@ -111,6 +111,6 @@ def summed(all_stats: Iterable[InstanceStats]) -> InstanceStats:
 
 
 def counters_of(stats: InstanceStats) -> InstanceStats:
-    """What stays in the sum when the instance is gone: counters never fall."""
+    """The counters that stay in the sum when the instance is lost: counters never decrease."""
     names = (*(name for name in NUMBERS if name not in GAUGES), *TABLES)
     return InstanceStats(**{name: getattr(stats, name) for name in names})

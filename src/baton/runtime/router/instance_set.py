@@ -1,4 +1,4 @@
-"""The instances of a router: sessions from hello to end, beats, and the numbers that they tell."""
+"""The instances of a router: sessions from hello to end, heartbeats, and stats."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from baton.runtime.wire.channel import Channel
 logger = logging.getLogger("baton.router")
 
 STALL_SECONDS: Final = 0.5
-"""A beat that is so late means that the router itself was stopped."""
+"""A heartbeat that is this late means that the router itself was stopped."""
 
 
 class SessionOwner(Protocol):
     def dispatch(self, event: ClusterEvent) -> None:
-        """To the router machine."""
+        """Dispatch to the router machine."""
         ...
 
     def on_message(self, message: Message) -> None:
-        """An instance says something to the machine."""
+        """Called with a message of an instance, before the machine gets it."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Something of ours is wrong: the router must not go on."""
+        """Called on an internal error: the router must end."""
         ...
 
 
@@ -53,22 +53,22 @@ class InstanceSet:
         self._nodes: dict[Session, InstanceSession] = {}
         self._sessions = count(1)
         self.reloading = False
-        "Instances are loading other weights because they were told to."
+        "Instances are loading other weights by order."
         self.joined = 0
-        "Sessions so far."
+        "Number of sessions so far."
         self.malformed = 0
-        "Sessions that ended because of what their instance sent."
+        "Sessions that ended because of a malformed message."
         self._logged = Repeats()
         self._gone = InstanceStats()
-        "Counters of instances that are not there any more."
+        "Counters of lost instances."
         self._loop = asyncio.get_running_loop()
         self._beat_timer: asyncio.TimerHandle | None = None
         self._beat_due = self._loop.time()
         self.first: asyncio.Future[InstanceHello] = self._loop.create_future()
-        "There is, or was, an instance."
+        "The hello of the first instance."
         self.on_joined: Callable[[InstanceSession], None] = lambda instance: None
         self.on_changed: Callable[[], None] = lambda: None
-        "Somebody has joined or left."
+        "Called when an instance has joined or left."
 
     @property
     def sessions(self) -> list[InstanceSession]:
@@ -76,19 +76,20 @@ class InstanceSet:
 
     @property
     def context_tokens(self) -> int | None:
-        """What every instance could hold, so that each can go on with what another has begun. None: nobody is there."""
+        """Context that every instance can hold, so that each can continue the others' requests. None: no instance is
+        connected."""
         return min((instance.hello.ready.context_tokens for instance in self._nodes.values()), default=None)
 
     def stats(self) -> InstanceStats:
         return summed([self._gone, *(instance.stats for instance in self._nodes.values())])
 
     def send(self, session: Session, message: Message) -> None:
-        """To one that is gone: nothing happens."""
+        """Send to one instance. A lost one is ignored."""
         if (instance := self._nodes.get(session)) is not None:
             instance.send(message)
 
     async def serve(self, channel: Channel) -> None:
-        """One session, from its hello to its end."""
+        """Serve one session, from its hello to its end."""
         instance: InstanceSession | None = None
         try:
             async with asyncio.timeout(self._hello_seconds):
@@ -100,11 +101,11 @@ class InstanceSet:
                 self._note_malformed(None, f"its first message is a {type(hello).__name__} and no hello")
         except TimeoutError:
             self._log(None, f"it said no hello within {self._hello_seconds:g} s")
-        except PeerError as error:  # bytes that are no message, or values outside their ranges
-            self._log(instance, str(error))  # its door counts it (link_server.py)
+        except PeerError as error:  # malformed bytes, or values outside their ranges
+            self._log(instance, str(error))  # link_server.py counts it
         except InvariantBroken as error:
             self._owner.fail(error)
-        except Exception as error:  # a message whose meaning nobody foresaw: its session ends, and no other
+        except Exception as error:  # a message that fails a handler ends its session, and no other
             self._note_malformed(instance, f"malformed: {type(error).__name__}: {error}", error)
         finally:
             channel.close()
@@ -124,7 +125,7 @@ class InstanceSet:
         self._log(instance, text, error)
 
     def _log(self, instance: InstanceSession | None, text: str, error: Exception | None = None) -> None:
-        """Once per instance and minute: one that comes again and again must not fill the disk."""
+        """Log once per instance and minute: repeated failures must not fill the disk."""
         name = "" if instance is None else instance.hello.name
         if times := self._logged.due(name, self._loop.time()):
             who = f"instance {name}" if name else "an instance without a hello"
@@ -135,7 +136,7 @@ class InstanceSet:
         self._nodes[instance.session] = instance
         self._owner.dispatch(InstanceJoined(instance.session, hello))
         if instance.session not in self._nodes:
-            return instance  # it does not fit, and was told
+            return instance  # it does not fit, and was refused
         instance.hello = hello = replace(hello, refused=False)
         instance.welcome(self._hello)
         logger.info("instance %s (%s) has joined", hello.name, hello.role)
@@ -150,8 +151,9 @@ class InstanceSet:
         return instance
 
     def rejoin(self, first: Sequence[InstanceSession]) -> None:
-        """These compute with other weights from now on: to the machine they are others. Nothing is under way. First all leave:
-        while one of another identity is there, they do not fit. Then they come before those that joined meanwhile."""
+        """Present these instances, which have other weights now, to the machine as new ones. No request is under way. All leave
+        first: while an instance with another identity is present, they do not fit. They rejoin before instances that joined
+        meanwhile."""
         there = sorted(self.sessions, key=lambda instance: instance not in first)
         for instance in there:
             del self._nodes[instance.session]
@@ -162,28 +164,28 @@ class InstanceSet:
             self._owner.dispatch(InstanceJoined(instance.session, instance.hello))
 
     def lose(self, session: Session, reason: str) -> None:
-        """It is given up, or does not fit, or has left."""
+        """Remove the instance: it timed out, was rejected, or disconnected."""
         instance = self._nodes.pop(session, None)
         if instance is None:
             return
         name, why = instance.hello.name, printable(reason)
         if instance.welcomed:
             logger.warning("instance %s is gone: %s", name, why)
-        elif times := self._logged.due(("refused", name, why), self._loop.time()):  # it comes again every few seconds
+        elif times := self._logged.due(("refused", name, why), self._loop.time()):  # it dials again every few seconds
             logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
         self._gone = summed([self._gone, counters_of(instance.stats)])
         instance.hang_up(reason)
         self.on_changed()
 
     def give_up(self, instance: InstanceSession, reason: str) -> None:
-        """Its session ends, and what it had goes on elsewhere. It may dial again."""
+        """End the session; its requests continue elsewhere. The instance may dial again."""
         if instance.session in self._nodes:
             self.lose(instance.session, reason)
             self._owner.dispatch(InstanceLeft(instance.session, reason))
 
     def _on_message(self, instance: InstanceSession, message: Message) -> None:
         instance.heard_at = self._loop.time()
-        if type(message) is Emit:  # nearly all of them
+        if type(message) is Emit:  # nearly all messages
             if instance.session in self._nodes:
                 self._owner.dispatch(InstanceMessage(instance.session, message))
             return
@@ -198,7 +200,7 @@ class InstanceSet:
             case ModelChanged(model, identity, parts):
                 ready = replace(instance.hello.ready, identity=identity, identity_parts=parts)
                 instance.hello = replace(instance.hello, ready=ready, model=model)
-                if not self.reloading:  # by an order that was given up: whether it fits is decided when it joins again
+                if not self.reloading:  # loaded by an order that was given up: the next join decides whether it fits
                     self.give_up(instance, "it computes with other weights now")
             case _:
                 if type(message) is InstanceStats:
@@ -216,7 +218,7 @@ class InstanceSet:
             instance.send(RouterHeartbeat())
             if stalled:
                 instance.heard_at = now
-        if stalled:  # the router was: a machine that stops it stops others too, and no instance is given up for that
+        if stalled:  # what stops the router stops others too: no instance is lost for that
             self._owner.dispatch(Resumed())
         self._beat_timer = self._loop.call_at(self._beat_due, self._beat)
 

@@ -2,8 +2,8 @@
 
     clients --HTTP--> ROUTER <--sessions (link.py)-- instances, which dial
 
-Until the first instance is there it only says that it is not ready: what is served (context, vocabulary, sampling defaults) it
-learns from that one. When all are lost it goes on: /health and /ready are red, requests wait a while and then get 503.
+Until the first instance joins, it only answers that it is not ready: context, vocabulary and sampling defaults come from that
+instance. When all are lost it keeps running: /health and /ready fail, requests wait a while and then get 503.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from baton.trust.secret import read_secret
 logger = logging.getLogger("baton.router")
 
 SESSIONS_BEYOND_MAX = 16
-"""Sessions beyond the instances that may join: one too many is refused in words, and not only closed."""
+"""Sessions beyond the instances that may join: one too many is refused with a reason, and not only closed."""
 VIEW_SECONDS = 0.5
-"""How often whoever started the router is told what it sees."""
+"""Interval of views sent to the parent process."""
 
 
 class RouterProcess:
@@ -70,10 +70,10 @@ class RouterProcess:
         self._view_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Raises what was wrong, where it cannot start or go on."""
+        """Run until stopped. Raises the error if it cannot start, or fails."""
         serve, client = self._config.serve, self._client
         tls = tls_context(serve)
-        listeners = listen_on(serve)  # before anything is loaded: a port that is taken is reported at once
+        listeners = listen_on(serve)  # before anything is loaded: a port that is in use is reported at once
         links = self._links = LinkServer(
             listen_at(parse_address(self._config.listen)),
             read_secret(self._config.secret),
@@ -121,12 +121,12 @@ class RouterProcess:
                 await meeting
 
     async def _start(self, reception: Reception, template: str | None) -> None:
-        """From now on there is something to serve."""
+        """Wait for the first instance, and serve from then on."""
         serve, seconds = self._config.serve, self._config.serve.start_seconds_max
         text = await asyncio.to_thread(load_text, serve.model, template)
         first = self._client.instances.first
         done, _ = await asyncio.wait([first], timeout=seconds)
-        if not done:  # an instance may load, or download, for longer than that: until then /live is green and the rest is 503
+        if not done:  # an instance may load, or download, for longer: until then only /live answers, the rest is 503
             logger.warning("no instance has joined within %g s (start_seconds_max): still waiting", seconds)
         hello = await asyncio.shield(first)
         reception.app = self._app(text, hello)

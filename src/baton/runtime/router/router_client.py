@@ -1,12 +1,12 @@
 """The cluster as the API sees it: one engine. Requests go to the router machine, which places them on instances.
 
     API --generate, abort--> RouterClient --SubmitRequest, WithdrawRequest--> router machine --SendToInstance--> instance
-        <-------- deltas ---              <-- Deliver, RejectRequest --             <--Say---
+        <-------- deltas ---              <-- Deliver, RejectRequest --             <--InstanceMessage---
 
-Instances dial. The first thing in a session is a NodeHello, the answer a RouterHello or a NodeRefused. Orders (pause, sleep,
-weights) go to all instances, beside the machine (cluster_orders.py).
+Instances dial. The first message of a session is an InstanceHello, the answer a RouterHello or an InstanceRefused. Orders
+(pause, sleep, weights) go to all instances, beside the machine (cluster_orders.py).
 
-A request has another name on the wire: that of its router stands before it, so that two routers never mean the same.
+A request has another id on the wire: the router's name is prepended, so that ids of two routers never collide.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from baton.runtime.wire.channel import Channel
 logger = logging.getLogger("baton.router")
 
 CHECK_SECONDS: Final = 10.0
-"""An idle router checks its books at most this often."""
+"""An idle router checks its state at most this often."""
 HANDOFFS_SHOWN: Final = 100
-"""So many of the last ones are shown to people, as a mean."""
+"""Number of recent hand-offs in the displayed mean."""
 PATHS_SHOWN: Final = 100
 
 
 class RouterClient:
-    """Satisfies api.engine_client.EngineClient."""
+    """Implements api.engine_client.EngineClient."""
 
     def __init__(
         self, machine: Router, config: RouterConfig, *, name: str | None = None, wire: WireConfig | None = None
@@ -88,17 +88,17 @@ class RouterClient:
         self._telling = False
         self._check_due = 0.0
         self._streams: dict[RequestId, Stream] = {}
-        "By the name on the wire."
+        "Streams by their id on the wire."
         self._loop = asyncio.get_running_loop()
         self.instances = InstanceSet(self.name, config, self, wire)
         self.orders = ClusterOrders(self, self.instances)
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
-        "What the last ones took, in seconds."
+        "Durations of the last hand-offs, in seconds."
         self.on_handoff: Callable[[float], None] = lambda seconds: None
         self.over: asyncio.Future[None] = self._loop.create_future()
-        "Nothing but a failure of our own ends it."
+        "Ends only by an internal error, or `close`."
         self._ended: Exception | None = None
-        "Why no request is taken any more."
+        "Error for new requests after the end. None: requests are accepted."
 
     # Instances
 
@@ -107,11 +107,11 @@ class RouterClient:
         return self.instances.sessions
 
     async def serve_instance(self, channel: Channel) -> None:
-        """One session, from its hello to its end."""
+        """Serve one session, from its hello to its end."""
         await self.instances.serve(channel)
 
     def on_message(self, message: Message) -> None:
-        """What instances say, on its way to the machine: how long hand-offs take is measured here."""
+        """Measure how long hand-offs take, before the machine gets the message."""
         if type(message) is Adopted:
             stream = self._streams.get(message.request)
             if stream is not None and stream.offered_at is not None:
@@ -121,7 +121,7 @@ class RouterClient:
         elif type(message) is Offer and message.last and (stream := self._streams.get(message.request)) is not None:
             stream.offered_at = self._loop.time()
 
-    # What the machine wants done
+    # Effects of the machine
 
     def _send_to_instance(self, effect: SendToInstance) -> None:
         message = effect.message
@@ -134,7 +134,7 @@ class RouterClient:
                 self.dispatch(WithdrawRequest(request.id))
 
     def _schedule_pass(self, effect: SchedulePass) -> None:
-        """Behind all that is ready in this turn of the loop: one pass for however many heartbeats and requests."""
+        """Run one pass after everything that is ready in this turn of the loop, however many heartbeats and requests."""
         self._loop.call_soon(self.dispatch, RunPass())
 
     def _turn_away(self, effect: RejectRequest) -> None:
@@ -146,8 +146,8 @@ class RouterClient:
             stream.fail(Unavailable(effect.detail))
 
     def dispatch(self, event: ClusterEvent) -> None:
-        """One after the other: who is told a token may at once withdraw its request. A machine whose state is impossible must
-        not go on."""
+        """Handle events one after the other: a sink may withdraw its request from within a delivery. A machine with an
+        impossible state must end."""
         self._events.append(event)
         if self._telling or self.over.done():
             return
@@ -157,15 +157,14 @@ class RouterClient:
                 self._handle(self._events.popleft())
             if self._machine.idle and self._loop.time() >= self._check_due:
                 self._check_due = self._loop.time() + CHECK_SECONDS
-                self._machine.check()  # nobody waits for us now
+                self._machine.check()  # no client waits now
         except Exception as error:
             self.fail(error)
         finally:
             self._telling = False
 
     def _handle(self, event: ClusterEvent) -> None:
-        """A message of one session that the machine cannot handle ends that session and nothing else, if the machine's state is
-        sound all the same."""
+        """A message that the machine cannot handle ends its session and nothing else, if the machine's state is sound."""
         try:
             effects = self._driver.decide(event)
         except InvariantBroken:
@@ -185,7 +184,7 @@ class RouterClient:
         self.end_requests(Unavailable("the router failed"))
 
     def close(self) -> None:
-        """Sessions end; instances abort what they have of us."""
+        """End all sessions; instances abort our requests."""
         self._driver.close()
         self.instances.close()
         if not self.over.done():
@@ -193,12 +192,12 @@ class RouterClient:
         self.over.exception()
 
     def end_requests(self, why: Exception) -> None:
-        """Ends every open request with this error. One that comes later gets it too."""
+        """End every open request with this error. Later requests get it too."""
         self._ended = why
         for stream in self._streams.values():
             stream.fail(why)
 
-    # What the API asks for
+    # Called by the API
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
         if self._ended is not None:
@@ -221,7 +220,7 @@ class RouterClient:
             await stream.done
         finally:
             del self._streams[name]
-            if stream.open:  # of a request that the machine has ended nothing is left to withdraw
+            if stream.open:  # an ended request needs no withdrawal
                 self.dispatch(WithdrawRequest(name))
             self.orders.on_stream_ended()
 
@@ -239,7 +238,7 @@ class RouterClient:
         return len(self._streams)
 
     async def ping(self, timeout_seconds: float) -> None:
-        """Instances say by themselves, several times a second, whether they get on: nobody need be asked."""
+        """Judge by the heartbeats, which report faults several times per second: no instance is pinged."""
         if self.over.done():
             raise Unavailable("the router failed")
         faults = [f"{instance.hello.name}: {instance.fault}" for instance in self.sessions if instance.fault]
@@ -269,7 +268,7 @@ class RouterClient:
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
         await self.orders.load_weights(model, drain_seconds)
 
-    # For people
+    # Views
 
     def view(self) -> ClusterView:
         stats, took = self._machine.stats, self._handoffs

@@ -1,4 +1,4 @@
-"""What the router process is told."""
+"""Settings of the router process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from baton.config import RouterConfig, ServeConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterProcessConfig:
     serve: ServeConfig
-    "Model (its tokenizer and template), HTTP, keys, logs, times. What is about an engine is not used."
+    "Model (its tokenizer and template), HTTP, keys, logs, times. Settings of an engine are not used."
     router: RouterConfig
     listen: str
-    "Where instances are expected (addresses.py)."
+    "Address where instances dial (addresses.py)."
     secret: str
     "File with the cluster's secret."

@@ -1,7 +1,7 @@
 """Framed messages over a stream socket between two processes of one instance.
 
-The socket is one half of a socketpair that the parent made and the child inherited: nobody else can reach it, it has no name
-to collide or to be left behind, and the other side's death is an end of file at once, not a time-out.
+The socket is one half of a socketpair that the parent created and the child inherited: no other process can reach it, it has no
+name to collide or to be left behind, and the other side's death is an end of file at once, not a timeout.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from baton.protocol.codec import Message, encode
 from baton.protocol.frames import FrameBuffer
 
 OFFER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Over this much unread by the peer, what can be refused is refused. With the largest frame on top it stays below the next."""
+"""With more unread bytes than this, `offer` refuses. With the largest frame on top it stays below BACKLOG_BYTES_MAX."""
 
 BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A peer that lets this much pile up is not reading any more."""
+"""A peer with this many unread bytes has stopped reading."""
 
 UNREAD_SECONDS_MAX: Final = 120.0
-"""A peer that takes not one byte for so long is not reading any more. Longer than any step."""
+"""A peer that reads not one byte for this long has stopped reading. Longer than any step."""
 
 LAST_WORDS_SECONDS: Final = 2.0
-"""How long the end of a process waits for the other side to take what was said last."""
+"""How long the end of a process waits until the other side has read the last messages."""
 
 INBOX_MAX: Final = 256
-"""Messages that wait for `receive`; over it the socket is not read."""
+"""Messages that wait for `receive`; beyond it the socket is not read."""
 
 
 class Channel:
-    """The asyncio end. `send` never waits; what is not read by the other side piles up, within a bound.
+    """The asyncio end. `send` never waits; unread messages queue up, within a bound.
 
-    Whose fault an error is: bytes of the peer that are no message are a PeerError, and end the channel. A message of ours
-    that cannot be sent is an error for its sender, and the channel goes on.
+    Malformed bytes of the peer raise PeerError and end the channel. A message of ours that cannot be sent is an error for its
+    sender, and the channel stays open.
 
-    Messages are taken one by one with `receive`, or told to a function with `listen`: that one is called straight from the
-    loop, with no task or queue between the socket and it, because a token passes here.
+    Messages are received one by one with `receive`, or passed to a function with `listen`: it is called directly by the loop,
+    with no task or queue between the socket and it, because tokens pass here.
     """
 
     def __init__(self, frames: FrameProtocol) -> None:
@@ -55,21 +55,22 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """Bytes that were sent and that the kernel has not taken yet: the peer is behind."""
+        """Bytes sent that the kernel has not accepted yet: the peer is behind."""
         return self._frames.backlog
 
     def send(self, message: Message) -> None:
-        """To a peer that is gone: nothing happens, `receive` tells of the end. MessageTooLarge: nothing was sent."""
+        """Send a message. To a closed peer nothing is sent; `receive` reports the end. Raises MessageTooLarge; then nothing was
+        sent."""
         self._frames.write(encode(message))
 
     def offer(self, message: Message) -> None:
-        """Like `send`, for what can be refused: Unavailable where the peer is far behind."""
+        """Like `send`, for messages that can be refused: raises Unavailable if the peer is far behind."""
         if self.backlog > OFFER_BYTES_MAX:
             raise Unavailable("the engine is too far behind to take more requests; try again later")
         self.send(message)
 
     async def receive(self) -> Message | None:
-        """The next message, None at the end. Bytes that are not ours end it too, with an error."""
+        """The next message, None at the end. Malformed bytes end it too, with an error."""
         frames = self._frames
         while not frames.inbox:
             if frames.ended.done():
@@ -83,7 +84,7 @@ class Channel:
         return message
 
     async def listen(self, take: Callable[[Message], None]) -> None:
-        """Tells `take` every message as it comes, until the end. An error of `take` ends it, and is raised here."""
+        """Pass every message to `take` as it arrives, until the end. An error of `take` ends it, and is raised here."""
         frames = self._frames
         while frames.inbox:
             take(frames.inbox.popleft())
@@ -93,22 +94,23 @@ class Channel:
         try:
             await asyncio.shield(frames.ended)
         finally:
-            frames.take = frames.keep  # nothing is told to one who has left
+            frames.take = frames.keep  # the listener has left
 
     def close(self) -> None:
         self._frames.close()
 
     async def finish(self) -> None:
-        """Close when the other side has taken everything, or does not take it any more."""
+        """Close after the other side has read everything, or LAST_WORDS_SECONDS have passed."""
         self.close()
         with contextlib.suppress(TimeoutError, ConnectionError):
             await asyncio.wait_for(asyncio.shield(self._frames.lost), LAST_WORDS_SECONDS)
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """Reads into one buffer that is used again and again; a wake-up takes in every whole frame that is there.
+    """Reads into one reused buffer; each wake-up handles every complete frame in it.
 
-    runtime/wire/link.py has another one, whose frames are sealed."""
+    runtime/wire/link.py subclasses it for sealed frames.
+    """
 
     transport: asyncio.Transport
 
@@ -118,16 +120,16 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.take: Callable[[Message], None] = self.keep
         self.news = asyncio.Event()
         self.ended: asyncio.Future[None] = loop.create_future()
-        "No message comes any more; with what was wrong, if anything was."
-        self.ended.add_done_callback(lambda ended: ended.exception())  # seen, even if nobody asks
+        "Completes when no message follows; with the error, if there was one."
+        self.ended.add_done_callback(lambda ended: ended.exception())  # retrieved, even if it is never awaited
         self.lost: asyncio.Future[None] = loop.create_future()
-        "The socket is closed: what was written has gone out, or never will."
+        "The socket is closed: written bytes have been sent, or never will be."
         self._buffer = buffer
         self._written = 0
         self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by descent
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer.room()
@@ -169,7 +171,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
             self._watch_unread()
 
     def _watch_unread(self) -> None:
-        """Again and again until all is taken; aborts when nothing was taken in between."""
+        """Check repeatedly until everything is read; abort when nothing was read in between."""
         taken = self._written - self.transport.get_write_buffer_size()
 
         def look() -> None:
@@ -184,7 +186,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
         return BACKLOG_BYTES_MAX
 
     def _drop_unread(self, unread: int) -> None:
-        """The peer does not read any more."""
+        """Abort: the peer has stopped reading."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -207,7 +209,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 class BlockingChannel:
-    """The plain end, for a process that does one thing at a time."""
+    """The blocking end, for a process that does one thing at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -220,7 +222,7 @@ class BlockingChannel:
 
     @property
     def has_message(self) -> bool:
-        """Whether receive() has one at hand, and need not look at the socket."""
+        """A message is buffered: receive() need not read the socket."""
         return bool(self._inbox)
 
     def send(self, message: Message) -> None:

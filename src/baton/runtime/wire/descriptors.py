@@ -1,7 +1,7 @@
-"""Descriptors between parent and child, over a socketpair made for them (SCM_RIGHTS): passed, never looked up.
+"""Descriptors between parent and child, over a dedicated socketpair (SCM_RIGHTS): passed, never looked up.
 
-Every message carries exactly one descriptor, so the kernel never joins two of them in one read. A descriptor that was sent
-still belongs to its sender as well; one that was received belongs to the receiver.
+Every message carries exactly one descriptor, so the kernel never joins two of them in one read. The sender keeps its own copy
+of a sent descriptor; the receiver owns the received one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MESSAGE_BYTES_MAX: Final = 4096
 
 
 def send_descriptor(link: socket.socket, message: Message, fd: int) -> None:
-    """Never waits. To a peer that is gone: nothing happens, its end is seen elsewhere."""
+    """Send a message with a descriptor. Never waits. A closed peer is ignored: its end is handled elsewhere."""
     with contextlib.suppress(OSError):
         socket.send_fds(link, [encode(message)], [fd])
 
 
 def take_descriptor(link: socket.socket) -> tuple[Message, int] | None:
-    """What is there to be read. None: the other side is gone."""
+    """Read one (message, fd) that is ready. None: the other side has closed."""
     try:
         content, fds, _, _ = socket.recv_fds(link, MESSAGE_BYTES_MAX, 1)
     except ConnectionError:
@@ -44,7 +44,7 @@ def take_descriptor(link: socket.socket) -> tuple[Message, int] | None:
 
 
 async def receive_descriptor(link: socket.socket) -> tuple[Message, int] | None:
-    """The next one. None: no more come. As long as it takes: the caller has the deadline."""
+    """Return the next (message, fd), or None at end of file. No timeout."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(link, readable.set)
@@ -56,7 +56,7 @@ async def receive_descriptor(link: socket.socket) -> tuple[Message, int] | None:
 
 
 def wait_for_descriptor(link: socket.socket, seconds: float, what: str) -> tuple[Message, int]:
-    """For a process that does one thing at a time. Unavailable: it did not come in time, or its sender is gone."""
+    """Blocking read with a timeout. Raises Unavailable if nothing arrives in time, or the sender has closed."""
     poller = select.poll()  # select() itself knows only descriptors below 1024
     poller.register(link, select.POLLIN)
     if not poller.poll(seconds * 1000):

@@ -1,12 +1,12 @@
-"""A session between a router and an instance: a channel (channel.py) over a network that is not trusted.
+"""A session between a router and an instance: a channel (channel.py) over an untrusted network.
 
     instance  dial(address, secret) ------------> LinkServer  router
               Link  <== sealed frames, both ways ==>  Link
 
-Messages come in order and once, from somebody who knows the cluster's secret (trust/); or the session is over.
-`send` gathers: all messages of one turn of the loop go out in one sealed frame, for the price of one MAC. A peer that does not
-read is given up when too much has piled up. Whether it lives is for others to say: the end of a TCP connection can stay
-unseen for hours, so both sides beat (protocol/instance.py).
+Messages arrive in order and once, from a peer that knows the cluster's secret (trust/); otherwise the session ends. `send`
+gathers: all messages of one turn of the loop are sent in one sealed frame, for the price of one MAC. A peer that does not read
+is dropped when too much is unread. A link does not detect a dead peer: the end of a TCP connection can stay unseen for hours,
+so both sides send heartbeats (protocol/instance.py).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from baton.trust.session import prove_as_dialler, prove_as_listener
 Side = Literal["router", "instance"]
 
 BATCH_BYTES: Final = 256 * 1024
-"""What has gathered goes out at once beyond this: the peer need not wait for a large frame to be whole."""
+"""Gathered messages beyond this are sent at once: the peer need not wait for a large frame to be complete."""
 WIRE: Final = WireConfig()
-"""What holds where nobody says otherwise."""
+"""The defaults."""
 
 
 class Link(Channel):
-    """Used like a Channel. What is wrong with the peer is a LinkFailed, with a reason."""
+    """Used like a Channel. A fault of the peer is a LinkFailed, with a reason."""
 
     _frames: SealedFrames
 
@@ -56,23 +56,23 @@ class Link(Channel):
 
     @property
     def failure(self) -> LinkFailed | None:
-        """Why it was ended, if something was wrong with the peer."""
+        """Why the session ended, if the peer is at fault."""
         return self._frames.failure
 
     @property
     def own_host(self) -> str:
-        """The address of this machine that the connection leaves from. Empty: it is a unix socket."""
+        """The local address of the connection. Empty: a unix socket."""
         place = self._frames.transport.get_extra_info("sockname")
         return str(place[0]) if isinstance(place, tuple) else ""
 
     async def wait_ended(self) -> None:
-        """Until nothing more comes. Raises nothing: `failure` says what was wrong, if something was."""
+        """Wait until no message follows. Raises nothing: `failure` has the peer's fault, if any."""
         await asyncio.wait({self._frames.ended})
 
 
 class SealedFrames(FrameProtocol):
     def __init__(self, keys: SessionKeys, side: Side, wire: WireConfig = WIRE) -> None:
-        """`side`: which one we are."""
+        """`side`: our own."""
         self._backlog_bytes_max = wire.session_backlog_bytes_max
         ours, theirs = keys if side == "router" else reversed(keys)
         self._sealed = SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER)
@@ -112,7 +112,7 @@ class SealedFrames(FrameProtocol):
             super().write(self._sealer.seal(gathered))
 
     def close(self) -> None:
-        """A peer that does not take the last words keeps no descriptor of ours for that."""
+        """Close. A peer that does not read the last messages keeps no descriptor of ours open."""
         self._flush()
         super().close()
         if self._closing is None:
@@ -132,11 +132,11 @@ class SealedFrames(FrameProtocol):
         super()._drop_unread(unread)
 
 
-# The beginning of a session
+# Handshake
 
 
 async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:
-    """To a router, as an instance. Raises LinkFailed, or OSError where nobody listens."""
+    """Dial a router, as an instance. Raises LinkFailed, or OSError if nothing listens there."""
     limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
@@ -146,7 +146,7 @@ async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE, versio
 
 
 async def welcome(sock: socket.socket, secret: Secret, wire: WireConfig = WIRE) -> Link:
-    """Whoever has dialled us, a router. The socket is ours: closed where this raises LinkFailed."""
+    """Accept an instance, as a router. Owns the socket: closed if this raises LinkFailed."""
     limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):

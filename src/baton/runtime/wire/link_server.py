@@ -1,8 +1,8 @@
-"""The router's door: accepts connections of instances, lets them prove themselves, and hands over sessions (link.py).
+"""The router's listener: accepts connections of instances, authenticates them, and passes sessions on (link.py).
 
-Who has proved nothing yet holds a descriptor and a timer, nothing else, and there are few such places. When all are taken the
-one that has held its place longest loses it: an honest instance needs milliseconds, so it gets in even while somebody opens
-connections and says nothing.
+A connection that is not authenticated yet holds a descriptor and a timer, nothing else, and their number is limited. At the
+limit the oldest one is closed: an honest instance needs milliseconds, so it gets in even while an attacker opens silent
+connections.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from baton.trust.secret import Secret
 logger = logging.getLogger("baton.link")
 
 LOG_SECONDS: Final = 10.0
-"""The same kind of failure is logged at most this often: whoever reaches the port could fill the disk."""
+"""The same kind of failure is logged at most this often: anyone who reaches the port could fill the disk."""
 ACCEPT_RETRY_SECONDS: Final = 0.5
 
 
 class LinkServer:
-    """`on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for people."""
+    """`on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for logs."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LinkServer:
         sessions_max: int = 1024,
         wire: WireConfig = WIRE,
     ) -> None:
-        """The socket is bound; it is ours from now on, and listened on when `serve` runs."""
+        """`sock` is bound; the server owns it, and listens on it in `serve`."""
         self._sessions_max = sessions_max
         self._wire = wire
         self._sock = sock
@@ -56,7 +56,7 @@ class LinkServer:
         self._failed: asyncio.Future[None] | None = None
         self._logged: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        "Sessions that began (opened), and by LinkReason those that did not, or ended because of their peer."
+        "Sessions that began (opened), and by LinkReason those that did not, or ended by their peer's fault."
 
     @property
     def sessions(self) -> int:
@@ -67,7 +67,7 @@ class LinkServer:
         return len(self._handshakes)
 
     async def serve(self) -> None:
-        """Until it is cancelled. An error of `on_link` is raised here."""
+        """Serve until cancelled. An error of `on_link` is raised here."""
         self._sock.setblocking(False)
         listen(self._sock, 128, "cluster-")
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class LinkServer:
         while True:
             try:
                 sock, place = await loop.sock_accept(self._sock)
-            except OSError as error:  # it was gone before we came to it, or this process has no descriptors left
+            except OSError as error:  # the connection closed before, or this process has no descriptors left
                 self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
                 await asyncio.sleep(ACCEPT_RETRY_SECONDS)
                 continue
@@ -104,7 +104,7 @@ class LinkServer:
             task = asyncio.create_task(self._begin(sock, peer))
             self._handshakes[task] = sock
             task.add_done_callback(self._handshake_over)
-            await asyncio.sleep(0)  # one a turn: those that wait in the backlog must not hold up the streams of this loop
+            await asyncio.sleep(0)  # one per turn: the backlog must not delay the streams of this loop
 
     async def _begin(self, sock: socket.socket, peer: str) -> None:
         try:
@@ -133,7 +133,7 @@ class LinkServer:
     def _handshake_over(self, task: asyncio.Task[None]) -> None:
         sock = self._handshakes.pop(task)
         if task.cancelled():
-            sock.close()  # perhaps before it was begun
+            sock.close()  # perhaps before it began
         elif (error := task.exception()) is not None and self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
 
@@ -146,7 +146,7 @@ class LinkServer:
 
 
 def listen_at(address: Address) -> socket.socket:
-    """Bound, for LinkServer. A unix socket that nobody listens on any more is replaced; only our user may connect to ours."""
+    """Bind a socket for LinkServer. A stale unix socket is replaced; only our user may connect to ours."""
     if not address.path:
         return bind(address.host, address.port, "cluster-")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

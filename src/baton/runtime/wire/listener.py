@@ -1,4 +1,4 @@
-"""The socket that the server listens on. The command line tries it before anything loads, the front then takes it."""
+"""The server's listening socket. The command line tries it before anything loads, the front then opens it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from baton.errors import InvalidConfig
 
 
 def bind(host: str, port: int, prefix: str = "") -> socket.socket:
-    """Bound, and not listening yet: until then a client is refused at once and does not wait. Port 0: one that is free.
-    `prefix`: of the options that name host and port."""
+    """Bind without listening: until `listen` a client is refused at once and does not wait. Port 0: any free port. `prefix`: of
+    the options that name host and port."""
     bare = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in bare else socket.AF_INET
     try:
@@ -29,7 +29,7 @@ def bind(host: str, port: int, prefix: str = "") -> socket.socket:
 
 
 def listen(sock: socket.socket, backlog: int, prefix: str = "") -> None:
-    """Two programs may bind one port, but only one of them listens: who comes second finds out here."""
+    """Two programs may bind one port, but only one of them can listen: the second one fails here."""
     try:
         sock.listen(backlog)
     except OSError as error:
@@ -47,7 +47,7 @@ def _remedy(number: int | None, prefix: str) -> str:
 
 
 def usable_port(host: str, port: int, prefix: str = "") -> int:
-    """The port, if it can be listened on now; for 0, one that is free."""
+    """The port, if it can be listened on now; for 0, a free one."""
     with bind(host, port, prefix) as sock:
         listen(sock, 1, prefix)
         return int(sock.getsockname()[1])

@@ -1,6 +1,6 @@
-"""The worker process: loads the model, says hello, then runs plans (step_loop.py) until the engine closes the channel.
+"""The worker process: loads the model, sends its hello, then runs plans (step_loop.py) until the engine closes the channel.
 
-Whatever goes wrong in here ends the process: the engine sees the end of the channel at once, and the core takes it from there.
+Any error in here ends the process: the engine sees the end of the channel at once, and the core handles the loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # numpy comes with the model
 
 
 class _Progress:
-    """Tells the engine in steps of about a hundredth."""
+    """Reports loading to the engine in steps of about a hundredth."""
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
@@ -43,13 +43,13 @@ class _Progress:
             self._channel.send(LoadProgress(done, total))
 
     def announce(self, stage: str) -> None:
-        """Something else that takes a while begins."""
+        """Report the begin of another stage that takes a while."""
         self._told = -1
         self._channel.send(LoadProgress(0, 0, stage))
 
 
 class WorkerPool:
-    """How this worker comes to its KV pool (core/startup.py): makes it, announces it, or is handed it."""
+    """Provides the worker's KV pool (core/startup.py): creates it, creates and announces it, or attaches to it."""
 
     def __init__(self, config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
         self._config = config
@@ -116,7 +116,7 @@ def main() -> None:
     try:
         serve(config, channel, sockets[DESCRIPTORS])
     except (BrokenPipeError, ConnectionResetError):
-        sys.exit(0)  # the engine is gone
+        sys.exit(0)  # the engine has ended
     except EngineError as error:
         _report_error(channel, str(error))
         sys.exit(1)

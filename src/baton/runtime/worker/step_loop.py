@@ -7,9 +7,9 @@
                                v  |
                               device -- waiter thread
 
-As many plans are submitted as the runner may have under way. With one (a CPU) a plan is computed when it comes. With more (a
-GPU) the loop waits for the channel and for the oldest step at once. Only a thread that waits for the device is told that a step
-is done, so there is one: it waits, writes to the eventfd, and shares nothing else with the loop.
+As many plans are submitted as the runner may have under way. With one (a CPU) a plan is computed on arrival. With more (a GPU)
+the loop waits for the channel and for the oldest step at once. Only a thread that waits for the device learns that a step is
+done, so there is one: it waits, writes to the eventfd, and shares nothing else with the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # numpy comes with the model
     from baton.worker.model_runner import ModelRunner
 
 END_SECONDS_MAX: Final = 5.0
-"""How long the end waits for a step that is under way. A device that hangs is left to the kernel."""
+"""How long the end waits for a step under way. A device that hangs is left to the kernel."""
 
 
 class StepLoop:
@@ -44,7 +44,7 @@ class StepLoop:
         self._in_flight: deque[InFlightStep] = deque()
 
     def run(self) -> None:
-        """Until the engine closes the channel."""
+        """Run until the engine closes the channel."""
         if self._runner.steps_ahead == 1:
             while (message := self._channel.receive()) is not None:
                 self._take(message)
@@ -66,7 +66,7 @@ class StepLoop:
             self._channel.send(Pong(message.number))
 
     def _next(self, waiter: Waiter) -> Message | None:
-        """The next message, None at the end. Meanwhile the results of steps that are done are sent."""
+        """The next message, None at the end. Meanwhile the results of finished steps are sent."""
         while self._in_flight:
             full = len(self._in_flight) >= self._runner.steps_ahead
             if not full and self._channel.has_message:
@@ -83,7 +83,7 @@ class StepLoop:
             self._finish(waiter)
 
     def _finish(self, waiter: Waiter | None) -> None:
-        """The oldest step: its result is sent."""
+        """Collect the oldest step and send its result."""
         if waiter is not None:
             waiter.pass_one()
         in_flight = self._in_flight.popleft()
@@ -92,7 +92,7 @@ class StepLoop:
 
 
 class Waiter:
-    """A thread that waits for one ticket after the other, and counts in an eventfd those that are done."""
+    """A thread that waits for one step after the other, and counts finished ones in an eventfd."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
@@ -104,7 +104,7 @@ class Waiter:
         self._queue.put(in_flight)
 
     def poll(self, other: int | None) -> list[int]:
-        """Waits until a ticket is done, or `other` can be read: those descriptors of the two that say so."""
+        """Wait until a step is done, or `other` is readable; return the ready descriptors."""
         poller = select.poll()  # select() itself knows only descriptors below 1024
         poller.register(self.fd, select.POLLIN)
         if other is not None:
@@ -112,7 +112,7 @@ class Waiter:
         return [fd for fd, _ in poller.poll()]
 
     def pass_one(self) -> None:
-        """Takes one off the count; waits until there is one."""
+        """Decrement the count; block until it is positive."""
         os.eventfd_read(self.fd)
 
     def __enter__(self) -> Waiter:
@@ -126,6 +126,6 @@ class Waiter:
 
     def _run(self) -> None:
         while (in_flight := self._queue.get()) is not None:
-            with contextlib.suppress(Exception):  # whoever collects the step gets the same error
+            with contextlib.suppress(Exception):  # collecting the step raises the same error
                 in_flight.wait()
             os.eventfd_write(self.fd, 1)
