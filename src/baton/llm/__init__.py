@@ -1,4 +1,4 @@
-"""`LLM`: the same machines in one process, for scripts and notebooks.
+"""`LLM`: the engine in the calling process, for scripts and notebooks.
 
     from baton.llm import LLM, SamplingParams
 
@@ -9,16 +9,16 @@
             print(chunk.text, end="", flush=True)
 
 Nothing is shared with a server: the model is loaded here, steps run when `generate` is called or a stream is read, and all
-prompts of a call are batched continuously. Sampling that a call does not name is as the server's would be: the model's
-recommendation, else OpenAI's defaults (`LLM.sampling_defaults`). `SamplingParams(temperature=0)` takes the likeliest token
-always. Keywords have vLLM's names too, and mean the same (keywords.py, sampling.py).
+prompts of a call are batched continuously. Sampling defaults are the server's: the model's recommendation, else OpenAI's
+(`LLM.sampling_defaults`). `SamplingParams(temperature=0)` is greedy. vLLM's keywords are accepted with the same meaning
+(keywords.py, sampling.py).
 
 engine.py     LLM: a call from its prompts to its answers
-sampling.py   SamplingParams, and what the engine is told of them
-call.py       what one call has got so far
-outputs.py    what comes back, and how tokens become text that stop strings end
+sampling.py   SamplingParams, and their conversion for the engine
+call.py       the state of one call
+outputs.py    the results; detokenising and stop strings
 stream.py     the same answers, chunk by chunk
-prompts.py    what may be a prompt
+prompts.py    the accepted forms of a prompt
 keywords.py   settings under vLLM's names
 """
 

@@ -1,4 +1,4 @@
-"""What one call has asked for and got so far: answers, and for a stream the chunks that nobody has read yet."""
+"""The state of one call: answers so far, and for a stream the unread chunks. Used only on the calling thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SequenceKey = tuple[RequestId, int]
 class ClientCall:
     def __init__(self, *, streamed: bool = False) -> None:
         self.answers: dict[RequestId, SequenceAnswer] = {}
-        "In the order of the prompts."
+        "Answers in the order of the prompts."
         self.vectors: dict[RequestId, bytes] = {}
-        "Of prompts that are pooled."
+        "Embeddings of pooled prompts."
         self.refused: dict[RequestId, str] = {}
         self.chunks: deque[Chunk] = deque()
         self.stopped: list[SequenceKey] = []
-        "Sequences whose text reached a stop string, which the machine is not told yet."
+        "Sequences whose text reached a stop string; the machine is not informed yet."
         self._streamed = streamed
         self._texts: dict[SequenceKey, SequenceText] = {}
         self._places: dict[RequestId, int] = {}
@@ -45,7 +45,7 @@ class ClientCall:
             output = self.answers[request].outputs[index]
             if row.sampled is not None and len(output.logprobs) < len(
                 output.token_ids
-            ):  # those after a stop string are not his
+            ):  # tokens after a stop string do not count
                 output.logprobs.append(row.sampled)
             if row.embedding:
                 self.vectors[request] = row.embedding
@@ -57,7 +57,7 @@ class ClientCall:
             self._add_chunk(key, *lengths)
 
     def _take_tokens(self, emit: Emit) -> None:
-        # A stop token has no text, and only the end of its sequence says that it was one.
+        # A stop token has no text, and only the end of its sequence identifies it.
         ends = [(ended.request, ended.index) for ended in emit.ended if ended.reason is FinishReason.STOP]
         rows = list(each_token(emit.tokens))
         last = {(request, index): place for place, (request, _, index, _, _) in enumerate(rows)} if ends else {}
@@ -79,7 +79,7 @@ class ClientCall:
     # Chunks
 
     def _lengths(self, emit: Emit) -> dict[SequenceKey, tuple[int, int, int]]:
-        """Characters, tokens and log-probabilities that each output has before it gets what is in `emit`."""
+        """Characters, tokens and log-probabilities of each output before `emit` is applied."""
         keys = [(request, index) for request, _, index, _, _ in emit.tokens]
         keys += [(ended.request, ended.index) for ended in emit.ended]
         outputs = {key: self._texts[key].output for key in keys}

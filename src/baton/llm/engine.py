@@ -2,8 +2,8 @@
 
     prompts -> GenerateRequest -> Instance (core/) -> StepPlan -> ModelRunner (worker/) -> StepResult -> Emit -> Answer
 
-One call at a time: the machine, the runner and its kernels are made for one caller. Whatever interrupts a call, the machine is
-made anew and the model stays, so that the next call is as good as the first.
+One call at a time: the machine, the runner and its kernels serve one caller. An interrupted call leaves a new machine and the
+loaded model, so that the next call starts clean.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ Progress = Callable[[int, int], None]
 
 
 def _announce(what: str) -> None:
-    """Print to stderr: a script that downloads for minutes without a line seems to hang."""
+    """Prints to stderr: a script that downloads for minutes without a line seems to hang."""
     print(f"baton: {what}", file=sys.stderr, flush=True)
 
 
 class LLM:
     def __init__(self, model: str = DEFAULT_MODEL, *, seed: int | None = None, **settings: Any) -> None:
-        """`settings` are the fields of baton.config.ServeConfig (max_num_seqs, kv_blocks, block_size, threads, ...), also under
-        vLLM's names (keywords.py). With a `seed` the same calls in the same order draw the same tokens."""
-        from baton.worker.build import build_worker  # brings numpy, and torch where the forward pass needs it
+        """`settings`: fields of baton.config.ServeConfig (max_num_seqs, kv_blocks, block_size, threads, ...), also under vLLM's
+        names (keywords.py). With a `seed` the same calls in the same order draw the same tokens."""
+        from baton.worker.build import build_worker  # imports numpy, and torch if the forward pass needs it
 
-        # Nobody watches tokens come: how long one waits for other prompts does not matter here, only when all are done.
+        # No client waits for single tokens: only the time until all prompts are done matters.
         settings = {"prefill_tokens_beside_decodes": 0, "decode_gap_ms": 0.0, **serve_settings(settings)}
-        asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is fetched
+        asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is downloaded
         path = str(resolve(model, revision=asked.revision, listener=Listener(_announce)))
-        refuse_unsupported(Path(path))  # before its tokenizer is complained of
+        refuse_unsupported(Path(path))  # before errors about its tokenizer
         self.config = replace(asked, model=path)
         engine = self.config.engine()
         text = load_model_text(path)
@@ -90,7 +90,7 @@ class LLM:
         built = build_worker(engine.worker, tokenizer=self.tokenizer)
         self._runner = built.runner
         self.context_tokens = built.context_tokens
-        "Longest sequence, prompt and output: what the model was made for, or what the KV pool holds if that is less."
+        "Maximum length of a sequence, prompt and output: the model's context, or what the KV pool holds if that is less."
         self.sampling_defaults = built.sampling_defaults
         self._stop_on_repetition = (
             stops_repetitions(Path(path)) if asked.stop_on_repetition is None else asked.stop_on_repetition
@@ -100,7 +100,7 @@ class LLM:
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
         steps: dict[str, Any] = built.steps
-        # Nobody else is here to be protected: any number of prompts may wait, and no step is given up for being slow.
+        # There are no other clients to protect: the queue is unbounded, and no slow step is aborted.
         self._instance_config = replace(
             engine.instance,
             kv=replace(engine.instance.kv, blocks=self._runner.pool.blocks),
@@ -111,27 +111,27 @@ class LLM:
         self._seeds = None if seed is None else Random(seed)
         self._closed = False
         self._in_use = Lock()
-        "Never waited for: it says that a call is under way."
+        "Never waited for: held while a call runs."
         self._open_stream: ReferenceType[AnswerStream] | None = None
         self._begin()
 
     def _begin(self) -> None:
-        """A machine without requests and a runner with empty slots. The model and the memory of the pool stay."""
+        """Creates a machine without requests, and empties the runner's slots. The model and the memory of the pool stay."""
         self._plans: deque[StepPlan] = deque()
         self._tickets: deque[InFlightStep] = deque()
-        "Steps under way."
+        "Launched steps whose results are not collected yet."
         self._call = ClientCall()
         self._runner.clear()
         self.instance = Instance(self._instance_config)
         self._dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(1), self._identity))
 
     def close(self) -> None:
-        """Gives the memory of the KV pool back; a stream that is not read to its end ends. No call is possible afterwards."""
+        """Releases the KV pool and ends an open stream. No call is possible afterwards."""
         if self._closed:
             return
         if self._open_stream is not None and (stream := self._open_stream()) is not None:
             stream.close()
-        self._enter_call()  # never released: whoever calls now is told so
+        self._enter_call()  # never released: later calls raise
         self._closed = True
         self._runner.close()
 
@@ -155,17 +155,17 @@ class LLM:
         progress: Progress | None = None,
         use_tqdm: bool = False,
     ) -> list[SequenceAnswer]:
-        """All prompts at once; answers in the order of the prompts. What `sampling_params` leaves open is the model's default,
-        and at most 128 tokens. For one call at a time: a second one, of another thread or of `progress`, is refused.
-        `use_tqdm` is vLLM's, and draws nothing: give `progress`."""
+        """Answers in the order of the prompts, which are batched. `sampling_params` default to the model's, and max_tokens to
+        128. Raises if another call runs, from another thread or from `progress`. `use_tqdm` is vLLM's and has no effect: use
+        `progress`."""
         del use_tqdm
         return list(self._answered(prompts, sampling_params, n, progress).answers.values())
 
     def embed(
         self, prompts: Prompts, *, pooling: Pooling | None = None, progress: Progress | None = None, use_tqdm: bool = False
     ) -> list[Embedding]:
-        """A vector of length 1 for each prompt, as /v1/embeddings gives it: of its hidden states the mean, the last, or the
-        first (`cls`). None: as the model's files say, else the mean."""
+        """One vector of length 1 per prompt, as /v1/embeddings: mean, last or first (`cls`) of the hidden states. None: the
+        pooling of the model's files, else mean."""
         del use_tqdm
         how = pooling or self.pooling
         if how not in POOLINGS:
@@ -184,14 +184,14 @@ class LLM:
             self._call = ClientCall()
             return call
         except BaseException:
-            self._begin()  # wherever it was interrupted, nothing of it is left behind
+            self._begin()  # the interrupted call leaves no state behind
             raise
         finally:
             self._in_use.release()
 
     def stream(self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None) -> AnswerStream:
-        """The same answers as they come: an iterator of `Chunk`, over all prompts and outputs. Bad arguments are refused here,
-        before the first chunk is asked for."""
+        """The same answers as an iterator of `Chunk`, over all prompts and outputs. Bad arguments raise here, before the first
+        chunk."""
         self._enter_call()
         try:
             self._call = ClientCall(streamed=True)
@@ -213,8 +213,8 @@ class LLM:
         use_tqdm: bool = False,
         **options: Any,
     ) -> list[SequenceAnswer]:
-        """Like `generate`, for lists of messages, or a single one. `options` are those of a chat template:
-        add_generation_prompt, continue_final_message, tools, chat_template_kwargs."""
+        """Like `generate`, for lists of messages, or a single one. `options`: those of a chat template (add_generation_prompt,
+        continue_final_message, tools, chat_template_kwargs)."""
         rendered = self._rendered(messages, **options)
         return self.generate(rendered, sampling_params, n=n, progress=progress, use_tqdm=use_tqdm)
 
@@ -286,7 +286,7 @@ class LLM:
         n = n if n is not None else asked.n if isinstance(asked, SamplingParams) else 1
         request = GenerateRequest(id=RequestId(f"llm-{next(self._numbers)}"), prompt=tokens, sampling=sampling, n=n)
         try:
-            return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # a wire would check it so
+            return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # validates the fields, as a wire would
         except (ValidationError, OverflowError) as error:
             raise CallerError(str(error)) from None
 
@@ -303,7 +303,7 @@ class LLM:
                 progress(done, count)
 
     def _step(self) -> bool:
-        """Collects one step, with the next ones launched before. False: there is none."""
+        """Collects one step after launching the next ones. Returns False if there is none."""
         if not self._plans and not self._tickets:
             return False
         while self._plans and not self._runner.must_wait(self._plans[0]):

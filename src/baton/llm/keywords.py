@@ -1,4 +1,4 @@
-"""Keywords of `LLM(...)`: fields of ServeConfig, the names that other engines have for them, and what they have besides."""
+"""Keywords of `LLM(...)`: fields of ServeConfig, and other engines' names for them and for settings that Baton lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ServeConfig. Raises InvalidConfig for a name that means nothing, or for two names of one field."""
+    """Fields of ServeConfig. Raises InvalidConfig for an unknown name, or for two names of one field."""
     found: dict[str, Any] = {}
     for name, value in (switched_on(name, value, _FLAGS) for name, value in given.items()):
         if name == "quantization" and value is None:

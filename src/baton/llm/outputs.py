@@ -1,9 +1,9 @@
-"""What comes back, and how tokens become text.
+"""Results of a call, and the conversion of tokens to text.
 
     tokens --Detokenizer--> whole characters --StopStrings--> Output.text
 
-as in a server (api/generate/output.py), and with the same rules: a token id that ended the answer has no text, the tokens after
-the one that completed a stop string are not the caller's, and before `min_tokens` no stop string ends anything.
+as in a server (api/generate/output.py), and with the same rules: a stop token has no text, tokens after a completed stop string
+are dropped, and no stop string applies before `min_tokens`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
-    "stop, length, or error. Empty while it is not finished."
+    "stop, length, or error. Empty until it is finished."
     stop_reason: str | int | None = None
-    "The stop string, or the token id of `stop_token_ids`, that ended it."
+    "The stop string, or the token id of `stop_token_ids`, that ended the output."
     error: str = ""
-    "What went wrong, where the reason is error."
+    "The error message, if the reason is error."
     cached_tokens: int = 0
     preemptions: int = 0
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The log-probability of all its tokens together. None: log-probabilities were not asked for."""
+        """Sum of the log-probabilities. None: they were not requested."""
         return sum(each.logprob for each in self.logprobs) if self.logprobs else None
 
 
@@ -49,9 +49,9 @@ class SequenceAnswer:
     prompt_token_ids: list[int]
     outputs: list[Output]
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "By position, where they were asked for. The first token has none."
+    "By position, if requested. The first token has none."
     prompt: str | None = None
-    "As it was given. None for a chat and for token ids."
+    "The prompt's text. None for a chat and for token ids."
     request_id: str = ""
 
     @property
@@ -66,7 +66,7 @@ class Vector:
 
 @dataclass(slots=True)
 class Embedding:
-    """Of one prompt."""
+    """The embedding of one prompt."""
 
     prompt_token_ids: list[int]
     outputs: Vector
@@ -75,7 +75,7 @@ class Embedding:
 
     @classmethod
     def of(cls, answer: SequenceAnswer, vector: bytes) -> Embedding:
-        """Raises EngineError where none came."""
+        """Raises EngineError if the vector is empty."""
         if not vector:
             raise EngineError(answer.outputs[0].error or "the prompt was given up before its vector was there")
         numbers = array("f", vector)
@@ -86,12 +86,12 @@ class Embedding:
 
 @dataclass(slots=True)
 class Chunk:
-    """What is new of one output, in a stream."""
+    """New output of a stream."""
 
     prompt_index: int
-    "Which prompt of the call."
+    "Index of the prompt in the call."
     index: int
-    "Which of its n outputs."
+    "Index among the n outputs of the prompt."
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Chunk:
 
 
 class SequenceText:
-    """Text of one output, as its tokens come."""
+    """Builds the text of one output token by token."""
 
     __slots__ = ("_detokenizer", "_include_stop", "_min_tokens", "_named_ids", "_stops", "output")
 
@@ -117,11 +117,11 @@ class SequenceText:
 
     @property
     def stopped(self) -> bool:
-        """By a stop string. Whatever comes afterwards is not part of the answer."""
+        """A stop string has ended the text. Later tokens are not part of the answer."""
         return self._stops.stop is not None
 
     def feed(self, token: int, *, ends: bool) -> None:
-        """`ends`: it is the stop token that ended the sequence."""
+        """`ends`: the token is the stop token that ended the sequence."""
         output = self.output
         output.token_ids.append(token)
         if ends and token in self._named_ids:

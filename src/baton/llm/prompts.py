@@ -1,4 +1,4 @@
-"""What may be a prompt: a text, token ids, or vLLM's tables of either; one, or a list of them. And what may be a chat."""
+"""Accepted forms of prompts: a text, token ids, or vLLM's tables of either; one, or a list of them. And of chats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Chats: TypeAlias = "Chat | Sequence[Chat]"
 
 
 def batch_of(prompts: Prompts) -> list[str | Sequence[int]]:
-    """A text, a list of token ids or a table alone is a batch of one."""
+    """A single text, list of token ids or table is a batch of one."""
     if not isinstance(prompts, str | Mapping | Sequence):
         raise CallerError(f"prompts must be a text, token ids or a list of those, not {type(prompts).__name__}")
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
@@ -32,7 +32,7 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
 
 
 def chats_of(messages: Chats) -> list[Any]:
-    """A list of messages alone is a batch of one. What is in them is checked where they are rendered."""
+    """A single list of messages is a batch of one. The messages are checked when they are rendered."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise CallerError(f"messages must be a list of messages, or a list of such lists, not {type(messages).__name__}")
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)

@@ -1,9 +1,9 @@
-"""SamplingParams: how an answer is drawn and where it ends, under vLLM's names; and what the engine is told of it.
+"""SamplingParams: sampling and stop conditions under vLLM's names, and their conversion for the engine.
 
-what a call says      -> else the model's recommendation -> else OpenAI's default
-stop, bad_words          are texts here. The engine knows token ids: bad words become ids, stop strings are looked for in the
-                         text (outputs.py)
-stop_token_ids           end an answer besides the model's ends of text, which `ignore_eos` turns off
+the call's value      -> else the model's recommendation -> else OpenAI's default
+stop, bad_words          are texts here. The engine handles token ids: bad words become ids, stop strings are found in the text
+                         (outputs.py)
+stop_token_ids           end an answer, as do the model's stop tokens unless `ignore_eos` is set
 stop_on_repetition       ends an answer that repeats itself; the default of LLM does not apply beside ignore_eos or a format
 """
 
@@ -22,14 +22,14 @@ from baton.protocol.request import SamplingParams as WireParams
 from baton.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 128
-"""Of an answer, where neither the call nor the model says how long it may be."""
+"""Default of max_tokens if neither the call nor the model has one."""
 
 
 class StructuredOutputsParams(Struct, frozen=True, kw_only=True):
-    """What an answer must look like: one of these (docs/structured-output.md)."""
+    """The format of an answer: exactly one field is set (docs/structured-output.md)."""
 
     json: str | Mapping[str, Any] | None = None
-    "A schema."
+    "A JSON schema."
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
@@ -37,7 +37,7 @@ class StructuredOutputsParams(Struct, frozen=True, kw_only=True):
     json_object: bool | None = None
 
     def wire(self) -> Grammar:
-        """Raises CallerError."""
+        """Raises CallerError unless exactly one field is set."""
         made: list[Grammar] = []
         if self.json is not None:
             made.append(Grammar("json_schema", self.json if isinstance(self.json, str) else dumps(self.json)))
@@ -58,7 +58,7 @@ GuidedDecodingParams = StructuredOutputsParams
 
 
 class RepetitionDetectionParams(Struct, frozen=True):
-    """Ends an answer whose last tokens are one pattern `min_count` times in a row. Names and meanings are vLLM's."""
+    """Ends an answer whose last tokens are one pattern `min_count` times in a row. Names and meaning are vLLM's."""
 
     max_pattern_size: int = 0
     "Tokens of the longest pattern. 0: off."
@@ -67,7 +67,7 @@ class RepetitionDetectionParams(Struct, frozen=True):
     min_count: int = 0
 
     def wire(self) -> RepetitionStop | None:
-        """Raises CallerError."""
+        """None if it is off. Raises CallerError for numbers outside of their range."""
         if not self.max_pattern_size:
             return None
         shortest = max(1, self.min_pattern_size)
@@ -79,17 +79,17 @@ class RepetitionDetectionParams(Struct, frozen=True):
 
 
 class SamplingParams(WireParams, frozen=True, kw_only=True):
-    """How tokens are drawn and when to stop. What is None, or left out, is the model's default."""
+    """Sampling and stop conditions. None means the model's default."""
 
     n: int = 1
-    "Answers for each prompt."
+    "Answers per prompt."
     stop: str | Sequence[str] | None = None
     "Texts that end an answer. They are not part of it, unless `include_stop_str_in_output`."
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    "The model's end of text is a token like any other."
+    "The model's stop tokens do not end the answer."
     skip_special_tokens: bool = True
-    "Leave special tokens out of the text."
+    "Omit special tokens from the text."
     max_tokens: int | None = None  # type: ignore[assignment]
     temperature: float | None = None  # type: ignore[assignment]
     top_k: int | None = None  # type: ignore[assignment]
@@ -97,20 +97,20 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     min_p: float | None = None  # type: ignore[assignment]
     repetition_penalty: float | None = None  # type: ignore[assignment]
     seed: int | None = None  # type: ignore[assignment]
-    "None: another one for every prompt and call."
+    "None: a different one for every prompt and call."
     stop_token_ids: Sequence[int] | None = None  # type: ignore[assignment]
     bad_words: Sequence[str | Sequence[int]] | None = None  # type: ignore[assignment]
-    "Texts, or token ids, that must not appear in the output."
+    "Texts or token ids that must not appear in the output."
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
 
     stop_on_repetition: bool | None = None
-    "End answers that repeat themselves. None: as LLM(stop_on_repetition=...) says, else only for the built-in model."
+    "End answers that repeat themselves. None: the setting of LLM(stop_on_repetition=...), else only for the built-in model."
     repetition_detection: RepetitionDetectionParams | None = None
-    "The same with other numbers."
+    "Like stop_on_repetition, with explicit numbers."
     structured_outputs: StructuredOutputsParams | None = None
-    "What the answers must look like."
+    "The format of the answers."
     guided_decoding: StructuredOutputsParams | None = None
-    "The same, as older versions of vLLM call it."
+    "The name of structured_outputs in older versions of vLLM."
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
 def wire_params(
     asked: WireParams, defaults: Mapping[str, Any], seed: int, tokenizer: Tokenizer, *, stop_on_repetition: bool = False
 ) -> WireParams:
-    """Every open choice is made. What has no type of the wire is noticed where it is checked (engine.py)."""
+    """Resolves every default. Wrong types are detected when the request is validated (engine.py)."""
     given: dict[str, Any] = {
         name: value for name in WireParams.__struct_fields__ if (value := getattr(asked, name)) is not None
     }
@@ -133,7 +133,7 @@ def wire_params(
         if given.get("top_k") == 0:
             given["top_k"] = -1  # both mean "all" to vLLM
         if given.get("seed") == -1:
-            del given["seed"]  # as in a server, and in vLLM: another one each time
+            del given["seed"]  # as in a server, and in vLLM: a different one each time
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
             given["grammar"] = structured.wire()
         free = not asked.ignore_eos and "grammar" not in given
@@ -142,7 +142,7 @@ def wire_params(
     elif not asked.stop_token_ids:
         given["stop_token_ids"] = tuple(tokenizer.eos_ids)
     if (grammar := given.get("grammar")) is not None:
-        from baton.grammar.matcher import checked  # brings numpy
+        from baton.grammar.matcher import checked  # imports numpy
 
         late = isinstance(asked, SamplingParams) and asked.ignore_eos
         given["grammar"] = structs.replace(checked(grammar), ends=tokenizer.eos_ids, ends_late=late)
@@ -157,7 +157,7 @@ def _repetition_stop(asked: SamplingParams, *, default: bool) -> RepetitionStop 
 
 
 def _word_ids(words: Sequence[str | Sequence[int]], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each text at the start of an answer and after a space, which are different tokens."""
+    """Ids of each text at the start of an answer and after a space, which are different tokens."""
     texts = [lead + word for word in words if isinstance(word, str) for lead in ("", " ")]
     ids = [tuple(word) for word in words if not isinstance(word, str)]
     return tuple(each for each in dict.fromkeys([*ids, *map(tuple, tokenizer.encode_words(texts) if texts else [])]) if each)

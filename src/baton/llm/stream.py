@@ -1,4 +1,4 @@
-"""Answers, chunk by chunk. A stream runs the engine while it is read; one that is left early ends its requests."""
+"""Answers chunk by chunk. Reading a stream runs the engine; leaving it early ends its requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from baton.llm.outputs import Chunk
 
 
 class AnswerStream(Iterator[Chunk]):
-    """Made by `LLM.stream` and `LLM.stream_chat`. The LLM takes no other call until it is read to its end, or closed."""
+    """Returned by `LLM.stream` and `LLM.stream_chat`. The LLM accepts no other call until the stream is read to its end or
+    closed."""
 
     def __init__(self, chunks: deque[Chunk], advance: Callable[[], bool], finish: Callable[[bool], None]) -> None:
-        """`advance` runs a step, whose chunks are appended, and is false at the end. `finish` is told whether all was read."""
+        """`advance` runs a step, appends its chunks, and returns False at the end. `finish` gets whether everything was
+        read."""
         self._chunks = chunks
         self._advance = advance
         self._finish: Callable[[bool], None] | None = finish
@@ -33,7 +35,7 @@ class AnswerStream(Iterator[Chunk]):
         return self._chunks.popleft()
 
     def close(self) -> None:
-        """Ends what is not finished. The LLM takes the next call."""
+        """Ends unfinished requests. The LLM accepts the next call."""
         self._chunks.clear()
         self._end(whole=False)
 

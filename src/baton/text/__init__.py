@@ -1,8 +1,8 @@
-"""Text on one side, token ids on the other; only the front imports this, text never reaches an engine.
+"""Converts between text and token ids. Only the front imports this package: text never reaches an engine.
 
 A chat request goes down this list, its answer comes back up:
 
-chat_messages.py   what the client sent          -> plain, checked messages
+chat_messages.py   the client's messages         -> plain, checked messages
 chat_template.py   messages                      -> one prompt string (rendered in a child: template_process.py)
 tokenizer.py       prompt                        -> token ids (built by hf_tokenizer.py or gguf_tokenizer.py)
 detokenizer.py     token ids, a few at a time    -> text, never half a character

@@ -1,14 +1,14 @@
 """Turns the `messages` of a chat request into plain dictionaries that any chat template can read.
 
-role         1 to 64 letters, digits, '_', '-' or '.': a role cannot smuggle in the marks around it. Which roles there
-             are is the template's business.
+role         1 to 64 letters, digits, '_', '-' or '.': a role cannot contain the template's marks. The template decides which
+             roles exist.
 content      a string, or a list of text parts, which are joined with a line feed (as vLLM and llama.cpp do). Null or
              missing means empty for an assistant, which may have only called tools, and is refused for others.
 tool_calls   `arguments` given as a JSON string, as OpenAI's clients do, becomes the object that templates expect. A string that
-             is no JSON object stays as it is: a model may have written it, and a client only plays it back.
-reasoning    vLLM's newer name for reasoning_content, which is the one that templates read.
+             is not a JSON object is kept: a model may have written it, and the client returns it.
+reasoning    vLLM's newer name for reasoning_content, which templates read.
 
-Other keys (name, tool_call_id, reasoning_content, ...) are passed on. No error repeats what a message says.
+Other keys (name, tool_call_id, reasoning_content, ...) are passed on. No error repeats the text of a message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def plain_messages(messages: object, *, messages_max: int) -> list[Message]:
-    """Raises CallerError naming the place, never the text, of what is wrong."""
+    """Raises CallerError with the place of the error, never the text."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise CallerError(f"messages must be a list, not {type(messages).__name__}")
     if not messages:
@@ -52,7 +52,7 @@ def _plain_message(message: object, place: str) -> Message:
         plain["reasoning_content"] = plain["reasoning"]
     calls = message.get("tool_calls")
     if calls is None:
-        plain.pop("tool_calls", None)  # templates ask whether the key is there, not whether it is null
+        plain.pop("tool_calls", None)  # templates test for the presence of the key, not for null
     else:
         plain["tool_calls"] = _plain_calls(calls, place)
     return plain
@@ -107,7 +107,7 @@ def _plain_call(call: object, place: str) -> Message:
 
 
 def _is_deep(value: Any) -> bool:
-    """Deeper than a request's own JSON may be: it would be walked through without a bound."""
+    """Whether the value nests deeper than the JSON of a request may: recursion over it would be unbounded."""
     level = [value]
     for _ in range(_DEPTH_MAX):
         containers = [inner for inner in level if isinstance(inner, dict | list)]

@@ -1,14 +1,14 @@
 """Renders a chat so that no text of a client becomes a control token.
 
-A rendered chat is cut with its special tokens read as such: the template wrote them. Without more, a message that spells one
+A rendered chat is tokenised with special tokens parsed, because the template wrote them. A message that spells one
 ("<|im_end|>") would end its own turn and could begin the system's. So:
 
     hide      a mark goes into each spelling in the client's texts      <|im_end|>  ->  <MARK|im_end|>
     render    the template runs as always
-    encode    a special token that is whole is the template's. Where a mark is found between two of them, it is taken out, and
-              what stands there is cut as plain characters (Tokenizer.encode)
+    encode    an unmarked special token is the template's. Text between two of them that contains a mark is tokenised as plain
+              text, without the mark (Tokenizer.encode)
 
-A chat that spells none, which is nearly every one, goes through unchanged and is cut as one text.
+A chat that spells none, as nearly all, is unchanged and tokenised as one text.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from baton.text.tokenizer import Tokenizer
 from baton.text.tools_in_words import has_tool_turns, in_words
 
 _MARKS = range(0xF0000, 0xF0100)
-"Private-use characters. One that the chat does not contain is taken."
+"Private-use characters. The first that the chat does not contain becomes the mark."
 _NOT_TEXT = ("role", "type")
-"Values that are names where they look like one: templates compare them."
+"Keys whose values are left unmarked if they look like names: templates compare them."
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -42,12 +42,12 @@ def render_chat(
     extras: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> tuple[str, str]:
-    """The prompt, and the mark in it: both for Tokenizer.encode.
+    """Returns the prompt and the mark in it, both for Tokenizer.encode.
 
-    tools_in_words   the template does not know tools: they, and earlier turns with them, are put into words
-    options          those of ChatTemplate.render
+    tools_in_words   the template does not support tools: tools and earlier calls are described in plain text
+    options          options of ChatTemplate.render
     """
-    # Plain before they are searched: the arguments of a call come as JSON, which has other ways to spell a character.
+    # Parsed before the search for special tokens: a call's arguments come as JSON, which can escape characters.
     chat: Any = plain_messages(messages, messages_max=template.limits.messages_max)
     chat = fitted(chat, template, with_tools=bool(tools) and not tools_in_words)
     if any(CHANNEL in source for source in template.sources):
@@ -66,7 +66,7 @@ def render_chat(
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """gpt-oss' template calls a thought `thinking`, and refuses to have it beside a content in a message that calls tools."""
+    """gpt-oss' template calls the reasoning `thinking`, and refuses it beside a content in a message with tool calls."""
     thought = message.get("reasoning_content")
     if not isinstance(thought, str) or not thought or "thinking" in message:
         return message
@@ -74,7 +74,7 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    """Every string in a JSON value that a template could write; how deep it nests was bounded when it was parsed."""
+    """Every string in a JSON value that a template could write. The parser has bounded the depth."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def _is_name(key: object, value: object) -> bool:
 
 def _marked(value: Any, spelled: tuple[str, ...], mark: str) -> Any:
     if isinstance(value, str):
-        for name in spelled:  # one at a time, and no pattern of all: that keeps the interpreter lock ten times as long
+        for name in spelled:  # one by one: a combined regex holds the interpreter lock ten times as long
             value = value.replace(name, f"{name[0]}{mark}{name[1:]}")
         return value
     if isinstance(value, Mapping):

@@ -2,8 +2,8 @@
 
     messages --(chat_messages.py)--> plain messages --(template_process.py)--> template_child.py --> prompt
 
-The template is compiled and rendered in a child process that can be stopped (template_sandbox.py says how). What is checked,
-and what an error may say, is decided here.
+The template is compiled and rendered in a child process that can be killed (template_sandbox.py). This module checks the input
+and decides what an error may contain.
 
 Encode the prompt with add_special_tokens=False and parse_special=True: the template has written the special tokens.
 """
@@ -29,9 +29,9 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"For a model without a template. Much used, but no model was asked whether it agrees."
+"For a model without a template. Widely used, but not necessarily the model's own format."
 
-# A client that could set these would choose the template, or what the server puts into it.
+# Names that a client must not set: they choose the template, or what the server passes to it.
 _RESERVED_BY_US = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
@@ -40,49 +40,49 @@ _RESERVED_BY_TEMPLATES = frozenset(
     | {"caller", "varargs", "kwargs", "cycler", "joiner"}
 )
 _SHOWN_CHARS_MAX = 300
-# Put at the end of the message to go on with. The space shows whether the template trims the message.
+# Appended to the message to continue. The space shows whether the template trims the message.
 _CUT_HERE = "\ue000continue-here\ue000"
 
 
 class TemplateFailed(CallerError):
-    """The model's template does not take this chat."""
+    """The model's template refuses this chat."""
 
 
 class TemplateStopped(TemplateFailed):
-    """Its rendering was ended from outside, so this says nothing about the chat: the next rendering may succeed."""
+    """The rendering was killed, which does not depend on the chat: the next rendering may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TemplateLimits:
-    """What one rendering may take."""
+    """Limits of one rendering."""
 
     messages_max: int = 4096
-    "Messages in a chat."
+    "Messages per chat."
     tools_max: int = 256
-    "Tools and, counted apart, documents."
+    "Tools, and separately documents."
     extras_max: int = 64
-    "Further values for the template."
+    "Extra values for the template."
     prompt_chars_max: int = 8 * 1024 * 1024
     "Characters of the prompt."
     render_seconds_max: float = 5.0
-    "Time for one rendering. A large honest chat takes a tenth of a second."
+    "Time per rendering. A large ordinary chat takes a tenth of a second."
     template_chars_max: int = 1024 * 1024
     "Characters of the template itself."
 
 
 @dataclass(frozen=True, slots=True)
 class _Template:
-    """A template, and what may be told about it in an error: only what it says itself, never what the chat says."""
+    """A template, and the texts that an error may show: only the template's own, never the chat's."""
 
     source: str
     literals: tuple[str, ...]
-    "Its string constants, the longest first."
+    "String constants of the template, longest first."
     names: frozenset[str]
-    "Words in its source."
+    "Words in the source."
 
 
 class ChatTemplate:
-    """Any number of threads may render with one: nothing that a rendering needs changes."""
+    """Thread-safe: rendering changes no state."""
 
     def __init__(
         self,
@@ -96,9 +96,8 @@ class ChatTemplate:
     ) -> None:
         """`templates` is one template, or several by name ("default", and "tool_use" for requests with tools).
 
-        None means that the model has none: render() then refuses. Give CHATML to serve such a model anyway.
-        `process` renders them; by default one that all templates here share.
-        Raises InvalidConfig for a template that jinja2 cannot read.
+        None: the model has no template and render() raises. CHATML serves such a model anyway. `process` renders; by default
+        the process that all templates share. Raises InvalidConfig for a template that jinja2 cannot read.
         """
         self._limits = limits or TemplateLimits()
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -107,7 +106,7 @@ class ChatTemplate:
         sources = {"default": templates} if isinstance(templates, str) else dict(templates or {})
         self._templates = {name: self._compiled(name, source) for name, source in sources.items()}
         self.found_out: dict[tuple[bool | str, ...], bool] = {}
-        "What system_messages.py has tried with it."
+        "Results of the trial renderings of system_messages.py."
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,11 +132,11 @@ class ChatTemplate:
     ) -> str:
         """The prompt.
 
-        add_generation_prompt    end with the beginning of an assistant's turn
-        continue_final_message   end inside the last message, for the model to go on with it
+        add_generation_prompt    end with the start of an assistant's turn
+        continue_final_message   end inside the last message, so that the model continues it
         extras                   further values for the template, such as enable_thinking (chat_template_kwargs)
 
-        Raises CallerError for messages that are wrong, and TemplateFailed where the template refuses or fails.
+        Raises CallerError for invalid messages, and TemplateFailed if the template refuses or fails.
         """
         if add_generation_prompt and continue_final_message:
             raise CallerError(
@@ -188,7 +187,7 @@ class ChatTemplate:
         return self._templates["default"]
 
     def _checked_list(self, values: object, name: str) -> list[Any] | None:
-        """None where there are none: templates ask `if tools`, and some `is not none`."""
+        """None for an empty list: templates test `if tools`, some `is not none`."""
         if values is None:
             return None
         if not isinstance(values, Sequence) or isinstance(values, str | bytes):
@@ -214,7 +213,8 @@ class ChatTemplate:
         return dict(extras)
 
     def _rendered(self, template: _Template, values: dict[str, Any]) -> str:
-        """What the template says in an error may hold the prompt: only what also stands in its source is shown."""
+        """Renders, or raises. An error of the template may contain the prompt: only text from the template's source is
+        shown."""
         try:
             kind, words = self._ask(template.source, values)
         except HelperTimeout:
@@ -265,7 +265,7 @@ def _cut(prompt: str) -> str:
 
 
 def _reason(words: str, literals: Sequence[str]) -> str:
-    """What the template says, as far as it stands in the template: the rest may come from the chat and is left out."""
+    """The template's reason, as far as it is text of the template: the rest may come from the chat."""
     for literal in literals:
         if words == literal:
             return words[:_SHOWN_CHARS_MAX]
@@ -275,7 +275,7 @@ def _reason(words: str, literals: Sequence[str]) -> str:
 
 
 def _missing_name(words: str, names: frozenset[str]) -> str:
-    """The name at the end of jinja2's "... is undefined" or "... has no attribute ...", if the template has it."""
+    """The name in jinja2's "... is undefined" or "... has no attribute ...", if the template contains it."""
     for name in re.findall(r"'(\w{1,64})'", words)[::-1]:
         if name in names:
             return f"'{name}'"

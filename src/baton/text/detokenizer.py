@@ -1,11 +1,11 @@
 """Token ids to text, a few at a time, for one sequence.
 
     tokens   "Hel" "lo "  E4 BD   A0 "!"
-    push  -> "Hel" "lo "  ""      "你!"        a character comes out whole, with its last byte
-    flush -> ""                               or U+FFFD where the output ends inside one
+    push  -> "Hel" "lo "  ""      "你!"        a character is emitted with its last byte
+    flush -> ""                               or U+FFFD if the output ends inside one
 
-All pushes and the flush together give exactly Tokenizer.decode of all ids, however they are cut. Each token costs its
-own bytes and at most three held-back ones, so a sequence of any length costs the same per token.
+All pushes and the flush together equal Tokenizer.decode of all ids, however they are split. Each token costs its own bytes and
+at most three held-back ones, independent of the sequence's length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """One per sequence. Not to be used after flush()."""
+    """One per sequence. Must not be used after flush()."""
 
     __slots__ = ("_in_character", "_shown", "_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
 
@@ -31,9 +31,9 @@ class Detokenizer:
         at_text_start: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """With at_text_start off the ids go on from a prompt, and a leading space is kept (see Tokenizer.decode).
+        """With at_text_start off the ids continue a prompt, and a leading space is kept (see Tokenizer.decode).
 
-        shown_ids   special tokens that are not skipped: a parser looks for them
+        shown_ids   special tokens that are not skipped, because a parser needs them
         """
         self._shown = shown_ids
         self._tokenizer = tokenizer
@@ -43,14 +43,14 @@ class Detokenizer:
         self._in_character = False
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these ids make certain."""
+        """The text that is complete with these ids."""
         pieces = self._tokenizer.bytes_of(ids, skip_special_tokens=self._skip_special_tokens, shown_ids=self._shown)
         text = self._utf8.decode(b"".join(pieces))
         self._in_character = self.holds_back
         return self._without_first_space(text)
 
     def push_one(self, token_id: int) -> str:
-        """`push` of one id. Most are whole characters after whole characters, and need no decoder that remembers."""
+        """`push` of one id. Most tokens are whole characters at a character boundary, and skip the incremental decoder."""
         if not self._in_character and not self._strip_space:
             text = self._tokenizer.ascii_texts[token_id]
             if text is not None:
@@ -58,7 +58,7 @@ class Detokenizer:
         return self.push((token_id,))
 
     def flush(self) -> str:
-        """The rest at the end of the sequence: U+FFFD for an incomplete character, else nothing."""
+        """The rest at the end of the sequence: U+FFFD for an incomplete character, else an empty string."""
         return self._without_first_space(self._utf8.decode(b"", final=True))
 
     @property

@@ -1,9 +1,9 @@
-"""Fill in the middle: which tokens a model was trained with for it, and how a prompt is made of them.
+"""Fill in the middle: the model's tokens for it, and the layout of a prompt.
 
-    prefix first    <PRE> what is before the gap <SUF> what is after it <MID>
-    suffix first    <SUF> what is after it <PRE> what is before the gap          (Codestral)
+    prefix first    <PRE> text before the gap <SUF> text after it <MID>
+    suffix first    <SUF> text after it <PRE> text before the gap          (Codestral)
 
-A GGUF file names the tokens in its metadata. Else a vocabulary that has all the marks of a family is of that family.
+A GGUF file names the tokens in its metadata. Otherwise a vocabulary with all the marks of a family belongs to that family.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 from baton.text.tokenizer import Tokenizer
 
 SNIPPET: Final = "\n\n--- snippet ---\n\n"
-"""Between files for a model that has no mark for them, as in llama.cpp."""
+"""Separates files for a model without a mark for them, as in llama.cpp."""
 REPOSITORY: Final = "myproject\n"
 THIS_FILE: Final = "filename\n"
-"""What llama.cpp calls both."""
+"""llama.cpp's names of the repository and of the current file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class FillIn:
     "None: the suffix comes first."
     repository: int | None = None
     file: int | None = None
-    "Before each file of several."
+    "Precedes each file, if there are several."
     ends: tuple[int, ...] = ()
-    "Tokens that end what is filled in, besides the model's ends of text."
+    "Tokens that end the filled-in text, besides the model's stop tokens."
 
     def ids(self, prefix: list[int], suffix: list[int]) -> list[int]:
         if self.middle is None:
@@ -40,7 +40,7 @@ class FillIn:
 
     @property
     def marks(self) -> int:
-        """Tokens of a prompt that are marks."""
+        """Number of mark tokens in a prompt."""
         return 2 if self.middle is None else 3
 
 
@@ -60,7 +60,7 @@ _ENDS: Final = ("<|fim_pad|>", "<fim_pad>", "<|cursor|>", "\u2581<EOT>", "<EOT>"
 
 
 def fill_in_tokens(tokenizer: Tokenizer) -> FillIn | None:
-    """None: the model has none."""
+    """None: the model has no such tokens."""
     named = tokenizer.fill_in_ids
     repository = named["rep"] if "rep" in named else _first(tokenizer, _REPOSITORIES)
     file = named["sep"] if "sep" in named else _first(tokenizer, _FILES)
@@ -77,8 +77,8 @@ def fill_in_tokens(tokenizer: Tokenizer) -> FillIn | None:
 
 
 def files_before(tokenizer: Tokenizer, marks: FillIn, files: list[tuple[str, str]], room: int) -> tuple[list[int], int]:
-    """Ids of the last files, by name and text, that fit into `room` tokens before the one that is filled in; and their number.
-    The layout is llama.cpp's. Each file has a token at least, so no more than `room` of them are tokenised."""
+    """Ids of the last files (name and text) that fit into `room` tokens before the current one; and their number. The layout is
+    llama.cpp's. Each file has at least one token, so at most `room` files are tokenised."""
     head = [] if marks.repository is None else [marks.repository, *plain(tokenizer, REPOSITORY)]
     tail = [] if marks.file is None else [marks.file, *plain(tokenizer, THIS_FILE)]
     room -= len(head) + len(tail)
@@ -94,12 +94,12 @@ def files_before(tokenizer: Tokenizer, marks: FillIn, files: list[tuple[str, str
 
 
 def plain(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Special tokens in a client's text are plain characters: it cannot move the gap."""
+    """Token ids of a client's text. Special tokens in it are plain text: they cannot move the gap."""
     return tokenizer.encode(text, add_special_tokens=False)
 
 
 def plain_after(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The same in the middle of a text: some tokenizers put a space before one. (Meta's code for CodeLlama cuts so too.)"""
+    """`plain` without the space that some tokenizers put before a text. (Meta's code for CodeLlama does the same.)"""
     if not tokenizer.strips_leading_space:
         return plain(tokenizer, text)
     lead = plain(tokenizer, "\u263a")

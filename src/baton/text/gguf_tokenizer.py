@@ -2,11 +2,10 @@
 
 Two families, named by `tokenizer.ggml.model`:
 
-gpt2    byte-level BPE. How text is cut into words before merging is not in the file, only a name for it
-        (`tokenizer.ggml.pre`); _WORD_SPLITS holds the names we know. A wrong guess gives other ids without any error,
-        so an unknown name is refused.
+gpt2    byte-level BPE. The file has only a name for the way text is split into words before merging (`tokenizer.ggml.pre`);
+        _WORD_SPLITS holds the known names. A wrong guess would give other ids without any error, so an unknown name is refused.
 llama   SentencePiece BPE. The file has a score for each piece and no merges: two neighbours merge when their
-        concatenation is a piece, best score first. _merges_by_score writes that down as a merge list.
+        concatenation is a piece, best score first. _merges_by_score converts that to a merge list.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ T = TypeVar("T", int, float, bool, str)
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
+    """Values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -51,7 +50,7 @@ def _split_at(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _byte_level(words: bool) -> pre_tokenizers.PreTokenizer:
-    """Bytes to characters; with `words` it first cuts as GPT-2 does."""
+    """Maps bytes to characters; with `words` splits as GPT-2 does first."""
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
 
 
@@ -72,7 +71,7 @@ def _qwen2_words() -> pre_tokenizers.PreTokenizer:
 
 
 def _default_words() -> pre_tokenizers.PreTokenizer:
-    """What llama.cpp does for files that name no other way: each cut is made inside the pieces of the one before."""
+    """llama.cpp's default: each split applies inside the pieces of the one before."""
     cuts = (_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
     return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
 
@@ -91,7 +90,7 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
-    """Raises InvalidConfig where the file has no tokenizer or one of a kind we do not build."""
+    """Raises InvalidConfig if the file has no tokenizer, or an unsupported kind."""
     family = _one(metadata, "tokenizer.ggml.model", str)
     match family:
         case "gpt2":
@@ -108,7 +107,7 @@ def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
 
 
 def _fill_in_ids(metadata: Metadata) -> dict[str, int]:
-    """Under llama.cpp's names, and those of its older files."""
+    """Ids under llama.cpp's names; older files have other keys."""
     older = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
     found: dict[str, int] = {}
     for name in ("pre", "suf", "mid", "pad", "rep", "sep"):
@@ -137,7 +136,7 @@ def _byte_level_parts(metadata: Metadata) -> TokenizerParts:
     is_llama3 = name in _LLAMA3_NAMES
     backend = _backend_of(pieces, merges, ignore_merges=is_llama3)
     if words is _qwen2_words:
-        backend.normalizer = normalizers.NFC()  # as in Qwen's own tokenizer.json; llama.cpp leaves it out
+        backend.normalizer = normalizers.NFC()  # as in Qwen's own tokenizer.json; llama.cpp omits it
     backend.pre_tokenizer = words()
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, pieces, types)
@@ -145,7 +144,7 @@ def _byte_level_parts(metadata: Metadata) -> TokenizerParts:
 
 
 def _merge_pair(merge: str) -> tuple[str, str]:
-    # The separator is the first space after the first character: a piece itself may begin with one in odd files.
+    # The separator is the first space after the first character: in odd files a piece begins with one.
     at = merge.find(" ", 1)
     if at < 0:
         raise InvalidConfig("the GGUF file's tokenizer.ggml.merges has an entry without a space between its two parts")
@@ -160,7 +159,7 @@ def _sentencepiece_parts(metadata: Metadata) -> TokenizerParts:
     scores = _many(metadata, "tokenizer.ggml.scores", float)
     if len(scores) != len(pieces):
         raise InvalidConfig(f"the GGUF file has {len(pieces)} tokens and {len(scores)} scores: it is damaged")
-    # Only these can be the result of a merge. A "<s>" or "<0x41>" typed by a user must not turn into that token.
+    # Only these can result from a merge. A "<s>" or "<0x41>" typed by a user must not become that token.
     mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
     score_of: dict[str, float] = {}
     for piece, kind, score in zip(pieces, types, scores, strict=True):
@@ -179,7 +178,7 @@ def _sentencepiece_parts(metadata: Metadata) -> TokenizerParts:
 
 
 def _merges_by_score(score_of: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best piece first; where scores are equal, in file order."""
+    """Every split of a piece into two others, best piece first; equal scores in file order."""
     merges: list[tuple[float, int, str, str]] = []
     for order, (piece, score) in enumerate(score_of.items()):
         for at in range(1, len(piece)):
@@ -206,15 +205,15 @@ def _vocabulary(metadata: Metadata) -> tuple[list[str], list[int]]:
 def _backend_of(pieces: list[str], merges: list[tuple[str, str]], **options: object) -> Backend:
     vocabulary: dict[str, int] = {}
     for token_id, piece in enumerate(pieces):
-        vocabulary.setdefault(piece, token_id)  # a piece listed twice is encoded as its first id
+        vocabulary.setdefault(piece, token_id)  # a duplicate piece is encoded as its first id
     try:
         return Backend(models.BPE(vocab=vocabulary, merges=merges, **options))
-    except Exception as error:  # the library raises plain Exception, e.g. for a merge whose result is no token
+    except Exception as error:  # the library raises plain Exception, e.g. for a merge whose result is not a token
         raise InvalidConfig(f"the GGUF file's vocabulary and merges do not fit together: {error}") from error
 
 
 def _add_tokens(backend: Backend, pieces: list[str], types: list[int]) -> None:
-    """Pieces that are found in the text as they are, before it is cut into words."""
+    """Adds the pieces that are matched in the text before it is split into words."""
     control = [piece for piece, kind in zip(pieces, types, strict=True) if kind == TokenType.CONTROL and piece]
     defined = [piece for piece, kind in zip(pieces, types, strict=True) if kind == TokenType.USER_DEFINED and piece]
     backend.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in control])

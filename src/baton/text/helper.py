@@ -1,12 +1,12 @@
-"""A process that does what must not be done here, because it could take too long, too much memory, or the process with it.
+"""A child process for work that could take too long, take too much memory, or crash.
 
-    thread --turn--> Helper --request--> helper_child.py, in a process with bounds of its own
-           <-reply-- (killed at the deadline; replaced where it is gone)
+    thread --turn--> Helper --request--> helper_child.py, in a process with its own limits
+           <-reply-- (killed at the deadline; replaced when it is gone)
 
-Three things have one: chat templates, which are the model's programs; grammars, which are compiled by code that is not ours;
-large JSON bodies, whose parsing would keep the interpreter lock. A helper answers one request at a time. Where its child is
-gone (killed from outside, out of memory, a crash), or stands still (stopped, or a machine that is busy with others), another
-is started and the request sent once more: time on the clock alone says nothing about a request.
+Used for chat templates, which are the model's programs; grammars, which foreign code compiles; and large JSON bodies, whose
+parsing would hold the interpreter lock. A helper answers one request at a time. If its child is gone (killed, out of memory,
+crashed) or starved (stopped, or a busy machine), another is started and the request sent once more: wall-clock time alone does
+not show that a request is slow.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from baton.errors import Unavailable
 from baton.text.helper_wire import FRAME_BYTES_MAX, frame, receive, send
 
 START_SECONDS_MAX: Final = 60.0
-"""For Python and libraries to be loaded, from a slow disk too. Usually some tenths of a second."""
+"""Time to load Python and libraries, also from a slow disk. Usually some tenths of a second."""
 TURN_SECONDS_MAX: Final = 30.0
-"""How long a request waits for those before it."""
+"""Time that a request waits for earlier ones."""
 BUSY_SHARE: Final = 0.25
-"""A child that had less of a processor than this share of its time did not take too long: it was not let."""
+"""A child that got less CPU than this share of its time was starved, not slow."""
 _KILL_SECONDS_MAX: Final = 10.0
-# Nothing else of the environment is needed there, and some of it is secret.
+# The child needs nothing else of the environment, and some of it is secret.
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
 
 
 class HelperTimeout(Exception):
-    """The child worked, did not answer in time, and was killed."""
+    """The child used its CPU time, did not answer in time, and was killed."""
 
 
 class HelperCrash(Exception):
-    """The child ended on the request: by a fault that it caused, or twice."""
+    """The child ended while it processed the request: by a fault that the request caused, or twice."""
 
 
 class _NotStarted(ConnectionError):
@@ -49,11 +49,11 @@ class _NotStarted(ConnectionError):
 
 
 class _StoodStill(ConnectionError):
-    """The child did not answer in time, and had no processor to do so."""
+    """The child did not answer in time, because it got no CPU."""
 
 
 class Helper:
-    """May be asked from any thread; a thread that asks waits."""
+    """Thread-safe; the calling thread blocks."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Helper:
         start_with: Callable[[], Any] = lambda: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """module        has the child's side, and calls helper_child.run
-        work          what it does, for errors: "chat templates"
-        start_with    what every child is told first
-        environment   beside what every child gets"""
+        """module        the child's module, which calls helper_child.run
+        work          the child's work, for errors: "chat templates"
+        start_with    returns the first message to every child
+        environment   additional variables"""
         self._module = module
         self._work = work
         self._memory_bytes_max = memory_bytes_max
@@ -76,18 +76,18 @@ class Helper:
         self._start_with = start_with
         self._environment = environment or {}
         self._child: _Child | None = None
-        # Whoever takes the entry has the child to itself, and puts the entry back.
+        # A queue as a lock: the thread that holds the entry owns the child, and puts the entry back.
         self._entry: Queue[None] = Queue(maxsize=1)
         self._entry.put_nowait(None)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """The child is the caller's until the end of the block. Raises Unavailable."""
+        """The caller owns the child until the end of the block. Raises Unavailable."""
         try:
             self._entry.get(timeout=self.turn_seconds_max)
         except Empty:
             raise Unavailable(f"others are before you ({self._work}): try again later") from None
-        # After a fork the child is the parent's: two that read from one socket would get each other's replies.
+        # After a fork the child belongs to the parent: two readers of one socket would get each other's replies.
         if self._child is not None and self._child.owner != os.getpid():
             self._child = None
         try:
@@ -96,16 +96,14 @@ class Helper:
             self._entry.put_nowait(None)
 
     def ask(self, request: Any, seconds: float, reply_bytes_max: int = FRAME_BYTES_MAX) -> Any:
-        """Raises HelperTimeout, HelperCrash; Unavailable where no child can be started, or others take too long.
-
-        And TypeError, ValueError or RecursionError for values that JSON does not have.
-        """
+        """Raises HelperTimeout, HelperCrash; Unavailable if no child can be started, or earlier requests take too long;
+        TypeError, ValueError or RecursionError for values outside of JSON."""
         message = frame([seconds, request])
         with self.turn():
             return self.ask_in_turn(message, seconds, reply_bytes_max)
 
     def ask_in_turn(self, message: bytearray, seconds: float, reply_bytes_max: int) -> Any:
-        """As `ask`, of who has the turn already."""
+        """`ask` for a caller that holds the turn."""
         for last in (False, True):
             answered = False
             try:
@@ -118,21 +116,21 @@ class Helper:
             except _StoodStill:
                 if last:
                     raise Unavailable(f"the process for {self._work} stands still: try again later") from None
-            except (ConnectionError, ValueError):  # it is gone, or writes what is no reply
+            except (ConnectionError, ValueError):  # the child is gone, or sends no valid reply
                 if last:
                     raise HelperCrash from None
             finally:
                 if not answered:
-                    self._end_child()  # its reply, if it still comes, must never meet another request
+                    self._end_child()  # its late reply must never meet another request
         raise AssertionError("the second attempt ends above")
 
     def start(self) -> None:
-        """Start the child without waiting for it, so that the first request need not."""
+        """Starts the child without waiting for it, so that the first request is faster."""
         with self.turn():
             self._started()
 
     def close(self) -> None:
-        """End the child, unless a request has it; that one ends when its reply finds nobody. The next request would start
+        """Ends the child, unless a request uses it; then it ends when its reply finds no reader. A later request starts
         another."""
         with contextlib.suppress(Empty):
             self._entry.get_nowait()
@@ -141,7 +139,7 @@ class Helper:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, if there is one."""
+        """Process id of the child, if there is one."""
         child = self._child
         return None if child is None else child.pid
 
@@ -165,7 +163,7 @@ class _Child:
     ) -> None:
         self.owner = os.getpid()
         self._start_with: Callable[[], Any] | None = start_with
-        "None once it said that it is ready."
+        "None once the child is ready."
         self._ready_by = time.monotonic() + START_SECONDS_MAX
         self._socket, theirs = socket.socketpair()
         try:
@@ -193,13 +191,13 @@ class _Child:
         except TimeoutError:
             raise HelperTimeout if self._processor_seconds() - before >= BUSY_SHARE * seconds else _StoodStill from None
         except ConnectionError:
-            if time.monotonic() >= deadline:  # its own timer was faster than this thread
+            if time.monotonic() >= deadline:  # the child's own timer was faster than this thread
                 raise HelperTimeout from None
             self._raise_if_the_request_did_it()
             raise
 
     def _processor_seconds(self) -> float:
-        """What it has used so far. Where the system does not say: as much as there is."""
+        """CPU time of the child so far; wall-clock time where the system does not report it."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 user, system = file.read().rpartition(b")")[2].split()[11:13]
@@ -208,8 +206,8 @@ class _Child:
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def _raise_if_the_request_did_it(self) -> None:
-        """The child is gone. Where a timer of its own ended it, or its stack was too small, another would end in the same way.
-        Other ends may be somebody else's doing: memory that earlier requests took, the kernel, an operator."""
+        """Called when the child is gone. Raises if a retry would end in the same way: the child's own timer, or a stack
+        overflow. Other ends may have other causes: memory of earlier requests, the kernel, an operator."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS_MAX)
         if self._process.returncode in (-signal.SIGALRM, -signal.SIGPROF):
@@ -236,6 +234,6 @@ class _Child:
 
 
 def _kept_environment() -> dict[str, str]:
-    """The child finds the modules that this process finds, and knows nothing else of its environment."""
+    """Environment of the child: it finds the same modules, and gets nothing else."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}

@@ -1,10 +1,10 @@
 """The child's side of helper.py: `python -m MODULE MEMORY_BYTES_MAX`, its socket as stdin, where MODULE calls `run`.
 
-It may be killed at any moment, and keeps nothing that another could not make again. What bounds it:
+The child may be killed at any moment, and holds no state that another could not rebuild. Its limits:
 
-memory   RLIMIT_AS. Where it runs out the request is told so, and the process ends, because its heap may stay full.
-time     the parent kills it at the deadline. A timer does so where the parent is gone (while idle, the end of the socket).
-the rest no core file (it would hold prompts), no file can be written, and the kernel ends it first when memory runs out.
+memory   RLIMIT_AS. When memory runs out the reply says so, and the process ends, because its heap may stay full.
+time     the parent kills it at the deadline. A timer does so if the parent is gone (while idle: the end of the socket).
+the rest no core file (it would hold prompts), no file can be written, and the OOM killer chooses it first.
 
     parent   a first message          child   "ready"
     parent   [seconds, request]       child   the reply to it
@@ -26,14 +26,14 @@ from baton.text.helper_wire import frame, receive, send
 _TIMER_SECONDS_MORE: Final = 1.0
 
 Answer = Callable[[Any], Any]
-"""From a request to its reply."""
+"""Computes the reply to a request."""
 
 
 def run(begin: Callable[[Any], Answer], *, out_of_memory: Any) -> None:
-    """`begin` gets the first message. `out_of_memory`: the reply to a request for which there is not enough."""
+    """`begin` gets the first message. `out_of_memory`: the reply when memory runs out."""
     bound_this_process(int(sys.argv[1]))
     with socket.socket(fileno=0) as sock:
-        # From here on nothing may reach the log: it could repeat what a client sent.
+        # From here on nothing may reach the log: it could contain a client's text.
         os.dup2(os.open(os.devnull, os.O_RDWR), 2)
         try:
             serve(sock, begin, out_of_memory)
@@ -42,7 +42,7 @@ def run(begin: Callable[[Any], Answer], *, out_of_memory: Any) -> None:
 
 
 def serve(sock: socket.socket, begin: Callable[[Any], Answer], out_of_memory: Any) -> None:
-    """Until the parent closes the socket, or memory ran out."""
+    """Serves until the parent closes the socket, or memory runs out."""
     answer = begin(receive(sock))
     send(sock, frame("ready"))
     reply = None
@@ -60,8 +60,8 @@ def serve(sock: socket.socket, begin: Callable[[Any], Answer], out_of_memory: An
 
 
 def bound_this_process(memory_bytes_max: int) -> None:
-    """Address space; no core file, which would hold prompts; no file can be written; the kernel ends it first when memory runs
-    out. SIGALRM and SIGPROF end it: a timer is for who waits for a parent that may be gone, and for who computes too long."""
+    """Limits address space; disables core files, which would hold prompts, and writing of files; makes the process the OOM
+    killer's first choice. SIGALRM and SIGPROF end it: timers for a parent that is gone, and for too much CPU time."""
     _limit(resource.RLIMIT_AS, memory_bytes_max)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -74,5 +74,5 @@ def bound_this_process(memory_bytes_max: int) -> None:
 def _limit(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    with contextlib.suppress(ValueError, OSError):  # macOS knows RLIMIT_AS and refuses it
+    with contextlib.suppress(ValueError, OSError):  # macOS has RLIMIT_AS and refuses it
         resource.setrlimit(kind, (value, value))

@@ -1,9 +1,7 @@
-"""What passes between helper.py and helper_child.py: msgpack after its length, over a socket pair.
-
-msgpack, because encoding it is as fast as copying: the encoder holds the interpreter's lock, and all streams wait for it. JSON
-from a client may have two things that msgpack has not: lone surrogates become U+FFFD, as in every prompt, and integers over 64
-bits travel as an extension.
-"""
+"""Messages between helper.py and helper_child.py: msgpack with a length prefix, over a socket pair. msgpack, because its
+encoding is as fast as copying: the encoder holds the interpreter lock, and all streams wait for it. JSON from a client may have
+two things that msgpack lacks: lone surrogates become U+FFFD, as in every prompt, and integers over 64 bits travel as an
+extension."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _INTEGER = 1
 
 
 def frame(value: Any) -> bytearray:
-    """Raises TypeError or RecursionError for a value that JSON does not have, or that nests too deeply."""
+    """Raises TypeError or RecursionError for a value outside of JSON, or nested too deeply."""
     content = bytearray(_LENGTH.size)
     try:
         _encoder.encode_into(value, content, _LENGTH.size)
@@ -33,13 +31,13 @@ def frame(value: Any) -> bytearray:
 
 
 def send(sock: socket.socket, message: bytearray, deadline: float | None = None) -> None:
-    """Raises TimeoutError at the deadline, ConnectionError where nobody listens."""
+    """Raises TimeoutError at the deadline, ConnectionError if the peer is gone."""
     _set_timeout(sock, deadline)
     sock.sendall(message)
 
 
 def receive(sock: socket.socket, bytes_max: int = FRAME_BYTES_MAX, deadline: float | None = None) -> Any:
-    """Raises TimeoutError at the deadline, ConnectionError at the end, ValueError for what is no message."""
+    """Raises TimeoutError at the deadline, ConnectionError at end of file, ValueError for an invalid message."""
     (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size, deadline))
     if length > bytes_max:
         raise ValueError(f"a message of {length} bytes, and {bytes_max} are allowed")

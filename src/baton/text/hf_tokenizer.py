@@ -1,11 +1,11 @@
 """Builds a tokenizer from a Hugging Face folder.
 
-tokenizer.json            how text is cut, and the vocabulary. Required.
+tokenizer.json            the tokenizer's rules and vocabulary. Required.
 tokenizer_config.json     bos_token, eos_token, add_bos_token, add_eos_token, tokens added later
 special_tokens_map.json   the same names in older folders
-generation_config.json    all ids that end a sequence (a chat model often has two); config.json in its place
+generation_config.json    all ids that end a sequence (a chat model often has two); else config.json
 
-No code of the folder is run, whatever `auto_map` or `tokenizer_class` say.
+No code from the folder is run: `auto_map` and `tokenizer_class` are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 def tokenizer_parts_from_folder(folder: Path) -> TokenizerParts:
-    """Raises InvalidConfig where a file is missing, broken, or of a kind we cannot decode exactly."""
+    """Raises InvalidConfig if a file is missing, broken, or of a kind that cannot be decoded exactly."""
     description = read_json(folder / "tokenizer.json")
     if not description:
         raise InvalidConfig(
@@ -55,7 +55,7 @@ def tokenizer_parts_from_folder(folder: Path) -> TokenizerParts:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; empty where there is no file."""
+    """The object in the file; empty if there is no file."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def token_text(value: object) -> str | None:
-    """The token in a settings file: a string, or an object whose `content` is one."""
+    """The token in a settings file: a string, or an object with a string as `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -77,9 +77,9 @@ def token_text(value: object) -> str | None:
 def _backend_of(folder: Path, settings: dict[str, Any]) -> Backend:
     try:
         backend = Backend.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises plain Exception for anything it does not understand
+    except Exception as error:  # the library raises plain Exception for anything unknown
         raise InvalidConfig(f"{folder / 'tokenizer.json'}: the tokenizers library cannot read it: {error}") from error
-    backend.no_truncation()  # limits are the front's business, with an error; never a silent cut
+    backend.no_truncation()  # the front checks limits and raises; never truncate silently
     backend.no_padding()
     for token_id, token in sorted(_added_later(settings), key=lambda entry: entry[0]):
         if backend.id_to_token(token_id) is None:
@@ -105,7 +105,7 @@ def _added_later(settings: dict[str, Any]) -> Iterator[tuple[int, AddedToken]]:
 
 
 def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What tokenizer.json's post-processor puts before and after a text, found by trying it on one."""
+    """Ids that tokenizer.json's post-processor puts before and after a text, found by a trial."""
     bare = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
@@ -115,10 +115,8 @@ def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _overruled(ids: tuple[int, ...], wanted: object, token_id: int | None) -> tuple[int, ...]:
-    """add_bos_token and add_eos_token, where given, overrule the post-processor, as in transformers.
-
-    The token goes to the outer end: first of a prefix, and (given and taken in reverse) last of a suffix.
-    """
+    """Applies add_bos_token or add_eos_token, which override the post-processor as in transformers. The token is the outermost:
+    first of a prefix, and last of a suffix (which the caller passes reversed)."""
     if wanted is False:
         return tuple(i for i in ids if i != token_id)
     if wanted is True and token_id is not None and token_id not in ids:
@@ -138,7 +136,7 @@ def _eos_ids_of_generation(folder: Path) -> list[int]:
 
 
 class _PieceStyle:
-    """How pieces are written, told by the decoder of tokenizer.json."""
+    """The encoding of pieces, according to the decoder in tokenizer.json."""
 
     def __init__(self, decoder: object) -> None:
         self.is_byte_level = False
@@ -182,7 +180,7 @@ def _token_bytes(backend: Backend, style: _PieceStyle, special: set[int]) -> tup
     vocabulary = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for piece, token_id in vocabulary.items():
-        # A byte-level added token is text already; a SentencePiece one may still hold the mark for a space.
+        # A byte-level added token is plain text; a SentencePiece one may still contain the mark for a space.
         as_it_is = token_id in special or (token_id in added and style.is_byte_level)
         table[token_id] = piece.encode("utf-8", "replace") if as_it_is else style.bytes_of(piece)
     return tuple(table)

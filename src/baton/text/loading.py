@@ -1,4 +1,4 @@
-"""Reads everything about text from a model on disk, once."""
+"""Reads tokenizer and chat templates of a model on disk, once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Templates = str | dict[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """A model's way with text."""
+    """The tokenizer and the chat template of a model."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -35,10 +35,10 @@ def load_model_text(
 ) -> ModelText:
     """From a Hugging Face folder or a GGUF file.
 
-    chat_template   used in place of the model's own
-    no_template     what to do where the model has none: render chats as ChatML, or refuse them
+    chat_template   replaces the model's own
+    no_template     for a model without a template: render chats as ChatML, or refuse them
     """
-    shared_process().start()  # so that it is ready when the tokenizer is
+    shared_process().start()  # in parallel with the loading of the tokenizer
     path = Path(path)
     if path.is_dir():
         tokenizer, own = Tokenizer(tokenizer_parts_from_folder(path)), templates_of_folder(path)
@@ -57,7 +57,7 @@ def load_model_text(
 
 
 def read_template(file: str | Path) -> str:
-    """A template that the user names."""
+    """Reads the operator's template. Raises InvalidConfig."""
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ def read_template(file: str | Path) -> str:
 
 
 def templates_of_folder(folder: Path) -> Templates:
-    """chat_template.jinja, or else `chat_template` of tokenizer_config.json: one template, or a list with names."""
+    """chat_template.jinja, else `chat_template` of tokenizer_config.json: one template, or a list with names."""
     try:
         return (folder / "chat_template.jinja").read_text("utf-8")
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def templates_of_folder(folder: Path) -> Templates:
 
 
 def templates_of_gguf(metadata: Mapping[str, GGUFValue]) -> Templates:
-    """`tokenizer.chat_template`, and `tokenizer.chat_template.NAME` for further ones."""
+    """`tokenizer.chat_template`, and further ones as `tokenizer.chat_template.NAME`."""
     key = "tokenizer.chat_template"
     found = {k: v for k, v in metadata.items() if isinstance(v, str) and (k == key or k.startswith(key + "."))}
     return {k.removeprefix(key).removeprefix(".") or "default": source for k, source in found.items()} or None

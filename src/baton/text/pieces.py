@@ -1,4 +1,4 @@
-"""From the written form of a vocabulary entry (its "piece") to the bytes it stands for.
+"""Converts the written form of a vocabulary entry (its "piece") to its bytes.
 
 byte level      "Ġhi"     every character stands for one byte, by the table of GPT-2          -> b" hi"
 sentencepiece   "▁hi"     text, with U+2581 for a space                                       -> b" hi"
@@ -15,8 +15,8 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class _ByteLevelAlphabet(dict[int, int]):
-    """GPT-2's table, for str.translate: from a character to the one whose number is the byte it stands for. Bytes that print
-    stand for themselves, the others take the characters from U+0100 on."""
+    """GPT-2's table for str.translate: maps a character to the one whose code point is its byte. Printable bytes map to
+    themselves, the others use characters from U+0100 on."""
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -24,14 +24,14 @@ class _ByteLevelAlphabet(dict[int, int]):
         super().__init__({byte: byte for byte in printable} | {0x100 + n: byte for n, byte in enumerate(others)})
 
     def __missing__(self, char: int) -> int:
-        return 0xFFFD  # no byte
+        return 0xFFFD  # not a byte
 
 
 _BYTE_LEVEL = _ByteLevelAlphabet()
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """Bytes of a byte-level piece; one with a character outside the table can only be plain text."""
+    """Bytes of a byte-level piece; a piece with a character outside the table is plain text."""
     try:
         return piece.translate(_BYTE_LEVEL).encode("latin-1")
     except UnicodeEncodeError:
@@ -39,7 +39,6 @@ def byte_level_bytes(piece: str) -> bytes:
 
 
 def sentencepiece_bytes(piece: str) -> bytes:
-    """Bytes of a SentencePiece piece."""
     byte_piece = _BYTE_PIECE.fullmatch(piece)
     if byte_piece:
         return bytes([int(byte_piece[1], 16)])

@@ -1,14 +1,12 @@
-"""Stop strings: what of the text may be sent, and whether one of them has ended it.
+"""Stop strings: finds them in streamed text, and holds back text that may begin one.
 
-Which match counts: the one that is **complete first**, and of several that are complete at the same character the
-longest. So the answer does not depend on how the text is cut into pieces, and a sequence ends at the first token at
-which it can. With stops "bc" and "abcd" the text "abcd" ends at "bc" and gives "a".
+The match that is **complete first** counts, and of several that end at the same character the longest. So the answer does not
+depend on how the text is split, and a sequence ends at the first possible token. With stops "bc" and "abcd" the text "abcd"
+ends at "bc" and gives "a".
 
-What is held back: the longest end of the text that is the beginning of a stop string, and not a character more.
-
-How: all stop strings are one automaton (Aho-Corasick), made once a request. A state is "the longest end of the text
-that begins a stop string", so a sequence has to remember one number; the held-back text itself can be read off the stop
-string it begins. Each character is looked at once and each fall-back undoes an earlier step: linear in the text.
+Held back is exactly the longest suffix of the text that begins a stop string. All stop strings form one automaton
+(Aho-Corasick), built once per request. A state is that longest suffix, so a sequence stores one number; the held-back text is a
+prefix of the state's stop string. Each character is read once and each fall-back undoes an earlier step: linear time.
 """
 
 from __future__ import annotations
@@ -25,12 +23,12 @@ STOP_BYTES_MAX = 1024
 
 
 class Fed(NamedTuple):
-    """The answer to a piece of text."""
+    """The result of feeding a piece of text."""
 
     text: str
-    "May be sent now."
+    "Text that may be sent now."
     stop: str | None = None
-    "The stop string that ended the text. Nothing comes after it."
+    "The stop string that ended the text. Later text is dropped."
 
 
 class StopAutomaton:
@@ -42,11 +40,11 @@ class StopAutomaton:
         self.stops = tuple(_checked(stops))
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
-        "Characters on the way to a state: as many are held back in it."
+        "Length of the state's text, which is held back in it."
         self._owner = [""]
-        "A stop string that begins with the text of the state."
+        "A stop string that begins with the state's text."
         self._match: list[str | None] = [None]
-        "The longest stop string that the text of the state ends with."
+        "The longest stop string that the state's text ends with."
         self._fall_back = [0]
         for stop in self.stops:
             self._add(stop)
@@ -63,11 +61,11 @@ class StopAutomaton:
         return self._match[state]
 
     def held_back(self, state: int) -> int:
-        """How many characters."""
+        """Number of held-back characters."""
         return self._depth[state]
 
     def held_text(self, state: int, count: int) -> str:
-        """The first `count` of them."""
+        """The first `count` held-back characters."""
         return self._owner[state][:count]
 
     def _add(self, stop: str) -> None:
@@ -84,7 +82,7 @@ class StopAutomaton:
         self._match[state] = stop
 
     def _link(self) -> None:
-        """Fall-backs, nearest states first: a state's fall-back is always shorter than itself."""
+        """Sets the fall-backs in breadth-first order: a fall-back is always shorter than its state."""
         waiting = deque(self._next[0].values())
         while waiting:
             state = waiting.popleft()
@@ -101,20 +99,20 @@ class StopStrings:
     __slots__ = ("_automaton", "_include_stop", "_state", "stop")
 
     def __init__(self, stops: Sequence[str] | StopAutomaton, *, include_stop: bool = False) -> None:
-        """Raises CallerError for stop strings outside the limits. `include_stop` sends the stop string as well."""
+        """Raises CallerError for stop strings outside the limits. `include_stop`: the stop string is sent too."""
         self._automaton = stops if isinstance(stops, StopAutomaton) else StopAutomaton(stops)
         self._include_stop = include_stop
         self._state = 0
         self.stop: str | None = None
-        "The stop string that ended the text, once one has."
+        "The stop string that ended the text, or None."
 
     def feed(self, delta: str, *, may_end: bool = True) -> Fed:
-        """After a match every further delta is dropped. Not `may_end`: it is too early for a match that is complete in here,
-        and the text goes on; one that begins in here may be complete in a later delta."""
+        """Drops all text after a match. With `may_end` off a match that completes in this delta is ignored; a match that begins
+        here may complete in a later delta."""
         if self.stop is not None:
             return Fed("", self.stop)
         if not self._automaton.stops:
-            return Fed(delta)  # nothing to look for, as most of the time
+            return Fed(delta)  # no stop strings, the usual case
         automaton, start, state = self._automaton, self._state, self._state
         for count, char in enumerate(delta, start=1):
             state = automaton.step(state, char)
@@ -125,7 +123,7 @@ class StopStrings:
         return Fed(self._first(start, delta, automaton.held_back(start) + len(delta) - automaton.held_back(state)))
 
     def flush(self) -> str:
-        """The held-back text, when the sequence ends in another way; nothing after a match."""
+        """The held-back text if the sequence ends otherwise; empty after a match."""
         if self.stop is not None:
             return ""
         state, self._state = self._state, 0
@@ -136,7 +134,7 @@ class StopStrings:
         return self._first(start, delta, before) + (stop if self._include_stop else "")
 
     def _first(self, start: int, delta: str, count: int) -> str:
-        """The first `count` characters of what was held back in `start`, then `delta`."""
+        """The first `count` characters of the text held back in `start`, followed by `delta`."""
         held = self._automaton.held_back(start)
         if count <= held:
             return self._automaton.held_text(start, count)

@@ -1,11 +1,11 @@
-"""System and developer messages, as the model's template takes them. None of them is dropped.
+"""Adapts system and developer messages to the model's template. None is dropped.
 
-developer     becomes system, unless the template knows the role
+developer     becomes system, unless the template supports the role
 neighbours    a developer's message is joined with the system message before it, and with the next one of its kind: clients send
               several, and many templates refuse or drop all but the first
-elsewhere     where a template refuses or drops one behind the first message, all of them become one, at the beginning
+elsewhere     if a template refuses or drops one after the first message, all are joined at the beginning
 
-Whether a template takes one is found out by rendering a short chat with it, once, when the first such request comes.
+A short trial rendering shows whether a template accepts one, once, at the first such request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ANSWER: Final = {"role": "assistant", "content": "Yes."}
 def fitted(chat: Sequence[Message], template: ChatTemplate, *, with_tools: bool) -> list[Message]:
     """`chat`: plain messages (chat_messages.py)."""
     if all(message["role"] not in _ROLES for message in chat[1:]) and chat[0]["role"] != "developer":
-        return list(chat)  # as most are
+        return list(chat)  # as in most chats
     fits = list(chat)
     if any(message["role"] == "developer" for message in fits):
         fits = _joined(fits)
@@ -41,7 +41,7 @@ def fitted(chat: Sequence[Message], template: ChatTemplate, *, with_tools: bool)
 
 
 def _joined(chat: list[Message]) -> list[Message]:
-    """Neighbours of which one is a developer's."""
+    """Joins neighbours of which at least one is a developer's."""
     joined: list[Message] = [chat[0]]
     for before, message in pairwise(chat):
         roles = (before["role"], message["role"])
@@ -81,14 +81,14 @@ def _taken(chat: list[Message], place: int, template: ChatTemplate, with_tools: 
 
 
 def _shows(chat: list[Message], template: ChatTemplate, with_tools: bool) -> bool:
-    """The template takes this chat, and what it makes of it has the mark."""
+    """Whether the template accepts this chat and its prompt contains the mark. Results are cached on the template."""
     asked = (with_tools, *(message["role"] for message in chat))
     if asked not in template.found_out:
         tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}] if with_tools else None
         try:
             template.found_out[asked] = _MARK in template.render(chat, tools=tools)
         except TemplateStopped:
-            raise  # not remembered: every later prompt would differ because a process was killed once
+            raise  # not cached: one killed process must not change every later prompt
         except CallerError:
             template.found_out[asked] = False
     return template.found_out[asked]

@@ -1,4 +1,4 @@
-"""The process that renders chat templates (helper_child.py). It keeps nothing but compiled templates."""
+"""The process that renders chat templates (helper_child.py). Its only state is compiled templates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The process in which chat templates run (helper.py): a template comes with the model, so it is somebody else's program.
-
-One child serves all templates of this process. At a template's deadline it is killed, and the next chat starts another.
-"""
+"""The process in which chat templates run (helper.py): a template comes with the model, so it is foreign code. One child serves
+all templates of this process. At a template's deadline it is killed, and the next chat starts another."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class TemplateProcess(Helper):
         super().__init__("baton.text.template_child", "chat templates", memory_bytes_max=memory_bytes_max)
 
     def render(self, request: Request, seconds: float, reply_bytes_max: int) -> Reply:
-        """Raises what `ask` raises."""
+        """Raises like `ask`."""
         reply = self.ask(request, seconds, reply_bytes_max)
         if not isinstance(reply, list) or len(reply) != 2:
             raise HelperCrash
@@ -30,7 +28,7 @@ class TemplateProcess(Helper):
 
 @cache
 def shared_process() -> TemplateProcess:
-    """The one of this process."""
+    """The process that all templates share."""
     process = TemplateProcess()
     atexit.register(process.close)
     return process

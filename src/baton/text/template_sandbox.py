@@ -1,7 +1,7 @@
 """Compiles and renders a chat template with jinja2's immutable sandbox, set up as Hugging Face's apply_chat_template does.
 
-The sandbox keeps a template away from Python's objects. It bounds neither time nor memory, so this module runs in a process
-of its own (template_child.py), which can be killed. Every outcome is a Reply; nothing is raised.
+The sandbox denies a template access to Python's objects. It limits neither time nor memory, so this module runs in a separate
+process (template_child.py), which can be killed. Every result is a Reply; nothing is raised.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _WORDS_MAX = 4096
 
 
 class RaisedByTemplate(TemplateError):
-    """The template itself refused the chat, through raise_exception."""
+    """The template refused the chat through raise_exception."""
 
 
 class _PromptTooLong(Exception):
-    """More characters than the request allows."""
+    """The prompt has more characters than the request allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     template: Template
     literals: tuple[str, ...]
-    "The string constants of the source."
+    "String constants of the source."
 
 
 class TemplateSandbox:
-    """Keeps the templates it compiled last."""
+    """Caches the last compiled templates."""
 
     def __init__(self) -> None:
         self._environment = _Environment()
         self._compiled = lru_cache(_TEMPLATES_KEPT)(self._compile)
 
     def answer(self, request: Request) -> Reply:
-        """The template's string constants where the request has no values, else the prompt."""
+        """The prompt; for a request without values the template's string constants."""
         try:
             compiled = self._compiled(request["source"])
             if request["values"] is None:
@@ -106,7 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's words for training. Here it only shows them."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training. Here it only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -116,7 +116,7 @@ class _GenerationTag(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """jinja2's namespace without names that begin with an underscore: those reach into the object itself."""
+    """jinja2's namespace without names that begin with an underscore: those would access the object itself."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
         self, *pairs = args
@@ -131,7 +131,7 @@ class _PlainNamespace(Namespace):
 
 
 class _PlainDict:
-    """`dict(...)` and `dict.fromkeys(...)`. The class itself would have more attributes."""
+    """`dict(...)` and `dict.fromkeys(...)`, without the other attributes of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

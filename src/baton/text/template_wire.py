@@ -1,18 +1,18 @@
-"""What a template process is asked (template_process.py) and what it answers (template_sandbox.py)."""
+"""Requests to a template process (template_process.py) and its replies (template_sandbox.py)."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
 UTF8_BYTES_MAX = 4
-"Bytes that a character takes, at most."
+"Maximum of bytes per character."
 
 
 class Request(TypedDict):
     source: str
-    "The template. It travels with every request, so that a child that was just started needs nothing else."
+    "The template, sent with every request, so that a new child needs no other state."
     values: dict[str, Any] | None
-    "What the template may use. None: only compile it."
+    "Variables of the template. None: only compile it."
     now: str
     "The local time in ISO format, for strftime_now."
     prompt_chars_max: int
@@ -20,5 +20,5 @@ class Request(TypedDict):
 
 Kind = Literal["ok", "raised", "syntax", "undefined", "forbidden", "too_long", "memory", "failed"]
 Reply = tuple[Kind, Any]
-"""What happened, and its words: the prompt (or the string constants) for ok; what the template said for raised, syntax and
-undefined, which may repeat the chat; the name of the exception for failed."""
+"""The result and its text: the prompt (or the string constants) for ok; the template's message for raised, syntax and
+undefined, which may contain the chat; the name of the exception for failed."""

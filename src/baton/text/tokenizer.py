@@ -1,8 +1,8 @@
 """Text to token ids and back, the same for every kind of model file.
 
-Decoding is defined on bytes: the bytes of all tokens in a row, read as UTF-8, with U+FFFD for what is not UTF-8. That
-is what the Hugging Face libraries give for well-formed text, and unlike their byte fallback it can be done a token at a
-time with the same result (detokenizer.py).
+Decoding is defined on bytes: the bytes of all tokens, read as UTF-8, with U+FFFD for invalid bytes. The Hugging Face libraries
+give the same for well-formed text; unlike their byte fallback, it can be done token by token with the same result
+(detokenizer.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.text.tokenizer_parts import TokenizerParts
 
 
 class _AsciiTexts(dict[int, str | None]):
-    """Texts of tokens whose text is the same wherever they stand: whole characters, and not special. None for others."""
+    """Texts of tokens that are the same in every context: whole characters, and not special. None for others."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -38,13 +38,13 @@ class _AsciiTexts(dict[int, str | None]):
 
 
 _WINDOW = 32 * 1024
-"Characters that are searched at once."
+"Characters per search."
 _CHARACTERS_PER_TOKEN = 16
-"Most texts have fewer; a text that has more than so many for each allowed token is looked at in part first."
+"A text with more characters than this per allowed token is tokenised in part first. Most texts have fewer."
 
 
 class TooManyTokens(CallerError):
-    """The text has more tokens than the caller can use."""
+    """The text has more tokens than the caller allows."""
 
     def __init__(self, tokens_at_least: int) -> None:
         super().__init__(f"the text has at least {tokens_at_least} tokens")
@@ -52,7 +52,7 @@ class TooManyTokens(CallerError):
 
 
 class Tokenizer:
-    """Never changes what it answers, so any number of threads may use one."""
+    """Thread-safe: its results never change."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -60,13 +60,13 @@ class Tokenizer:
         self._special_ids = parts.special_ids
         self._size = len(parts.token_bytes)
         self.ascii_texts = _AsciiTexts(parts)
-        "By id, for the short way of a detokenizer. Filled as they are asked for."
+        "By id, for the detokenizer's fast path. Filled on demand."
         self._plain_lock = Lock()
         self._plain: Backend | None = None
 
     @classmethod
     def from_path(cls, path: str | Path) -> Tokenizer:
-        """A Hugging Face folder, or a GGUF file."""
+        """Loads a Hugging Face folder or a GGUF file."""
         path = Path(path)
         if path.is_dir():
             return cls(tokenizer_parts_from_folder(path))
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest id with a token. The model's head may be wider; it is never narrower."""
+        """One more than the highest id with a token. The model's head may be wider, never narrower."""
         return self._size
 
     @property
@@ -85,17 +85,17 @@ class Tokenizer:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Ids that end a sequence; the first is the one the chat template knows as eos_token."""
+        """Ids that end a sequence; the first is the chat template's eos_token."""
         return self._parts.eos_ids
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """What the model expects before a prompt."""
+        """Ids that the model expects before a prompt."""
         return self._parts.prefix_ids
 
     @property
     def suffix_ids(self) -> tuple[int, ...]:
-        """What it expects after one."""
+        """Ids that the model expects after a prompt."""
         return self._parts.suffix_ids
 
     @property
@@ -104,7 +104,7 @@ class Tokenizer:
         return self._parts.fill_in_ids
 
     def id_of(self, piece: str) -> int | None:
-        """Of a token as the vocabulary spells it."""
+        """Id of a token in the vocabulary's spelling."""
         return self._parts.backend.token_to_id(piece)
 
     @property
@@ -113,18 +113,18 @@ class Tokenizer:
 
     @property
     def strips_leading_space(self) -> bool:
-        """True where a text is encoded with a space put before it, which decode takes away again."""
+        """True if encode puts a space before a text, which decode removes."""
         return self._parts.strips_leading_space
 
     @cached_property
     def special_texts(self) -> tuple[str, ...]:
-        """How special tokens are spelled, the longest first. One character alone is no control word."""
+        """Texts of special tokens, longest first. Single characters are left out."""
         added = self._parts.backend.get_added_tokens_decoder().values()
         return tuple(sorted((token.content for token in added if token.special and len(token.content) > 1), key=len)[::-1])
 
     @cached_property
     def added_ids(self) -> dict[str, int]:
-        """By text: the tokens that were added to the vocabulary whole, special ones and others, such as <tool_call>."""
+        """By text: tokens that were added to the vocabulary, special ones and others, such as <tool_call>."""
         return {token.content: token_id for token_id, token in self._parts.backend.get_added_tokens_decoder().items()}
 
     def encode(
@@ -138,15 +138,15 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of `text`.
 
-        add_special_tokens  put what the model expects before (and after) a prompt. Off for a rendered chat template,
-                            which has written it already.
-        parse_special       read "<|im_end|>" and the like as the special token, as a rendered chat template needs.
-                            Off, they are plain characters: text from a client cannot end its own turn.
-        mark                with parse_special: what stands between two special tokens and has this in it is cut without it, as
-                            plain characters (chat_prompt.py).
-        tokens_max          raise TooManyTokens where the text has more, mostly after cutting only its beginning.
+        add_special_tokens  add the model's prefix and suffix of a prompt. Off for a rendered chat template, which contains
+                            them.
+        parse_special       parse "<|im_end|>" and the like as special tokens, for a rendered chat template. Off, they are plain
+                            text: a client's text cannot end its own turn.
+        mark                with parse_special: text between two special tokens that contains the mark is tokenised as plain
+                            text, without the mark (chat_prompt.py).
+        tokens_max          raise TooManyTokens if the text has more, mostly after tokenising only its beginning.
 
-        Any string is taken: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
+        Any string is accepted: a lone surrogate counts as U+FFFD; NUL and BOM are characters like others.
         """
         text = replace_lone_surrogates(text)
         ids: list[int] = []
@@ -163,20 +163,20 @@ class Tokenizer:
         return ids
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
-        """Ids of many short texts; special tokens are read as such."""
+        """Ids of many short texts; special tokens are parsed."""
         batch = self._parts.backend.encode_batch_fast(
             [replace_lone_surrogates(word) for word in words], add_special_tokens=False
         )
         return [encoding.ids for encoding in batch]
 
     def prepare_plain(self) -> None:
-        """Makes what reads special tokens as plain text, which is else made when it is first asked for."""
+        """Builds the plain backend in advance; otherwise it is built at its first use."""
         self._plain_backend()
 
     def _plain_backend(self) -> Backend:
-        """The one that reads special tokens as plain text. That is a switch on the library's object, and flipping it per call
-        would race between threads, so there are two objects. The second takes some 35 MiB and a fifth of a second: it is made
-        when it is first asked for, or before by `prepare_plain`."""
+        """The backend that reads special tokens as plain text. That is a switch on the library's object, and flipping it per
+        call would race between threads, so there are two objects. The second takes some 35 MiB and a fifth of a second: it is
+        built at its first use, or by `prepare_plain`."""
         with self._plain_lock:
             if self._plain is None:
                 self._plain = Backend.from_str(self._parts.backend.to_str())
@@ -184,27 +184,27 @@ class Tokenizer:
             return self._plain
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True, at_text_start: bool = True) -> str:
-        """Text of `ids`. With at_text_start off they go on from earlier text, and a leading space is kept."""
+        """Text of `ids`. With at_text_start off they continue earlier text, and a leading space is kept."""
         text = b"".join(self.bytes_of(ids, skip_special_tokens=skip_special_tokens)).decode("utf-8", "replace")
         if at_text_start and self._parts.strips_leading_space and text.startswith(" "):
             return text[1:]
         return text
 
     def id_to_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token; empty for an id without a token, such as the padding of a model's head."""
+        """Bytes of one token; empty for an id without a token, such as padding of a model's head."""
         return self._token_bytes[token_id] if 0 <= token_id < self._size else b""
 
     def bytes_of(
         self, ids: Iterable[int], *, skip_special_tokens: bool = True, shown_ids: frozenset[int] = frozenset()
     ) -> list[bytes]:
-        """Bytes of each token that counts; those in `shown_ids` always do."""
+        """Bytes of each token; special ones are skipped, except those in `shown_ids`."""
         if skip_special_tokens:
             special = self._special_ids
             return [self.id_to_bytes(token) for token in ids if token not in special or token in shown_ids]
         return [self.id_to_bytes(token_id) for token_id in ids]
 
     def token_text(self, token_id: int | None) -> str:
-        """How a special token is written in a prompt; empty for none."""
+        """Text of a special token in a prompt; empty for None."""
         return "" if token_id is None else self.id_to_bytes(token_id).decode("utf-8", "replace")
 
     def __repr__(self) -> str:
@@ -212,14 +212,14 @@ class Tokenizer:
 
 
 def _cut(backend: Backend, text: str) -> Encoding:
-    """A batch of one: `encode` gives the same ids and keeps the interpreter lock, for seconds where the text is large."""
+    """Tokenises a batch of one: `encode` gives the same ids but holds the interpreter lock, for seconds with a large text."""
     return backend.encode_batch_fast([text], add_special_tokens=False)[0]
 
 
 def _stretches(special: tuple[str, ...], text: str, mark: str) -> Iterator[tuple[str, bool]]:
-    """Pieces of the text in order, and whether the special tokens in each are meant. Cut only at special tokens, where a
-    tokenizer begins anew: the ids of the pieces together are those of the whole."""
-    begin = end = 0  # of what is not given yet; of the last special token
+    """Pieces of the text in order, and whether special tokens in each are parsed. Splits only at special tokens, where a
+    tokenizer starts anew: the ids together equal those of the whole."""
+    begin = end = 0  # start of the pending text; end of the last special token
     for start, stop in (*_spans(special, text), (len(text), len(text))):
         between = text[end:start]
         if mark in between:
@@ -233,7 +233,7 @@ def _stretches(special: tuple[str, ...], text: str, mark: str) -> Iterator[tuple
 
 
 def _spans(special: tuple[str, ...], text: str) -> Iterator[tuple[int, int]]:
-    """Where special tokens stand. In windows: one search of a large text would keep the interpreter lock for all of it."""
+    """Spans of special tokens. Searched in windows: one search of a large text would hold the interpreter lock."""
     pattern, longest, at = (re.compile("|".join(map(re.escape, special))), len(special[0]), 0)
     while at < len(text):
         found = pattern.search(text, at, at + _WINDOW + longest)
@@ -245,7 +245,7 @@ def _spans(special: tuple[str, ...], text: str) -> Iterator[tuple[int, int]]:
 
 
 def _require_short_beginning(backend: Backend, text: str, tokens_max: int) -> None:
-    """Cuts the beginning of a long text. What follows could change its last tokens, never halve their number."""
+    """Tokenises the beginning of a long text. The rest may change its last tokens, but never halves their number."""
     characters = _CHARACTERS_PER_TOKEN * tokens_max
     if len(text) > characters and (count := len(_cut(backend, text[:characters]))) > 2 * tokens_max + 64:
         raise TooManyTokens(count // 2)

@@ -1,10 +1,10 @@
-"""Tools for a model whose chat template does not know them: said in words that any template can render.
+"""Describes tools in plain text, for a model whose chat template does not support them.
 
-    tools        a system message (or the end of the one there is) says what there is and how to call it
-    calls        of earlier turns become what the model wrote, as it was told to: JSON
-    results      become a message of the user's; results in a row one message, because many templates want turns to alternate
+    tools        a system message (or the end of an existing one) lists them and explains how to call one
+    calls        of earlier turns become the JSON that the model wrote
+    results      become a user message; consecutive results become one, because many templates want turns to alternate
 
-The JSON that is asked for is the style "json" of parsers/styles.py.
+The requested JSON is the style "json" of parsers/styles.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ To call several, answer with a list of such objects. If no tool helps, answer in
 
 
 def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
-    """`messages` are plain ones (chat_messages.py)."""
+    """`messages`: plain messages (chat_messages.py)."""
     chat: list[Message] = []
     before = ""
     for message in messages:

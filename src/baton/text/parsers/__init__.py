@@ -1,1 +1,1 @@
-"""From the text of an answer to its typed parts: content, reasoning, tool calls. base.py is the socket, the others fill it."""
+"""Parsers of an answer's text to typed parts: content, reasoning, tool calls. base.py has the interface."""

@@ -1,13 +1,13 @@
-"""What an answer is made of, and the socket for whoever takes it apart.
+"""The parts of an answer, and the interface of parsers.
 
     text of a sequence  --Parser-->  Content("Let me look.")  Reasoning("I need the weather.")  ToolCallDelta(0, "weather", ...)
 
-A parser sits between the detokenizer and the stop strings (api/generate/output.py). What it promises:
+A parser sits between the detokenizer and the stop strings (api/generate/output.py). Its contract:
 
 * Its state is a function of the text so far: the parts of "abc" are those of "a" then "bc", joined. So a replay, a preemption
-  or another way to cut the stream changes nothing.
-* Nothing is lost: what looks like a call and is none comes back as content.
-* It takes time in proportion to the text, and holds back at most what could still become something else.
+  or another split of the stream changes nothing.
+* Nothing is lost: text that looks like a call but is none becomes content.
+* It takes linear time, and holds back only text whose kind is still open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 class Content:
     text: str
     tokens: int = 0
-    "How many tokens of the answer it accounts for. Given by output.py, as in all parts: a parser knows only text."
+    "Number of the answer's tokens in this part. Set by output.py, as in all parts: a parser sees only text."
 
 
 @dataclass(slots=True)
@@ -33,25 +33,25 @@ class Reasoning:
 
 @dataclass(slots=True)
 class ToolCallDelta:
-    """What is new of one call. The first of a call has its name, and an id; later ones only text of the arguments."""
+    """New text of one call. The first delta of a call has name and id; later ones only text of the arguments."""
 
     index: int
-    "Which call of this choice, from 0."
+    "Index of the call in its choice, from 0."
     id: str | None = None
-    "Given by output.py: a parser knows only text."
+    "Set by output.py: a parser sees only text."
     name: str | None = None
     arguments: str = ""
-    "New text, of a JSON object."
+    "New text of the JSON object."
     tokens: int = 0
 
     @property
     def is_whole(self) -> bool:
-        """Its arguments are a JSON object. Those of a call that was cut off, or that the model wrote wrongly, are not."""
+        """The arguments are a JSON object. Those of a truncated or malformed call are not."""
         return isinstance(self.parsed, dict)
 
     @property
     def parsed(self) -> Any:
-        """The arguments, or None where they are no JSON."""
+        """The arguments, or None if they are not JSON."""
         try:
             return json.loads(self.arguments or "{}")
         except (ValueError, RecursionError):
@@ -62,25 +62,25 @@ Part = Content | Reasoning | ToolCallDelta
 
 
 class Parser(Protocol):
-    """One a sequence."""
+    """One per sequence."""
 
     @property
     def in_reasoning(self) -> bool:
-        """The text so far ends inside a thought."""
+        """The text so far ends inside the reasoning."""
 
     @property
     def done(self) -> bool:
-        """Nothing more is wanted: the answer ends here. Nothing is fed after it."""
+        """The answer ends here. `feed` must not be called again."""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that this text makes certain."""
+        """The parts that are certain with this text."""
 
     def flush(self) -> list[Part]:
-        """The rest at the end of the sequence. Nothing is fed after it."""
+        """The rest at the end of the sequence. `feed` must not be called again."""
 
 
 class PlainParser:
-    """All is content."""
+    """All text is content."""
 
     in_reasoning = False
     done = False
@@ -93,12 +93,12 @@ class PlainParser:
 
 
 MakeParser = Callable[[], Parser]
-"""One for each sequence of a request."""
+"""Makes a parser for each sequence of a request."""
 
 
 def join_parts(parts: list[Part], later: Sequence[Part]) -> None:
-    """Puts `later` behind `parts`, in order. A part that goes on with the last one is merged into it, so an answer has the same
-    parts however it was cut."""
+    """Appends `later` to `parts`. A part that continues the last one is merged into it, so an answer has the same parts however
+    it was split."""
     for part in later:
         last = parts[-1] if parts else None
         if isinstance(part, ToolCallDelta):

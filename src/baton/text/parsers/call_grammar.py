@@ -1,14 +1,13 @@
-r"""The grammar of an answer that calls tools, in the very words that the model's style of calls has. In Lark, as llguidance
-reads it.
+r"""The grammar of an answer with tool calls in the model's own style, in llguidance's Lark.
 
     start: call (/\n?/ call)*                       a call is required
-    start: (free call)* rest                        a call may come: from the opening mark on it has to be one (`free`)
+    start: (free call)* rest                        calls are optional: after the opening mark a call must follow (`free`)
     call: "<tool_call>\n" body "\n</tool_call>"
     body: "{\"name\": \"weather\", \"arguments\": " %json {...schema of its arguments...} "}" | ...
 
-A mark that is a special token of the model is that token and no text. Schemas of tools come from all over the world, so words
-in them that the grammar does not know are wishes. A tool that is `strict` and the format of an answer are held to their
-schemas: a word that cannot be enforced refuses the request (prepare.py).
+A mark that is a special token of the model is written as that token. Unknown keywords in schemas of tools are ignored. For a
+`strict` tool and for the format of an answer the schema is binding: a keyword that cannot be enforced refuses the request
+(prepare.py).
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def calls_grammar(
     or_answer: str | None = None,
     free: bool = False,
 ) -> str:
-    """`parameters`: by name of the tool, the schema of its arguments. `strict`: names of those that are held to it. `special`:
-    ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it will do as well. `free`: so will
-    any other, for a style with marks."""
+    """`parameters`: schemas of the arguments, by name of the tool. `strict`: names of tools whose schema is binding. `special`:
+    ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it is allowed too. `free`: any
+    other answer is allowed too, for a style with marks."""
     words = _CallMarks(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
@@ -73,7 +72,7 @@ def _start(words: _CallMarks, parallel: bool, or_answer: str | None, free: bool)
 
 @dataclass(frozen=True, slots=True)
 class _Schema:
-    """Of the arguments of a tool."""
+    """Schema of a tool's arguments."""
 
     schema: Mapping[str, Any]
     exact: bool
@@ -81,30 +80,30 @@ class _Schema:
 
     @property
     def properties(self) -> list[tuple[str, Mapping[str, Any], bool]]:
-        """Name, schema, and whether it must be there."""
+        """Name, schema, and whether it is required."""
         properties, required = self.schema.get("properties"), self.schema.get("required")
         needed = required if isinstance(required, list) else []
         found = properties if isinstance(properties, Mapping) else {}
         return [(key, inner if isinstance(inner, Mapping) else {}, key in needed) for key, inner in found.items()]
 
     def rule_of(self, inner: Mapping[str, Any]) -> str:
-        """A value by a schema from inside of this one: what it refers to comes along."""
+        """Rule of a nested schema, with the definitions that it may refer to."""
         definitions = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
         return _json_rule({**definitions, **inner}, exact=self.exact)
 
 
 class _CallMarks:
-    """The marks of a style, as the grammar writes them."""
+    """The marks of a style, in the grammar's notation."""
 
     def __init__(self, style: CallStyle, special: Mapping[str, int]) -> None:
         self._style = style
         self._special = special
         self.key = "parameters" if style.name == "llama3_json" else "arguments"
         self.fenced = style.name == "deepseek_v3"
-        "Arguments stand in a block of code, behind the name."
+        "The arguments are in a code block after the name."
         self.opening = "" if style.bare else self.mark(style.opens[0])
         self.between = quoted("\n") if style.closes and not style.bare and style.form != "deepseek" else ""
-        "Between a call with its marks and the next; nothing: all calls are inside of the marks."
+        "Separates a call and its marks from the next. Empty: all calls are inside one pair of marks."
 
     def mark(self, text: str, before: str = "", after: str = "") -> str:
         if text not in self._special:
@@ -113,14 +112,14 @@ class _CallMarks:
         return " ".join(part for part in parts if part)
 
     def inside(self, parallel: bool) -> str:
-        """What comes behind the opening mark."""
+        """The rule after the opening mark."""
         style = self._style
         if style.form == "deepseek":
             more = f" ({self.mark(CALL, before=chr(10))} body)*" if parallel else ""
             return f"{self.mark(CALL)} body{more} {self.mark(END_CALLS)}"
         if style.form == "python":
             return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
-        if self.between:  # Hermes, Qwen3-Coder: marks around each
+        if self.between:  # Hermes, Qwen3-Coder: marks around each call
             return f"{quoted(chr(10))} body {self.mark(style.closes, before=chr(10))}"
         if style.name_first:  # Mistral: a mark before the list
             return '"[" body' + (' (", " body)*' if parallel else "") + ' "]"'
@@ -169,7 +168,7 @@ def _xml_value(inner: Mapping[str, Any], outer: _Schema) -> str:
 
 
 def _python_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
-    """Arguments that must be there first; then others, any of them."""
+    """Required arguments first; then any of the others."""
     found = sorted(schema.properties, key=lambda each: not each[2])
     rules, required = [], sum(needed for _, _, needed in found)
     for index, (key, inner, _) in enumerate(found):
@@ -178,7 +177,7 @@ def _python_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> l
     more = " ".join(f'(", " {each})?' for each in names[required:])
     if required:
         members = ' ", " '.join(names[:required]) + f" {more}"
-    else:  # whichever comes first has no comma before it
+    else:  # the first one has no comma before it
         begins = [f"{each} " + " ".join(f'(", " {later})?' for later in names[index + 1 :]) for index, each in enumerate(names)]
         members = f"({' | '.join(begins)})?" if begins else ""
     return [f"body_{place}: {quoted(f'{name}(')} {members} {quoted(')')}", *rules]
@@ -192,12 +191,12 @@ def arguments_rule(place: int, schema: Mapping[str, Any], *, exact: bool) -> str
 
 
 def json_rule(schema: str) -> str:
-    """A JSON value that the schema allows, and no other."""
+    """A JSON value that the schema allows."""
     return _json_rule(json.loads(schema), exact=True)
 
 
 def quoted(text: str) -> str:
-    """A text, as the grammar writes it: as JSON quotes it, and U+007F, which JSON leaves as it is and Lark does not take."""
+    """A string literal of the grammar: JSON's, with U+007F escaped, which Lark does not accept."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,10 +1,10 @@
-"""One tool call as JSON: {"name": "weather", "arguments": {"city": "Oslo"}}, in pieces of any size.
+"""Parses one tool call in JSON, {"name": "weather", "arguments": {"city": "Oslo"}}, in pieces of any size.
 
     held        until it is certain that this is a call: the name is that of a tool, and the arguments begin
-    streamed    from there on the text of the arguments goes out as it comes
+    streamed    from there on the text of the arguments is emitted as it arrives
 
-What turns out not to be a call before it is certain is given back whole (`held`). What stops being JSON inside the arguments
-ends the call there: what has been sent cannot be taken back.
+Text that turns out not to be a call is returned (`held`). Invalid JSON inside the arguments ends the call there: sent text
+cannot be withdrawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.text.parsers.base import ToolCallDelta
 from baton.text.parsers.json_scan import JsonScan
 
 HELD_CHARS_MAX: Final = 64 * 1024
-"""A call that is not certain after so many characters is none."""
+"""A call that is not certain after this many characters is none."""
 _KEYS_MAX: Final = 16
 _NAMES: Final = ("name", "function")
 _ARGUMENTS: Final = ("arguments", "parameters")
@@ -27,7 +27,7 @@ _OTHERS: Final = ("type", "id")
 
 class CallObject:
     def __init__(self, tools: Collection[str], index: int, *, known_keys_only: bool, name: str | None = None) -> None:
-        """`name`: it is known already, and the object is the arguments alone."""
+        """`name`: the name is already known, and the object is only the arguments."""
         self._scan = JsonScan()
         self._tools = tools
         self._index = index
@@ -35,16 +35,16 @@ class CallObject:
         self._name = name
         self._alone = name is not None
         self._arguments: str | None = None
-        "Where they came before the name, or as a string."
+        "Set if the arguments came before the name, or as a string."
         self._key = ""
         self._keys = 0
         self._held: list[str] = []
         self._held_chars = 0
         self._begin = 0
-        "Of the key or value that is being read, in what is held."
+        "Start of the current key or value in the held text."
         self._mode = "held"
         self.deltas: list[ToolCallDelta] = []
-        "What is new; the caller takes it away."
+        "New deltas; the caller clears the list."
         self.started = False
         self.done = False
         self.broken = False
@@ -54,7 +54,7 @@ class CallObject:
         return "".join(self._held)
 
     def feed(self, text: str, at: int) -> int:
-        """Reads on from text[at], until it is `done` or `broken` or the text ends; gives the place of what comes next."""
+        """Reads from text[at] until `done`, `broken` or the end of the text; returns the position after it."""
         if self._alone and not self.started:
             self._start("")
             self._mode = "arguments"
@@ -96,7 +96,7 @@ class CallObject:
 
     def _value_begins(self, char: str) -> None:
         if self.started:
-            return  # whatever comes behind the arguments
+            return  # values after the arguments are ignored
         if self._key in _ARGUMENTS:
             if self._arguments is not None or char not in '{"n':
                 self.broken = True
@@ -134,7 +134,7 @@ class CallObject:
 
 
 def _arguments_in(text: str) -> str | None:
-    """An object as it is; null means none; a string has the object inside, as some models write it."""
+    """Arguments as text: an object as it is; null means none; a string contains the object, as some models write it."""
     if text.startswith("{"):
         return text
     value = _loaded(text)

@@ -1,16 +1,16 @@
-"""Finds the tool calls in an answer. One machine for all formats of JSON; a CallStyle says how a model writes them.
+"""Finds the tool calls in an answer. One state machine for all JSON formats; a CallStyle describes the model's format.
 
     Let me look.\\n<tool_call>\\n{"name": "weather", "arguments": {"city": "Oslo"}}\\n</tool_call>
     CONTENT       OPEN          OBJECT                                            NEXT
 
-    CONTENT  looks for a mark that opens calls, or, in a style that has bare calls, for JSON at the very start
+    CONTENT  looks for an opening mark, or, in a style with bare calls, for JSON at the start
     OPEN     a bracket of a list, an object, or (Mistral) a name is expected
-    NAME     a name that stands before its arguments
+    NAME     a name before its arguments
     OBJECT   call_object.py reads
-    NEXT     behind a call: a separator, the closing mark, another call, or content again
+    NEXT     after a call: a separator, the closing mark, another call, or content again
 
-What was taken for a call and is none becomes content, from its opening mark to the character that does not fit; from there on
-the text is read as content. White space around calls is nobody's.
+A suspected call that is none becomes content, from its opening mark to the character that does not fit; from there on the text
+is read as content. White space around calls is dropped.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _NAME: Final = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallStyle:
-    """How a family of models writes calls."""
+    """The format in which a family of models writes calls."""
 
     name: str
     opens: tuple[str, ...] = ()
-    "What stands before a call, or before a list of them."
+    "Marks before a call, or before a list of calls."
     closes: str = ""
-    "What stands behind it, if anything does."
+    "Mark after a call, if any."
     bare: bool = False
-    "JSON at the start of an answer may be a call without any mark. Then it has no other keys than a call has."
+    "JSON at the start of an answer may be a call without any mark. Then it has only the keys of a call."
     name_first: bool = False
-    "The name may stand before the object, which is the arguments."
+    "The name may come before the object, which is then only the arguments."
     form: Literal["json", "xml", "python", "deepseek"] = "json"
-    "What reads it: this file, or xml_calls.py, pythonic_calls.py, deepseek_calls.py."
+    "The parser: this file, or xml_calls.py, pythonic_calls.py, deepseek_calls.py."
     others: tuple[str, ...] = ()
-    "Further marks, inside of calls."
+    "Further marks inside of calls."
     told_by: tuple[str, ...] = ()
-    "What a template has in it that speaks of such calls; without: one of the opening marks."
+    "Texts in a template that show this style. Empty: one of the opening marks."
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -58,18 +58,18 @@ class CallsParser:
     in_reasoning = False
 
     def __init__(self, style: CallStyle, tools: Collection[str], *, calls_max: int) -> None:
-        """`tools`: the names that may be called. After `calls_max` calls the answer is `done`."""
+        """`tools`: the callable names. After `calls_max` calls the answer is `done`."""
         self._style = style
         self._tools = tools
         self._calls_max = calls_max
         self._calls = 0
         self._state = self._content
         self._tail = ""
-        "Read and not understood yet: the beginning of a mark, at most."
+        "Unprocessed text: at most the beginning of a mark."
         self._gap: list[str] | None = []
-        "White space since the start or the last call, if there was nothing else."
+        "White space since the start or the last call, if nothing else came."
         self._held: list[str] = []
-        "What is content if no call comes of it."
+        "Text that becomes content if it is not a call."
         self._held_chars = 0
         self._mark_chars = 0
         self._in_list = False
@@ -90,14 +90,14 @@ class CallsParser:
         held, tail = "".join(self._held), self._tail
         if self._state != self._next:
             held += tail
-        else:  # brackets, white space and half a closing mark behind the last call belong to it
+        else:  # brackets, white space and half a closing mark after the last call belong to it
             held = (held if held.strip(_SPACE + "]") else "") + ("" if self._style.closes.startswith(tail) else tail)
         if self._gap is not None and not held and not self._calls:
             held, self._gap = "".join(self._gap), None
         self._say(held)
         return self._parts
 
-    # States: each reads text from `at` on and gives the place where the next one reads.
+    # States: each reads text from `at` on and returns the position where the next one reads.
 
     def _content(self, text: str, at: int) -> int:
         if self._gap is not None:
@@ -134,7 +134,7 @@ class CallsParser:
         return self._no_call(at)
 
     def _naming(self, text: str, at: int) -> int:
-        """Mistral's: name{...}, name[ARGS]{...}, name[CALL_ID]x[ARGS]{...}."""
+        """Mistral's forms: name{...}, name[ARGS]{...}, name[CALL_ID]x[ARGS]{...}."""
         end = text.find("{", at)
         room = _NAME_CHARS_MAX - self._held_chars
         part = text[at : end if end >= 0 else len(text)][: max(room, 0)]
@@ -190,7 +190,7 @@ class CallsParser:
         self._back_to_content("".join(self._held))
         return at
 
-    # Changes
+    # State changes
 
     def _opened(self, mark: str) -> None:
         self._state, self._in_list = self._open, False
@@ -202,7 +202,7 @@ class CallsParser:
         return at + 1 if self._held_chars <= HELD_CHARS_MAX else self._no_call(at + 1)
 
     def _no_call(self, at: int) -> int:
-        """What is held is content, and so is what begins at text[at], unless another call begins there."""
+        """The held text is content, and so is the text from text[at] on, unless another call begins there."""
         held = "".join(self._held) + (self._object.held if self._object is not None else "")
         self._object = None
         self._say(held)
@@ -221,7 +221,7 @@ class CallsParser:
 
 
 def first_mark(marks: tuple[str, ...], text: str, at: int) -> tuple[int, str]:
-    """Where the first of the marks begins, and which it is; or where one may begin whose end is not here, and ""."""
+    """Position of the first mark, and the mark; or the position where an incomplete mark may begin, and ""."""
     found = [(place, mark) for mark in marks if (place := text.find(mark, at)) >= 0]
     if found:
         return min(found)
@@ -229,7 +229,7 @@ def first_mark(marks: tuple[str, ...], text: str, at: int) -> tuple[int, str]:
 
 
 def overlap(mark: str, text: str, at: int) -> int:
-    """How many characters at the end of the text are the beginning of the mark."""
+    """Number of characters at the end of the text that begin the mark."""
     for size in range(min(len(mark) - 1, len(text) - at), 0, -1):
         if text.endswith(mark[:size]):
             return size

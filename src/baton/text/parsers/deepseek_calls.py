@@ -6,7 +6,7 @@
             ```<|tool call end|><|tool calls end|>
     V3.1    <|tool calls begin|><|tool call begin|>weather<|tool sep|>{"city": "Oslo"}<|tool call end|><|tool calls end|>
 
-(The real marks have a wide bar and a low block in place of | and the space.) Both are read, whichever the template shows.
+(The real marks have a wide bar and a low block in place of | and the space.) Both are accepted, whichever the template uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeepseekCalls(TextCalls):
         return self._step == self._head
 
     def _head(self) -> bool:
-        """The name, or the word "function" with the name behind it."""
+        """Reads the name, or the word "function" before the name."""
         head = self._until(SEP, _NAME_CHARS_MAX)
         if head is None:
             return False

@@ -1,16 +1,16 @@
-"""Takes apart what gpt-oss writes: messages, each with a header that says on which channel and to whom ("harmony").
+"""Parses gpt-oss' "harmony" format: messages, each with a header that names channel and recipient.
 
-    <|channel|>analysis<|message|>I need the weather.<|end|>                                                  a thought
+    <|channel|>analysis<|message|>I need the weather.<|end|>                                                  reasoning
     <|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>                                      content
     <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{...}<|call|>    a call
     <|start|>assistant<|channel|>final<|message|>Rain.<|return|>                                              content
 
-    HEADER   held until <|message|>; it is nobody's text
-    BODY     goes out as it comes, up to a mark that ends it, or to the header of a message that begins too early
+    HEADER   held until <|message|>; not part of the answer's text
+    BODY     emitted as it arrives, up to an end mark or the header of a message that begins too early
 
 The prompt ends inside a header, as a rule ("<|start|>assistant"), and may end inside a body: `begun` is its last message.
-Models also write headers that are none ("<|channel|>commentary?<|end|>") and text without any. Known words of such a header
-are dropped, others are content: nothing that a model says is lost. Messages of one kind are joined by a line feed, as in vLLM.
+Models also write headers that are none ("<|channel|>commentary?<|end|>") and text without any. Known words of such a header are
+dropped, others are content: no text of the model is lost. Messages of one kind are joined by a line feed, as in vLLM.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", 
 END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
 MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
 HEADER_CHARS_MAX: Final = 512
-"""What is longer is no header."""
+"""A longer text is not a header."""
 NAMESPACE: Final = "functions."
 
 ENDS: Final = (END, RETURN, CALL)
-"""Of a message."""
+"""Marks that end a message."""
 _BEGINNINGS: Final = (*MARKS, "assistant", "to=")
 _SPACE: Final = " \t\r\n"
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")
@@ -47,26 +47,26 @@ class HarmonyParser:
     def __init__(
         self, tools: Collection[str], *, calls_max: int, begun: str = "", shown: bool = True, separate: bool = True
     ) -> None:
-        """`begun`: the last message of the prompt, without its <|start|>. `shown`: the client wants to have thoughts.
-        `separate`: apart from the content; else as part of it, with their marks."""
+        """`begun`: the last message of the prompt, without its <|start|>. `shown`: reasoning is sent. `separate`: apart from
+        the content; else as part of it, with its marks."""
         self._tools = tools
         self._calls_max = calls_max
         self._shown = shown
         self._separate = separate
         self._text = ""
-        "Read and not understood yet."
+        "Unprocessed text."
         self._header = begun
-        "What the prompt says of the message that the answer begins with."
+        "Header so far; at the start the prompt's part of the first message."
         self._in_body = False
         self._kind: _Kind = "content"
         self._name = ""
         self._closing = ""
-        "Said at the end of this message."
+        "Emitted at the end of this message."
         self._object: CallObject | None = None
         self._calls = 0
         self._told: set[_Kind] = set()
         self._joint = ""
-        "Between this message and the one of its kind before."
+        "Text between this message and the previous one of its kind."
         self._parts: list[Part] = []
         self.done = False
         if MESSAGE in begun:
@@ -92,7 +92,7 @@ class HarmonyParser:
             self._no_header(text)
         return self._parts
 
-    # Steps: False where more text must come.
+    # Steps: each returns False if it needs more text.
 
     def _read_header(self) -> bool:
         if CHANNEL not in self._header and not _may_be_header(self._text):
@@ -122,10 +122,10 @@ class HarmonyParser:
         self._text = self._text[len(mark) if mark in ENDS else 0 :]
         called = self._kind == "call"
         self._close()
-        self.done = self.done or (called and mark == CALL)  # a model's end of text, whether its tokenizer says so or not
+        self.done = self.done or (called and mark == CALL)  # a stop token, even if the tokenizer does not list it
         return True
 
-    # Changes
+    # State changes
 
     def _open(self, header: str) -> None:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
@@ -159,7 +159,7 @@ class HarmonyParser:
         self.done = self._calls >= self._calls_max
 
     def _no_header(self, text: str) -> None:
-        """Something between messages that is none."""
+        """Handles text between messages that is not a header."""
         text = _MARK.sub(" ", text)
         text = text[: first_mark(MARKS, text, 0)[0]].strip(_SPACE)
         if not all(_is_known(word) for word in text.split()):
@@ -180,7 +180,7 @@ class HarmonyParser:
             self._parts.append(Reasoning(text))
 
     def _say_call(self, text: str) -> str:
-        """Tells of the call what is in the text, and gives back what is content."""
+        """Emits deltas of the call in the text, and returns the part that is content."""
         call = self._object
         if call is None:
             text = text.lstrip(_SPACE)
@@ -208,5 +208,5 @@ def _may_be_header(text: str) -> bool:
 
 
 def _is_known(word: str) -> bool:
-    """Of a header, also where it is cut short or has a little too much."""
+    """Whether the word belongs to a header, also if it is truncated or slightly too long."""
     return not any(char.isalnum() for char in word) or any(known.startswith(word) or word.startswith(known) for known in _WORDS)

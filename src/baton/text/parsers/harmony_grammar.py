@@ -1,12 +1,11 @@
-r"""The grammar of an answer in channels (harmony.py) that must call a tool, or be in a format, or both. In Lark, as llguidance
-reads it.
+r"""The grammar of an answer in channels (harmony.py) that must call a tool, follow a format, or both; in llguidance's Lark.
 
     start: head* (call | final)
     head: <|channel|> ("analysis" | "commentary") <|message|> text <|end|> <|start|> "assistant"
     call: <|channel|> ("commentary to=functions.weather " <|constrain|> "json" <|message|> %json {...} | ...)
     final: <|channel|> "final" <|message|> answer
 
-Thoughts stay as free as they are without it. The marks are tokens of the model; the answer ends with one of its ends of text.
+Reasoning stays unconstrained. The marks are tokens of the model; the answer ends with one of its stop tokens.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ def harmony_grammar(
     answer: str | None,
     thinks: bool = True,
 ) -> str:
-    """`parameters`: of the tools that may be called, by name. `strict`: names of those that are
-    held to their schemas. `special`: ids of the marks. `answer`: the JSON schema of an
-    answer, "" for any text; None: it must be a call. `thinks`: thoughts may come first."""
+    """`parameters`: schemas of the callable tools, by name. `strict`: names of tools whose schema is binding. `special`: ids of
+    the marks. `answer`: the JSON schema of an answer, "" for any text; None: it must be a call. `thinks`: reasoning may come
+    first."""
     mark = {text: f"<[{token}]>" for text, token in special.items()}
     lasts = [*(["call"] if parameters else []), *(["final"] if answer is not None else [])]
     channels = '("analysis" | "commentary")' if thinks else '"commentary"'

@@ -1,11 +1,11 @@
-r"""Reads one JSON value a piece at a time and says where it ends, or where it stops being JSON.
+r"""Scans one JSON value incrementally and reports where it ends, or where it is invalid.
 
     {"name": "weather", "arguments": {"city": "Oslo"}}
     |key  ' |value    ' |key        ' |value         '|end
 
-Events are told for the outermost object alone (for a bare value only the end), with the place of the character behind it: a
-caller that wants a value cuts it out of the text itself. Every character is looked at once, the state is a few words and the
-stack of open brackets, whose height is bounded. Exactly JSON: no trailing commas, no single quotes, no NaN.
+Events are reported for the outermost object only (for a bare value only the end), with the position of the next character: the
+caller slices values out of the text itself. Every character is read once; the state is a few fields and the bounded stack of
+open brackets. Exactly JSON: no trailing commas, no single quotes, no NaN.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import re
 from typing import Final, Literal
 
 Event = Literal["key", "value", "value_end", "end", "broken", None]
-"""key: its first quotation mark is before the place told. value: begins there. value_end, end: ended before it. broken: the
-character there is wrong. None: all of the text is read."""
+"""key: its first quotation mark is before the position. value: begins there. value_end, end: ended before it. broken: the
+character there is invalid. None: all of the text is read."""
 
 DEPTH_MAX: Final = 64
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
@@ -25,7 +25,7 @@ _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _LITERALS: Final = {"t": "rue", "f": "alse", "n": "ull"}
 _CLOSER: Final = {"{": "}", "[": "]"}
 
-# A number: from each state the characters that go on with it. Upper-case states may be the last.
+# Transitions of a number, by state. Upper-case states may be the last.
 _NUMBER: Final[dict[str, tuple[tuple[frozenset[str], str], ...]]] = {
     "minus": ((frozenset("0"), "ZERO"), (_DIGITS, "WHOLE")),
     "ZERO": ((frozenset("."), "point"), (frozenset("eE"), "e")),
@@ -39,18 +39,18 @@ _NUMBER: Final[dict[str, tuple[tuple[frozenset[str], str], ...]]] = {
 
 
 class JsonScan:
-    """One value, which must be an object, a list or a string: of a number alone nobody knows where it ends."""
+    """One value, which must be an object, a list or a string: the end of a bare number is not detectable."""
 
     def __init__(self) -> None:
         self._state = "begin"
         self._stack: list[str] = []
         self._is_key = False
         self._left = ""
-        "What is missing of a literal, or the state of a number."
+        "The rest of a literal, or the state of a number."
         self._hex = 0
 
     def step(self, text: str, at: int) -> tuple[Event, int]:
-        """Goes on from text[at] to the next event."""
+        """Scans from text[at] to the next event."""
         size = len(text)
         while at < size:
             event, at = self._one(text, at)
@@ -94,7 +94,7 @@ class JsonScan:
             return self._value(char, at)
         if state == "first":
             return self._closed(char, at) if char == "]" else self._value(char, at)
-        if char == ",":  # behind a value
+        if char == ",":  # after a value
             self._state = "next_key" if self._stack[-1] == "{" else "value"
             return None, at + 1
         return self._closed(char, at)
@@ -152,7 +152,7 @@ class JsonScan:
         return self._ended(at + 1)
 
     def _ended(self, at: int) -> tuple[Event, int]:
-        """A value is whole."""
+        """A value is complete."""
         self._state = "after"
         if not self._stack:
             return "end", at

@@ -1,4 +1,4 @@
-"""The parser of a style of calls."""
+"""Selects the parser for a style of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXTS: Final[dict[str, type[TextCalls]]] = {"xml": XmlCalls, "python": Pythonic
 
 
 def calls_parser(style: CallStyle, tools: Schemas, *, calls_max: int) -> Parser:
-    """`tools`: by the names that may be called, the schemas of their arguments. After `calls_max` calls the answer is done."""
+    """`tools`: schemas of the arguments, by callable name. After `calls_max` calls the answer is done."""
     if style.form == "json":
         return CallsParser(style, tuple(tools), calls_max=calls_max)
     return _TEXTS[style.form](style, tools, calls_max=calls_max)

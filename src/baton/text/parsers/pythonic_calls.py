@@ -1,9 +1,9 @@
-"""Calls as Python: what Llama 3.2 and 4 write when their template asks for it.
+"""Calls as Python: the format of Llama 3.2 and 4, if their template asks for it.
 
-    [weather(city="Oslo", days=3), time_in(zone="UTC")]       at the very start of an answer, or behind <|python_start|>
+    [weather(city="Oslo", days=3), time_in(zone="UTC")]       at the start of an answer, or after <|python_start|>
 
-An argument is told when it is whole. Values are Python's literals, or JSON's (true, null); arguments have names. Nothing is
-ever evaluated: literals are read from the syntax tree.
+An argument is emitted when it is complete. Values are Python's or JSON's literals (true, null); arguments have names. Nothing
+is evaluated: literals are read from the syntax tree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DEPTH_MAX: Final = 64
 
 class PythonicCalls(TextCalls):
     _scanned = 0
-    "Characters of the value that are looked at."
+    "Scanned characters of the current value."
     _quote = ""
     _depth = 0
 
@@ -48,7 +48,7 @@ class PythonicCalls(TextCalls):
         return True
 
     def _word(self, pattern: re.Pattern[str], end: str) -> str | None:
-        """A word, and the character behind it."""
+        """Reads a word and the character after it."""
         found = pattern.match(self._text, self._at)
         assert found is not None
         if found.end() == len(self._text):
@@ -82,7 +82,7 @@ class PythonicCalls(TextCalls):
             char = text[at]
             if char == "\\":
                 if at + 1 >= len(text):
-                    break  # whether it escapes a quotation mark is not here yet
+                    break  # the escaped character is not here yet
                 at += 2
             elif self._quote:
                 self._quote, at = (
@@ -133,7 +133,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _literal(node: ast.expr, depth: int) -> Any:
-    """Raises ValueError for what is no literal that JSON has."""
+    """Raises ValueError for anything but a literal that JSON has."""
     if depth > _DEPTH_MAX:
         raise ValueError("too deep")
     match node:

@@ -1,9 +1,6 @@
-"""How models write calls and thoughts, by name, and which of them a template speaks of.
-
-A template writes the calls of earlier turns as its model writes them, so it is the best witness of what the model will write.
-The names are those of vLLM's --tool-call-parser and --reasoning-parser where the format is the same; others of its names are
-understood.
-"""
+"""Formats of calls and reasoning by name, and their detection from a template. A template renders the calls of earlier turns in
+the model's format, so it shows the format best. The names are those of vLLM's --tool-call-parser and --reasoning-parser where
+the format is the same; its other names are aliases."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ CALL_ALIASES: Final = {
     "gpt-oss": "harmony",
 }
 THINK_ALIASES: Final = {"openai_gptoss": "harmony", "gpt-oss": "harmony"}
-"""Names that vLLM or SGLang have for the same."""
+"""vLLM's and SGLang's names of the same parsers."""
 _HARMONY: Final = "harmony"
 TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, _HARMONY, "none")
 REASONING_PARSERS: Final = ("auto", *THINK_STYLES, _HARMONY, "none")
@@ -67,28 +64,28 @@ REASONING_PARSERS: Final = ("auto", *THINK_STYLES, _HARMONY, "none")
 
 @dataclass(frozen=True, slots=True)
 class HarmonyStyle:
-    """Answers in channels, which calls and thoughts are a part of (harmony.py)."""
+    """Answers in channels, which include calls and reasoning (harmony.py)."""
 
     calls: bool
-    "Else tools are refused."
+    "False: tools are refused."
     thoughts: bool
-    "Else they are content."
+    "False: reasoning is content."
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStyle:
-    """How the served model writes."""
+    """The formats of the served model."""
 
     calls: CallStyle | None
-    "None: calls are not looked for, and tools are refused."
+    "None: calls are not parsed, and tools are refused."
     thoughts: ThinkStyle | None
-    "None: thoughts are not looked for."
+    "None: reasoning is not parsed."
     template_knows_tools: bool
-    "Else tools are described in words (tools_in_words.py)."
+    "False: tools are described in plain text (tools_in_words.py)."
     template_knows_thinking: bool
-    "It has a switch for thoughts."
+    "The template has a switch for reasoning."
     harmony: HarmonyStyle | None = None
-    "Then `calls` and `thoughts` are None."
+    "If set, `calls` and `thoughts` are None."
 
     @property
     def has_calls(self) -> bool:
@@ -102,10 +99,7 @@ class AnswerStyle:
 def answer_style(
     sources: tuple[str, ...], texts: frozenset[str] = frozenset(), *, tool_calls: str = "auto", reasoning: str = "auto"
 ) -> AnswerStyle:
-    """`sources`: of the model's templates. `texts`: of tokens that its tokenizer has besides those of its vocabulary.
-
-    Raises InvalidConfig for a name that is not known.
-    """
+    """`sources`: the model's templates. `texts`: the tokenizer's added tokens. Raises InvalidConfig for an unknown name."""
     source = "\n".join(sources)
     knows_tools = re.search(r"\btools\b", source) is not None
     tool_calls, reasoning = CALL_ALIASES.get(tool_calls, tool_calls), THINK_ALIASES.get(reasoning, reasoning)
@@ -121,7 +115,7 @@ def answer_style(
 
 
 def _harmony(calls: str, thoughts: str, source: str) -> HarmonyStyle | None:
-    """Where it is named, or the template writes channels and nothing else is named."""
+    """Set if it is named, or the template writes channels and no other parser is named."""
     shown = any(f"{CHANNEL}{channel}" in source for channel in ("analysis", "final")) and "auto" in (calls, thoughts)
     others = {calls, thoughts} - {"auto", "none", _HARMONY}
     if _HARMONY in (calls, thoughts) and others:
@@ -139,9 +133,9 @@ def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
     if knows_tools:
         for style in CALL_STYLES.values():
             if any(mark in source for mark in style.told_by or style.opens):
-                # Which DeepSeek: the one whose template shows the arguments in a block of code, or its successor.
+                # DeepSeek V3's template shows the arguments in a code block, V3.1's does not.
                 return CALL_STYLES["deepseek_v31"] if style.form == "deepseek" and FENCE not in source else style
-        if "ipython" in source:  # Llama 3.1's own, which opens no mark before a call
+        if "ipython" in source:  # Llama 3.1, which has no mark before a call
             return CALL_STYLES["llama3_json"]
     return CALL_STYLES["json"]
 

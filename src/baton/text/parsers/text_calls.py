@@ -1,11 +1,11 @@
-"""What the formats of calls that are not JSON have in common. A subclass reads a call unit by unit: a mark, a name, a value.
+"""Base class of call formats that are not JSON. A subclass reads a call unit by unit: a mark, a name, a value.
 
     Let me look.  <function=weather>  <parameter=city>  Oslo  </parameter>  </function>
-    content       begins: from here on all is held, until the call is certain; then unit by unit it is told
+    content       begins: from here on text is held until the call is certain; then it is emitted unit by unit
 
-A step looks at the text from `_at` on and either reads a unit and moves `_at`, or wants more text (False), or finds that this
-is no call (NoCall): what is held since `_begin` is content then; of a call whose name is told already, what comes after it is.
-Nothing depends on where the text was cut: a unit is read when all of it is there, and not before.
+A step reads a unit from `_at` on and moves `_at`, or needs more text (returns False), or finds that this is not a call (raises
+NoCall): then the text held since `_begin` is content; if the name is already sent, only the text after it is. Nothing depends
+on how the text is split: a unit is read only when it is complete.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from baton.text.parsers.calls import CallStyle, first_mark
 
 SPACE: Final = " \t\r\n"
 Schemas = Mapping[str, Mapping[str, Any]]
-"""By the name of a tool: the schema of its arguments."""
+"""Schema of the arguments, by name of the tool."""
 
 
 class NoCall(Exception):
-    """What follows does not belong to a call."""
+    """The text does not continue a call."""
 
 
 class TextCalls(ABC):
@@ -37,16 +37,16 @@ class TextCalls(ABC):
         self._tools = tools
         self._calls_max = calls_max
         self._calls = 0
-        "That are told whole."
+        "Number of complete calls."
         self._told = False
-        "The name of one more is told."
+        "The name of another call has been emitted."
         self._members = 0
-        "Arguments of that one."
+        "Emitted arguments of that call."
         self._text = ""
         self._begin = 0
         self._at = 0
         self._gap = True
-        "Nothing but white space has come since the start, or since the last call."
+        "Only white space has come since the start, or since the last call."
         self._step = self._content
         self._parts: list[Part] = []
         self.done = False
@@ -67,33 +67,34 @@ class TextCalls(ABC):
         if self._told:
             self._cut(rest)
         elif self._calls and self._gap and self._is_tail(rest.strip(SPACE)):
-            pass  # white space and half a closing mark behind the last call belong to it
+            pass  # white space and half a closing mark after the last call belong to it
         else:
             self._say(rest)
         return self._parts
 
-    # What a format is
+    # Interface of a format
 
     @abstractmethod
     def _begun(self, mark: str) -> None:
-        """An opening mark is read, or, of a bare call, nothing: says which step comes next."""
+        """Called after an opening mark, or at the start of a bare call: sets the next step."""
 
     @abstractmethod
     def _after(self) -> bool:
-        """The step behind a call."""
+        """The step after a call."""
 
     def _may_begin(self, char: str) -> bool:
-        """A bare call may begin with it, at the start of an answer."""
+        """Whether a bare call may begin with this character, at the start of an answer."""
         return False
 
     def _cut(self, rest: str) -> None:
-        """The answer ends inside a call: tells what of `rest` is certain. As a rule a unit that is not whole is nothing."""
+        """Called if the answer ends inside a call: emits the certain part of `rest`. By default an incomplete unit is
+        dropped."""
         del rest
 
     def _is_tail(self, rest: str) -> bool:
         return any(mark.startswith(rest) for mark in self._style.marks)
 
-    # Steps and their tools
+    # Steps and their helpers
 
     def _content(self) -> bool:
         text, begin = self._text, self._begin
@@ -113,7 +114,7 @@ class TextCalls(ABC):
         return bool(mark)
 
     def _mark(self, *marks: str) -> str:
-        """The one that follows, behind white space; "" if more text must come to know it."""
+        """Reads white space and one of the marks; "" if more text is needed."""
         text = self._text
         while self._at < len(text) and text[self._at] in SPACE:
             self._at += 1
@@ -127,7 +128,7 @@ class TextCalls(ABC):
         return ""
 
     def _until(self, mark: str, chars_max: int = HELD_CHARS_MAX) -> str | None:
-        """The text before the mark, which is read too."""
+        """Reads up to and including the mark, and returns the text before it."""
         end = self._at + chars_max
         place = self._text.find(mark, self._at, end + len(mark))
         if place < 0:
@@ -137,10 +138,10 @@ class TextCalls(ABC):
         found, self._at = self._text[self._at : place], place + len(mark)
         return found
 
-    # Changes
+    # State changes
 
     def _start(self, name: str) -> None:
-        """It is certain: a call of this tool. Its arguments are an object."""
+        """The call of this tool is certain. Its arguments are an object."""
         if name not in self._tools:
             raise NoCall
         self._told, self._members, self._gap = True, 0, True
@@ -167,7 +168,7 @@ class TextCalls(ABC):
         self.done = self._calls >= self._calls_max
 
     def _back_to_content(self) -> None:
-        """What was read since the last call belongs to it."""
+        """Text read since the last call belongs to that call."""
         self._step, self._begin = self._content, self._at
 
     def _no_call(self) -> None:
@@ -186,7 +187,7 @@ class TextCalls(ABC):
 
 
 def to_json(value: Any) -> str:
-    """Raises ValueError for what JSON or a client could not read."""
+    """Raises ValueError for values that JSON or a client could not read."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if has_lone_surrogate(text):
         raise ValueError("half a character")
@@ -194,7 +195,7 @@ def to_json(value: Any) -> str:
 
 
 def of_json(text: str) -> Any:
-    """Raises ValueError for what is not exactly JSON."""
+    """Raises ValueError for anything but strict JSON."""
 
     def refuse(word: str) -> Any:
         raise ValueError(word)

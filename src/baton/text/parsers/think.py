@@ -1,12 +1,12 @@
-"""Splits a thought from what follows it: <think>I need ...</think>The answer is 4.
+"""Splits reasoning from the rest of an answer: <think>I need ...</think>The answer is 4.
 
-    START   white space, then the tag that opens a thought, or there is none
-    THINK   up to the tag that closes it; at the end of the answer an open thought is all there is
-    AFTER   white space behind the thought, which is nobody's
-    REST    the business of another parser, tool calls say
+    START   white space, then the opening tag, or none
+    THINK   up to the closing tag, or the end of the answer
+    AFTER   white space after the reasoning, which is dropped
+    REST    parsed by another parser, e.g. for tool calls
 
-A template may have opened the thought in the prompt (DeepSeek's, Qwen's thinking models): then an answer begins inside it, and
-a tag that some models write once more is left out. A tag in the middle of an answer is text: a model may write about them.
+A template may open the reasoning in the prompt (DeepSeek's, Qwen's thinking models): then an answer begins inside it, and a tag
+that some models repeat is dropped. A tag within an answer is text: a model may write about tags.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.text.parsers.base import Parser, Part, Reasoning
 
 _SPACE: Final = " \t\r\n"
 _SPACE_HELD_MAX: Final = 16
-"So many characters of white space before a tag are looked over. More would have to be kept, and a text may be full of it."
+"Maximum of white space before a tag. More would have to be held back, and a text may be full of it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,12 +27,12 @@ class ThinkStyle:
     start: str
     end: str
     always_open: bool = False
-    "Answers begin inside a thought, whatever the prompt ends with."
+    "Answers begin inside the reasoning, however the prompt ends."
 
 
 class ThinkParser:
     def __init__(self, style: ThinkStyle, rest: Parser, *, is_open: bool, shown: bool = True) -> None:
-        """`is_open`: the prompt has begun the thought. `shown`: the client wants to have it."""
+        """`is_open`: the prompt has begun the reasoning. `shown`: reasoning is sent."""
         self._style = style
         self._rest = rest
         self._shown = shown
@@ -40,7 +40,7 @@ class ThinkParser:
         self._state = "start"
         self._tail = ""
         self._blank = True
-        "Nothing but white space of the thought so far."
+        "Only white space of the reasoning so far."
 
     @property
     def in_reasoning(self) -> bool:

@@ -1,10 +1,10 @@
-r"""Calls as Qwen3-Coder writes them: every argument is a text between tags.
+r"""Calls as Qwen3-Coder writes them: every argument is text between tags.
 
     <tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>
 
-The schema of the tool says what such a text means: of a string it is told as it comes, in JSON's escapes; any other value is
-held until it is whole, and is JSON, or Python's True, False or None; what is neither is a string after all. A line feed behind
-the opening tag and one before the closing tag belong to the tags. Some answers leave out <tool_call>.
+The tool's schema gives the type: a string is emitted as it arrives, with JSON's escapes; any other value is held until it is
+complete, and is JSON, or Python's True, False or None; anything else becomes a string. A line feed after the opening tag and
+one before the closing tag belong to the tags. Some answers omit <tool_call>.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _escaped(text: str) -> str:
 
 
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """JSON's types that the argument may have; none: any."""
+    """JSON types of the argument; empty: any."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     given = found.get("type") if isinstance(found, Mapping) else None
