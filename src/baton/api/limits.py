@@ -1,6 +1,9 @@
-"""Every limit of the HTTP edge, in one place. A value is checked before anything of its size is allocated. `Limits` has the
-operator's settings (sizes, counts, seconds); `RANGES` has the ranges of numbers in a request. The limits on the shape of a chat
-(4096 messages, ...) are TemplateLimits in text/chat_template.py, enforced there."""
+"""Every limit of the HTTP edge, in one place.
+
+A value is checked before anything of its size is allocated. `Limits` has the operator's settings (sizes, counts, seconds);
+`RANGES` has the ranges of numbers in a request. The limits on the shape of a chat (4096 messages, ...) are TemplateLimits in
+text/chat_template.py, enforced there.
+"""
 
 from __future__ import annotations
 

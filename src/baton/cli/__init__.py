@@ -1,1 +1,1 @@
-"""TALKS to people: the command line. Every command loads what it needs when it is called, so that `--help` is at once there."""
+"""The command line. Every command imports what it needs when it is called, so that `--help` is fast."""

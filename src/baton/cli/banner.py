@@ -1,4 +1,4 @@
-"""What `baton serve`, `up` and `router` print when they are ready, in a user's words. GET /config has every detail."""
+"""The text that `baton serve`, `up` and `router` print when they are ready. GET /config has every detail."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def try_row(config: ServeConfig) -> Row:
 
 
 def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> list[Row]:
-    """`each`: put behind what every instance of a cluster has for itself."""
+    """`each`: suffix of the values that every instance of a cluster has for itself."""
     tokens, plan = ready.blocks * ready.block_size, ready.plan
     where = ", ".join(str(word) for word in (plan.get("weights", ""), DEVICES.get(str(plan.get("device")), "")) if word)
     context = f"{ready.context_tokens:,} tokens of context"

@@ -1,11 +1,11 @@
 """`baton chat`: a conversation in the terminal.
 
-who answers            chosen when
-the server at --url    it is given; it must answer
-the default port       something answers there, and MODEL is not given or is what it serves
-a server of our own    else: `baton serve` on a free port of this machine (private_server.py), ended with the chat
+server                 chosen when
+the server at --url    the option is given; it must answer
+the default port       a server answers there, and MODEL is not given or is served there
+a private server       otherwise: `baton serve` on a free port of this machine (private_server.py), ended with the chat
 
-stdout is for the answers alone. Where stdin is not a terminal, each line is a turn: `echo Hello | baton chat`.
+stdout has only the answers. If stdin is not a terminal, each line is a turn: `echo Hello | baton chat`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def chat(
 
 
 def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: str | None) -> tuple[ServerAddress, str]:
-    """Says what it does, on stderr."""
+    """Chooses or starts the server, and reports it on stderr."""
     server = ServerAddress(url or DEFAULT_URL, api_key)
     names = models_at(server)
     if url is not None and isinstance(names, str):
@@ -76,7 +76,7 @@ def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: 
 
 
 def _name_there(model: str, names: list[str]) -> str | None:
-    """What the server calls the model. None: it does not serve it."""
+    """The server's name of the model. None: it does not serve it."""
     if "*" in names:
         return model
     return next((name for name in (model, served_name(model)) if name in names), None)

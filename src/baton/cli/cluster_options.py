@@ -1,4 +1,4 @@
-"""What `baton router` and `baton up` take besides the options of `baton serve`. Each field is a flag and a YAML key."""
+"""Options of `baton router` and `baton up` besides those of `baton serve`. Each field is a flag and a YAML key."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BY_OTHER_OPTIONS = (
     "handoff_tokens_min",
     "migrations_max",
 )
-"""Fields of RouterConfig that have an option of their own. All others are keys of `router_limits`."""
+"""Fields of RouterConfig with an option of their own. All others are keys of `router_limits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementOptions:
-    """How requests are placed on instances."""
+    """Placement of requests on instances."""
 
     placement: PlacementPolicy = _ROUTER.policy
     """Which instance gets a request. prefix: where the least is left to compute, cached tokens considered. load: the least
@@ -51,7 +51,7 @@ class PlacementOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterOptions:
-    """Where `baton router` meets its instances."""
+    """Address and secret on which `baton router` accepts instances."""
 
     cluster_host: str = "127.0.0.1"
     "Address on which instances are expected. A program that reaches it needs the secret."
@@ -65,12 +65,12 @@ class RouterOptions:
 
 
 INSTANCES_MAX = 64
-"""Of one role."""
+"""Maximum of instances per role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpOptions:
-    """Which instances `baton up` starts."""
+    """Instances that `baton up` starts."""
 
     prefill: Annotated[int, Range(0, INSTANCES_MAX)] = 0
     "Instances that compute prompts."
@@ -85,5 +85,5 @@ class UpOptions:
             raise InvalidConfig("decode is 0, and so is mixed: no instance would generate (give --decode 1, or --mixed 1)")
 
     def or_default(self, gpus: int) -> UpOptions:
-        """Where no instance is asked for: one per GPU that does both, or two on the CPU."""
+        """The default without any count: one mixed instance per GPU, or two on the CPU."""
         return self if self.prefill + self.decode + self.mixed else UpOptions(mixed=min(gpus, INSTANCES_MAX) or 2)

@@ -1,7 +1,7 @@
-"""`baton up` in a terminal: a table that is drawn again and again, with lines above it.
+"""`baton up` in a terminal: a live table, with log lines above it.
 
-Children write their log lines into a pipe of ours (they inherit it as stderr), and the lines are printed above the table: two
-who write to one terminal would tear it.
+Child processes inherit a pipe as stderr, and this process prints their lines above the table: two writers would corrupt the
+terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LiveReporter(PlainReporter):
-    """The same lines, above a table. `with reporter.drawing()` around all of it."""
+    """PlainReporter's lines above a live table. Must be used inside `with reporter.drawing()`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LiveReporter(PlainReporter):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """To be entered on the loop, which reads what children write."""
+        """Must be entered on the loop, which reads the children's output."""
         from rich.console import Console
         from rich.live import Live
 
@@ -66,7 +66,7 @@ class LiveReporter(PlainReporter):
             self._draw = lambda table: live.update(table, refresh=True)
             lines = LineReader(pipe, self._print)
             loop.add_reader(pipe, lines.read)
-            stack.callback(lines.read)  # what was said last
+            stack.callback(lines.read)  # the last lines
             stack.callback(loop.remove_reader, pipe)
             self._draw_again()
             yield
@@ -87,7 +87,7 @@ class LiveReporter(PlainReporter):
         self._restarts[name] = self._restarts.get(name, 0) + 1
 
     def say_summary(self, view: ClusterView) -> None:
-        """It is below the table."""
+        """Redraws the table, which has the summary below it."""
         self._rates.take(view)
         self._view = view
         self._draw_again()
@@ -98,7 +98,7 @@ class LiveReporter(PlainReporter):
 
 
 class Unhurried(io.TextIOBase):
-    """The terminal, written to by a thread: one that is stopped (Ctrl-S) does not stop the cluster."""
+    """The terminal, written by a thread: a stopped terminal (Ctrl-S) does not block the cluster."""
 
     def __init__(self, terminal: TextIO, writer: LineWriter) -> None:
         self._terminal = terminal
@@ -120,7 +120,7 @@ class Unhurried(io.TextIOBase):
 
 
 class LineReader:
-    """Bytes of a pipe as whole lines. Nothing is waited for."""
+    """Splits the bytes of a pipe into lines. Never blocks."""
 
     def __init__(self, fd: int, take: Callable[[str], None]) -> None:
         os.set_blocking(fd, False)
@@ -140,7 +140,7 @@ class LineReader:
 
 @contextmanager
 def stderr_in_a_pipe() -> Iterator[tuple[int, TextIO]]:
-    """(the pipe's reading end, the terminal). Whatever is written to stderr, by us or by children, comes out of the pipe."""
+    """(the pipe's read end, the terminal). Output to stderr, from this process or children, goes to the pipe."""
     terminal = os.dup(2)
     reading, writing = os.pipe()
     os.dup2(writing, 2)
@@ -156,7 +156,7 @@ def stderr_in_a_pipe() -> Iterator[tuple[int, TextIO]]:
 
 
 class Rates:
-    """Tokens per second of each instance, from what it told last and before."""
+    """Tokens per second of each instance, from its last two reports."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, int, float]] = {}
@@ -177,13 +177,13 @@ class Rates:
 
 
 TITLES = ("instance", "state", "run", "wait", "KV blocks", "tok/s", "preempt", "lost", "restarts")
-"""lost: workers. KV blocks: held + cached of all."""
+"""lost: workers. KV blocks: held + cached of all blocks."""
 TIERS = "tiers"
 
 
 def table_of(view: ClusterView | None, away: dict[str, str], rates: Rates, restarts: dict[str, int]) -> Table:
-    """A row per instance, and the router's numbers below. `away`: what is told of those that have not joined. Narrow enough for
-    80 columns, without tiers."""
+    """A row per instance, and the router's figures below. `away`: states of instances that have not joined. Fits 80 columns,
+    without tiers."""
     from rich.table import Table
 
     there = {} if view is None else {instance.name: instance for instance in view.instances}

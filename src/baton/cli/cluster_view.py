@@ -1,4 +1,4 @@
-"""What `baton up` and `baton router` print while they run: a line per event."""
+"""The output of `baton up` and `baton router` while they run: a line per event."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from baton.protocol.instance import ClusterView
 
 SUMMARY_SECONDS = 30.0
-"""Lines: how often the numbers are told, where they have changed."""
+"""Interval of summary lines, which are printed only if they changed."""
 
 
 class PlainReporter(UpReporter):
-    """A line per event, on stderr; what the cluster serves, on stdout."""
+    """Prints a line per event on stderr, and the ready text on stdout."""
 
     def __init__(
         self, command: str, ready_text: Callable[[InstanceReady, float], str], *, drain_seconds: float, quiet: bool = False
@@ -30,7 +30,7 @@ class PlainReporter(UpReporter):
         self._quiet = quiet
         self._begin = monotonic()
         self._loading: dict[str, str] = {}
-        "What each instance does that is not ready."
+        "Current stage of each instance that is not ready."
         self._states: dict[str, str] = {}
         self._told = self._begin
         self._summary = ""

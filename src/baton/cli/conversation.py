@@ -1,7 +1,7 @@
-"""A conversation with a server: answers on stdout as they come, all else on stderr.
+"""A conversation with a server: answers on stdout as they arrive, all else on stderr.
 
-What a model thinks before it answers is shown too, dimmed on a terminal: a minute without a word looks like a hang.
-Ctrl-C stops the answer that is being written; at the prompt it ends the conversation.
+Reasoning is shown too, dimmed on a terminal: a minute without output looks like a hang. Ctrl-C stops the answer that is being
+written; at the prompt it ends the conversation.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from baton.cli.http_stream import HttpError, ServerAddress, stream_events
 from baton.cli.say import Failed
 
 REASONING_NAMES = ("reasoning_content", "reasoning")
-"""As servers name it in a delta."""
+"""Keys of reasoning in a delta, by server."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """When the pieces of an answer came, in seconds of one clock."""
+    """Arrival times of an answer's pieces, in seconds of one clock."""
 
     begin: float
     reasoning: list[float] = field(default_factory=list)
     answer: list[float] = field(default_factory=list)
     tokens: int = 0
-    "As the server counts them, reasoning included. 0: it does not say."
+    "The server's count, reasoning included. 0: not reported."
     reasoning_tokens: int | None = None
 
     def note_usage(self, usage: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Timing:
         self.reasoning_tokens = details.get("reasoning_tokens", self.reasoning_tokens)
 
     def text(self) -> str:
-        """Reasoning and answer are each divided by the time that they took themselves."""
+        """A line about speed; reasoning and answer have rates of their own."""
         pieces = [*self.reasoning, *self.answer]
         if not pieces:
             return "no text"
@@ -50,7 +50,7 @@ class Timing:
         if not self.reasoning:
             return f"{_rated(tokens, self.answer)}, {first}"
         thought = self.reasoning_tokens
-        if thought is None:  # the server does not tell them apart: by the number of pieces
+        if thought is None:  # not reported: estimated by the number of pieces
             thought = round(tokens * len(self.reasoning) / len(pieces))
         words = f"{_rated(thought, self.reasoning)} of reasoning"
         if not self.answer:
@@ -59,7 +59,7 @@ class Timing:
 
 
 def _rated(tokens: int, times: list[float], since: float | None = None) -> str:
-    """`since`: when the last token before these came. None: these are the first, and their rate counts from the first one."""
+    """`since`: time of the last token before these. None: these are the first, and the rate counts from the first one."""
     seconds = times[-1] - (times[0] if since is None else since)
     timed = tokens - (since is None)
     rate = f" at {timed / seconds:.1f} tok/s" if timed > 0 and seconds > 0 else ""
@@ -68,7 +68,7 @@ def _rated(tokens: int, times: list[float], since: float | None = None) -> str:
 
 @dataclass(slots=True)
 class Conversation:
-    """Everything said so far, and how to ask for more."""
+    """The messages so far, and the server that continues them."""
 
     server: ServerAddress
     model: str
@@ -83,7 +83,7 @@ class Conversation:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     async def ask(self, text: str) -> str:
-        """Prints the answer while it comes; returns a line about its speed. What was said counts only if all of it came."""
+        """Prints the answer as it arrives; returns a line about its speed. Messages are kept only if the answer is complete."""
         messages = [*self.messages, {"role": "user", "content": text}]
         body = {"model": self.model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
         printed = Printed(Timing(monotonic()))
@@ -103,7 +103,7 @@ class Conversation:
 
 
 class Printed:
-    """An answer on its way to the terminal."""
+    """Prints one answer to the terminal."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
@@ -127,7 +127,7 @@ class Printed:
 
 
 def talk(conversation: Conversation) -> None:
-    """Where stdin is not a terminal, each line is a turn."""
+    """Runs the conversation. If stdin is not a terminal, each line is a turn."""
     person = sys.stdin.isatty()
     if person:
         typer.echo(f"{conversation.model}: /reset forgets, /exit ends", err=True)

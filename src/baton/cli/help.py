@@ -1,9 +1,8 @@
 """--help that fits a terminal of 80 columns, for every command.
 
-Usage, what it does, examples, then options by group: a name is never cut, a value is a short word (N, FILE), choices and the
-default are in the text. A command with many options shows the ones that people use, and --help-all shows all of them.
-
-An option that does not exist is answered with a name only where the spelling is close.
+Usage, description, examples, then options by group: a name is never truncated, a value is a short word (N, FILE), choices and
+the default are in the text. A command with many options shows the common ones; --help-all shows all. For an unknown option a
+name is suggested only if the spelling is close.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 WIDTH_MAX = 100
 WIDTH_MIN = 40
 TEXT_AT = 26
-"""Column at which explanations begin. A longer name has its line for itself."""
+"""Column at which descriptions begin. A longer name has a line of its own."""
 
 
 class HelpfulTyper(typer.Typer):
-    """A Typer whose commands and groups explain themselves as this file does."""
+    """A Typer whose commands and groups use this module's help format."""
 
     def __init__(self, **options: Any) -> None:
         options = {"cls": HelpfulGroup, "rich_markup_mode": None, "no_args_is_help": True, "add_completion": False, **options}
@@ -97,7 +96,7 @@ def command_help(command: Any, ctx: Any, *, everything: bool) -> str:
 
 
 def options_by_group(params: Iterable[Any]) -> dict[str, list[Any]]:
-    """First the group that the command is about, then the others in their order, then what is about the command itself."""
+    """The command's own group first, then the others in order, then options without a group."""
     found: dict[str, list[Any]] = {}
     for param in params:
         if param.param_type_name == "option" and not param.hidden:
@@ -110,12 +109,12 @@ def options_by_group(params: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def has_rest(command: Any) -> bool:
-    """It has the options of a server: too many for one screen."""
+    """Whether the command has the options of a server: too many for one screen."""
     return any(param.name == "positional" for param in command.params)
 
 
 def basic_names(command: Any) -> set[str]:
-    """Options without a group are about the command itself."""
+    """Options that --help shows. Those without a group belong to the command itself."""
     names = {param.name for param in command.params}
     free = {param.name for param in command.params if not getattr(param, "rich_help_panel", None)}
     return free | {*BASIC} | {name for name, beside in BASIC_BESIDE.items() if beside in names}
@@ -131,7 +130,7 @@ def usage(command: Any, ctx: Any) -> str:
 
 
 def paragraphs(text: str, columns: int) -> list[str]:
-    """Those that begin with \\b stay as they are written, and all others are wrapped."""
+    """Paragraphs that begin with \\b are kept as they are; others are wrapped."""
     found = []
     for part in re.split(r"\n[ \t]*\n", textwrap.dedent(plain(text)).strip()):
         kept = part.lstrip().startswith("\b")
@@ -140,7 +139,7 @@ def paragraphs(text: str, columns: int) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Without marks of Rich."""
+    """The text without Rich's markup."""
     return re.sub(r"\[/?(bold|dim|italic)\]", "", text).replace("\\[", "[")
 
 
@@ -162,7 +161,7 @@ def name_of(param: Any) -> str:
     if param.param_type_name == "argument":
         return str(param.metavar or param.name.upper())
     names = sorted(param.opts, key=lambda name: name.startswith("--"))
-    if getattr(param, "rich_help_panel", None):  # letters of other engines are taken, and not shown
+    if getattr(param, "rich_help_panel", None):  # short options of other engines are accepted, but not shown
         names = [name for name in names if name.startswith("--")]
     if param.secondary_opts:
         names = [f"--[no-]{name[2:]}" if name.startswith("--") else name for name in names]
@@ -190,7 +189,7 @@ def choices_of(param: Any) -> list[str]:
 
 
 def metavar_of(param: Any) -> str:
-    """A short word for what is given."""
+    """A short word for the value."""
     if choices_of(param):
         return "NAME"
     kind = getattr(param, "type_descriptor", None)
@@ -199,17 +198,17 @@ def metavar_of(param: Any) -> str:
     return words.get(name.split(" ")[0], "TEXT")
 
 
-# What was typed wrongly
+# Mistyped options
 
 
 def with_dashes(arg: str) -> str:
-    """--max_model_len is --max-model-len, as for vLLM."""
+    """Replaces underscores: --max_model_len is --max-model-len, as in vLLM."""
     name, separator, value = arg.partition("=")
     return name.replace("_", "-") + separator + value if name.startswith("--") else arg
 
 
 def refuse_value_of_flag(command: Any, ctx: Any, args: Sequence[str]) -> None:
-    """`--enable-prefix-caching true`: the word would be taken for the model."""
+    """Refuses `--enable-prefix-caching true`: the word would be taken for the model."""
     flags = {name: param for param in command.params if getattr(param, "is_flag", False) for name in param.opts}
     for flag, word in pairwise(args):
         if flag in flags and word.lower() in FLAG_WORDS:
@@ -218,7 +217,7 @@ def refuse_value_of_flag(command: Any, ctx: Any, args: Sequence[str]) -> None:
 
 
 def suggest_close(error: Any, params: Iterable[Any]) -> None:
-    """Click suggests whatever is least far away, which is often another thing. Here: names of this command that are close."""
+    """Suggests only names that are close. Click suggests the nearest, which is often unrelated."""
     known = [name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)]
     shown = [name for name in known if name.startswith("--")]
     error.possibilities = get_close_matches(error.option_name, shown, n=1, cutoff=CLOSE) or None

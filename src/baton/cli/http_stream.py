@@ -1,10 +1,8 @@
 """A small HTTP/1.1 client for OpenAI-style servers: JSON in, JSON or server-sent events out, standard library only.
 
-It shares the machine with the server it measures, so it must cost next to nothing; and it must see the stream as it came,
-which large client libraries hide: every event with its time, and whether the stream ended the way it should.
-
-A connection serves one request. Deadlines are the caller's (asyncio.timeout); closing the iterator closes the connection,
-which is how a client cancels.
+The client shares the machine with the server that it measures, so it must be cheap; and it must see the raw stream, which large
+client libraries hide: the time of every event, and whether the stream ended properly. A connection serves one request. The
+caller sets deadlines (asyncio.timeout); closing the iterator closes the connection, which cancels the request.
 """
 
 from __future__ import annotations
@@ -24,25 +22,25 @@ PLAIN_CHARACTERS_MAX = 200
 
 
 class HttpError(Exception):
-    """No connection, a status that is not 200, or bytes that are not HTTP."""
+    """No connection, a status other than 200, or bytes that are not HTTP."""
 
     def __init__(self, message: str, status: int = 0, *, explained: bool = True) -> None:
         super().__init__(message)
         self.status = status
         self.explained = explained
-        "The message is the server's own, in JSON. Else the server is of another kind."
+        "The message is the server's own, in JSON. False: it is not an OpenAI-style server."
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where requests go."""
+    """URL and key of a server."""
 
     url: str
-    "Like http://127.0.0.1:8000, with or without /v1."
+    "For example http://127.0.0.1:8000, with or without /v1."
     api_key: str | None = None
 
     def at(self, path: str) -> str:
-        """Paths start with /v1 or are the server's own, like /health."""
+        """`path` starts with /v1 or is the server's own, like /health."""
         return self.url.rstrip("/").removesuffix("/v1") + path
 
 
@@ -72,12 +70,12 @@ async def stream_events(server: ServerAddress, path: str, body: Mapping[str, Any
 def _has_valid_port(url: SplitResult) -> bool:
     try:
         return url.port is None or url.port > 0
-    except ValueError:  # out of range, or no number
+    except ValueError:  # out of range, or not a number
         return False
 
 
 async def _exchange(server: ServerAddress, method: str, path: str, body: bytes | None) -> AsyncGenerator[bytes, None]:
-    """The body of a 200 answer, in the pieces in which it comes."""
+    """The body of a 200 answer, in pieces as they arrive. Raises HttpError."""
     url = urlsplit(server.at(path))
     if url.scheme not in ("http", "https") or not url.hostname or not _has_valid_port(url):
         raise HttpError(f"{server.url}: not an address; write http://HOST:PORT")
@@ -147,7 +145,7 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 
 
 def _message_in(text: str) -> str:
-    """The message of an error body in JSON, as OpenAI's, or a short plain text. Empty: a web page, or nothing."""
+    """The message of a JSON error body, or a short plain text. Empty: a web page, or nothing."""
     try:
         content = json.loads(text)
         error = content.get("error", content.get("detail", content))

@@ -1,4 +1,4 @@
-"""Keys from files (--api-key-file, --admin-api-key-file): for secrets that an orchestrator mounts. Read once, at the start."""
+"""Keys from files (--api-key-file, --admin-api-key-file), for secrets that an orchestrator mounts. Read once, at the start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.config import ServeConfig, is_api_key
 
 
 def with_key_files(config: ServeConfig) -> ServeConfig:
-    """The same, with the keys of its files beside those it has."""
+    """The config with the keys of its files added. Raises Failed."""
     if config.api_key_file:
         config = replace(config, api_key=_joined(config.api_key, config.api_key_file, "--api-key-file"))
     if config.admin_api_key_file:
@@ -28,7 +28,7 @@ def _joined(keys: tuple[str, ...], file: str, option: str) -> tuple[str, ...]:
         ) from None
     found = [(number, key) for number, line in enumerate(lines, 1) if (key := line.strip()) and not key.startswith("#")]
     if not found:
-        # A server whose keys are missing must not start as one that needs none.
+        # A server whose keys are missing must not start without authentication.
         raise Failed(f"{option} {file}: holds no key; write one per line")
     for number, key in found:
         if not is_api_key(key):

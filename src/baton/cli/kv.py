@@ -1,4 +1,4 @@
-"""`baton kv ls | stat | verify | clear`: a directory of stored KV blocks, looked at from outside."""
+"""`baton kv ls | stat | verify | clear`: inspects a directory of stored KV blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton list`: the models that are on this machine, as `ollama list`. `baton models` says more."""
+"""`baton list`: the models on this machine, like `ollama list`. `baton models` has more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one 
 
 
 def found_models() -> list[dict[str, Any]]:
-    """Built-in ones first, here or not."""
+    """Built-in models first, downloaded or not."""
     rows = []
     for model in aliases():
         refused = unsupported(Path(model["path"])) if model["cached"] else ""
@@ -44,7 +44,7 @@ def found_models() -> list[dict[str, Any]]:
 
 
 def unsupported(path: Path) -> str:
-    """Why it cannot be served. Empty: nothing is known against it."""
+    """Why the model cannot be served. Empty: no known reason."""
     from baton.errors import EngineError
     from baton.models.support import refuse_unsupported
 

@@ -1,4 +1,4 @@
-"""`baton models`: what can be named after `baton serve`, what is here already, and what kinds of files are read."""
+"""`baton models`: names for `baton serve`, downloaded models, and supported kinds of files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def aliases() -> list[dict[str, Any]]:
     found = []
     for name, model in ALIASES.items():
         path = cache_folder() / model.file
-        # The size is enough here: the checksum is looked at when the model is used.
+        # The size suffices here: the checksum is verified when the model is used.
         here = path.is_file() and path.stat().st_size == model.nbytes
         row = {"name": name, "file": model.file, "nbytes": model.nbytes, "from": model.requirement}
         found.append({**row, "cached": here, "path": str(path)})
@@ -41,7 +41,7 @@ def aliases() -> list[dict[str, Any]]:
 
 
 def hub_models() -> list[dict[str, Any]]:
-    """Named as they would be typed."""
+    """Names as for `baton serve`."""
     from baton.models.hub import quant_of
     from baton.models.hub_cache import cached_models
 

@@ -1,12 +1,9 @@
-"""Options that belong together, as a dataclass: several commands take them, and none repeats them.
+"""Groups of options as dataclasses, shared by several commands.
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+@dataclass(frozen=True, kw_only=True) class Machine:
     threads: Annotated[int, typer.Option("--threads", help="...")] = 0
 
-@app.command()
-@expanded
-def offline(model: str, *, machine: Machine) -> None: ...      # typer sees `model` and `threads`
+@app.command() @expanded def offline(model: str, *, machine: Machine) -> None: ...      # typer sees `model` and `threads`
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from typing import Any, get_type_hints
 
 
 def expanded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each parameter that is a dataclass replaced by that class's fields."""
+    """Replaces each dataclass parameter of the command by the fields of the class."""
     names = vars(sys.modules[command.__module__])
     hints = get_type_hints(command, names, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

@@ -1,6 +1,6 @@
 """Writes docs/options.md from the schema of options: `python -m baton.cli.options_page > docs/options.md`.
 
-tests/cli/test_options_page.py holds the page to it.
+tests/cli/test_options_page.py compares the page with it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def table_of(settings: list[Setting]) -> str:
 
 
 def _in_cell(text: str) -> str:
-    """Marks of Markdown and of HTML are text here."""
+    """Escapes marks of Markdown and HTML."""
     return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;").replace("*", "\\*")
 
 

@@ -1,4 +1,4 @@
-"""A `baton serve` of our own, for one conversation: on a free port of this machine, with a key nobody else knows."""
+"""A private `baton serve` for one conversation: on a free port of this machine, with a random key."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PREFIX = "baton serve: "
 LOOK_SECONDS = 2.0
 LOOK_AGAIN_SECONDS = 0.1
 DRAIN_SECONDS = 2.0
-"""Only the conversation uses its server, so nothing is left to finish when it ends."""
+"""Only the conversation uses the server, so nothing is left to finish."""
 STOP_SECONDS = 20.0
 
 
 @contextmanager
 def private_server(model: str | None, *, command: str = "chat", **settings: Any) -> Iterator[tuple[ServerAddress, str]]:
-    """Ends when we do, however we end: the server watches a pipe whose other end only we hold.
+    """The server ends with this process, even if it is killed: it watches a pipe whose other end only this process holds.
 
-    Its settings are in an inherited file without a name: a process list shows arguments to everybody, and a file with
-    a name would be left behind by a killed process.
+    Its settings are in an inherited unnamed file: a process list shows arguments to all users, and a killed process would leave
+    a named file behind.
     """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
 
 
 def models_at(server: ServerAddress) -> list[str] | str:
-    """What is served there, or why nothing is."""
+    """Names of the served models, or why there are none."""
 
     async def ask() -> list[str]:
         async with asyncio.timeout(LOOK_SECONDS):
@@ -68,7 +68,7 @@ def models_at(server: ServerAddress) -> list[str] | str:
     except TimeoutError:
         return f"{server.url} does not answer within {LOOK_SECONDS:g} s"
     except HttpError as error:
-        if error.status and not error.explained:  # its page about that is of no use
+        if error.status and not error.explained:  # its error page is useless
             return f"{server.url} is no OpenAI-style server (GET /v1/models: {error.status})"
         return str(error)
     except (KeyError, TypeError):
@@ -84,9 +84,9 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
             [*COMMAND, "serve", "--config", f"/dev/fd/{settings}", "--until-stdin-ends"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=said,  # the terminal is the chat's alone
+            stderr=said,  # the terminal belongs to the chat
             pass_fds=[settings],
-            start_new_session=True,  # Ctrl-C is ours: it stops an answer, not the server
+            start_new_session=True,  # Ctrl-C stops an answer, not the server
         )
     finally:
         os.close(settings)
@@ -95,7 +95,7 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
 def _wait_ready(
     server: ServerAddress, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None], stage: str
 ) -> None:
-    """What the server says that it does (compiling, say) is announced here. `stage`: what it does at first."""
+    """Waits until the server is ready, and announces its stages (e.g. compiling). `stage`: the first one."""
     read = 0
     while process.poll() is None:
         lines = _lines(said)
@@ -113,7 +113,7 @@ def _wait_ready(
 
 
 def _lines(said: IO[bytes]) -> list[str]:
-    """Whole lines from the beginning on. Reads at a place of our own: the server writes to the same open file."""
+    """Complete lines so far. Uses pread: the server writes to the same open file, whose offset is shared."""
     text = os.pread(said.fileno(), 1 << 20, 0).decode(errors="replace")
     return [line for line in text.split("\n")[:-1] if line.strip()]
 

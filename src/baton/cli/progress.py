@@ -1,9 +1,9 @@
-"""Work that takes a while, announced before it begins and shown while it lasts: downloads, compilation, loading.
+"""Progress of long stages: downloads, compilation, loading.
 
-stderr is a terminal    a bar per stage, which goes away at the end
+stderr is a terminal    a bar per stage, removed at the end
 a file or a pipe        a line per stage, and another one every few seconds: no carriage returns, no colours
 
-A stage whose length is not known has a bar that moves, and lines that tell the seconds.
+A stage of unknown length has a moving bar, and lines with the seconds.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ JOIN_SECONDS = 1.0
 
 class Stages(Protocol):
     def announce(self, what: str, *, at_once: bool = True) -> None:
-        """A stage begins. The one before it has ended. Not `at_once`: it is often short, and a log has no line of it then."""
+        """Begins a stage and ends the one before. Not `at_once`: a short stage gets no line in a log."""
 
     def advance(self, done: int, total: int) -> None:
-        """Bytes of the current stage."""
+        """Reports bytes of the current stage."""
 
     def close(self) -> None:
-        """The last stage has ended. May be called again."""
+        """Ends the last stage. Idempotent."""
 
 
 @contextmanager
 def stages(say: Callable[[str], None], *, quiet: bool = False) -> Iterator[Stages]:
-    """`say` prints a line, where there is no terminal."""
+    """`say` prints a line, if there is no terminal."""
     shown = open_stages(say, quiet=quiet)
     try:
         yield shown
@@ -60,7 +60,7 @@ class Silent:
 
 
 class Bars:
-    """On a terminal."""
+    """Stages as bars on a terminal."""
 
     def __init__(self) -> None:
         self._drawn: Progress | None = None
@@ -108,8 +108,8 @@ class Stage(NamedTuple):
 
 
 class Lines:
-    """In a log. A thread repeats the current stage, so that one that stalls is seen too. It reads one value that is replaced as
-    a whole, so it needs no lock."""
+    """Stages as lines in a log. A thread repeats the current stage, so that a stall is visible. The thread reads one value that
+    is replaced as a whole, so no lock is needed."""
 
     def __init__(self, say: Callable[[str], None], seconds: float | None = None) -> None:
         self._say = say

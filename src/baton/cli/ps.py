@@ -1,7 +1,7 @@
-"""`baton ps`: what a server that is running serves, and how busy it is.
+"""`baton ps`: the model and the load of a running server.
 
-asked             says                                                  for whom
-/v1/models        names, and since when                                 everybody with an API key
+route             content                                               allowed for
+/v1/models        names, and since when                                 any API key
 /metrics          requests, KV cache of a server                        an admin key; without any keys this machine
 /v1/cluster       the same of each instance behind a router             the same
 """
@@ -34,7 +34,7 @@ SAMPLE = re.compile(r"^baton:(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One server. None: it does not say."""
+    """State of one server. None: not reported."""
 
     models: list[str]
     url: str
@@ -60,7 +60,7 @@ def ps(
 
 
 def look(server: ServerAddress) -> Serving:
-    """Raises Failed where nothing answers."""
+    """Raises Failed if no server answers."""
 
     async def ask() -> Serving:
         async with asyncio.timeout(ASK_SECONDS):
@@ -85,13 +85,13 @@ async def _look(server: ServerAddress) -> Serving:
     uptime = max(0.0, time.time() - min(created)) if created else None
     try:
         numbers = await _of_cluster(server) or _of_server(await get_text(server, "/metrics"))
-    except HttpError:  # not for this key, or not on this port
+    except HttpError:  # not allowed for this key, or not on this port
         numbers = {}
     return Serving(names, server.url, uptime, **numbers)
 
 
 async def _of_cluster(server: ServerAddress) -> dict[str, Any]:
-    """Empty: it is no router."""
+    """Figures of a router's instances; empty if the server is not a router."""
     try:
         view = await get_json(server, "/v1/cluster")
     except HttpError as error:

@@ -1,4 +1,4 @@
-"""`baton pull`: fetches models before they are needed."""
+"""`baton pull`: downloads models in advance."""
 
 from __future__ import annotations
 

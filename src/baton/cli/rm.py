@@ -1,4 +1,4 @@
-"""`baton rm`: removes fetched models from the caches. Files that you put somewhere yourself are never touched."""
+"""`baton rm`: removes downloaded models from the caches. Other files are never touched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rm(
 
 
 def remove_model(model: str) -> int:
-    """Returns bytes. Raises Failed where nothing of that name is here."""
+    """Returns the freed bytes. Raises Failed if there is no such model."""
     from baton.models.aliases import ALIASES, cache_folder
     from baton.models.hub import hub_name, is_meant
     from baton.models.hub_cache import cached_models, remove

@@ -1,4 +1,4 @@
-"""`baton router`: settings, ports, tokenizer; then the router runs, and this file prints what it reports."""
+"""`baton router`: reads settings, checks ports, loads the tokenizer, runs the router, and prints its reports."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OURS = (
     *GROUPS["Administration"],
     *GROUPS["Queue"],
 )
-"""Options of `baton serve` that are not about an engine."""
+"""Options of `baton serve` that do not concern an engine."""
 
 
 def settings() -> list[Setting]:
@@ -107,7 +107,7 @@ def checked_cluster_port(options: RouterOptions, serve: ServeConfig) -> int:
 
 
 def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterOptions, *, quiet: bool) -> bool:
-    """Until Ctrl-C. False: it came before an instance was there."""
+    """Runs until Ctrl-C. Returns False if that came before an instance had joined."""
     from baton.addresses import Address
     from baton.cli.cluster_view import PlainReporter
     from baton.runtime.router.router_config import RouterProcessConfig

@@ -1,4 +1,4 @@
-"""`baton run`: prompts in, texts out, in this process; without a prompt a conversation, as `baton chat`."""
+"""`baton run`: answers prompts in this process; without a prompt it is a conversation, like `baton chat`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run(
 
 
 def converse(model: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
-    """`baton chat` with a server of its own."""
+    """`baton chat` with a private server."""
     from baton.cli.conversation import Conversation, talk
     from baton.cli.private_server import private_server
 
@@ -100,8 +100,8 @@ def answer_all(
 
 
 def quiet_waiting() -> None:
-    """Before torch is there: threads that wait sleep, as in the server's worker. On few cores a spinning one takes its
-    neighbour's time (7 times slower beside one busy process, measured)."""
+    """Must run before torch is imported: waiting threads sleep, as in the server's worker. On few cores a spinning thread takes
+    its neighbour's time (7 times slower beside one busy process, measured)."""
     from baton.runtime.processes.process_table import QUIET_WAITING
 
     for name, value in QUIET_WAITING.items():
@@ -109,7 +109,7 @@ def quiet_waiting() -> None:
 
 
 def load(model: str, *, command: str = "", **settings: Any) -> LLM:
-    """The in-process engine, which does not tell how far it is."""
+    """Loads the engine in this process, which reports no progress."""
     quiet_waiting()
     path = resolve_model(model, command=command)
     with stages(stderr_lines(command)) as shown:
@@ -148,7 +148,7 @@ def _generate(
 
 
 def _stream(llm: LLM, prompt: str, sampling: Sampling, *, raw: bool, system: str | None) -> int:
-    """One answer, as it comes. Returns its tokens."""
+    """Prints one answer as it arrives. Returns its number of tokens."""
     from baton.llm import SamplingParams
 
     params = SamplingParams(**sampling.given())

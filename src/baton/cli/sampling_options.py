@@ -1,4 +1,4 @@
-"""Options that say how tokens are sampled and where an answer ends: one place for every command that has them."""
+"""Options of sampling and answer length, shared by all commands that have them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 DEFAULT = "Default: the model's."
 MAX_TOKENS = 2048
-"""Enough for a model that thinks before it answers."""
+"""Enough for a model with reasoning."""
 
 
 def _int64(seed: int | None) -> int | None:
@@ -20,7 +20,7 @@ def _int64(seed: int | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Named as in the API and in `LLM`. None: the model's default."""
+    """Names as in the API and in `LLM`. None: the model's default."""
 
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens per answer, at most; reasoning counts.")
@@ -66,6 +66,6 @@ class Sampling:
     ] = None
 
     def given(self) -> dict[str, Any]:
-        """Without what is the model's choice."""
+        """The options without those left to the model."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value not in (None, [])}

@@ -1,6 +1,6 @@
-"""How every command talks: answers on stdout, everything else on stderr, errors in one line that says what to do.
+"""Output of all commands: results on stdout, everything else on stderr, errors in one line that says what to do.
 
-Bars are for people who look on: none where stderr is a file or a pipe.
+Progress bars appear only on a terminal, not in a file or a pipe.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 PACKAGES = {"yaml": "pyyaml"}
-"""What pip calls a module, where it is not the module's own name."""
+"""Name of the pip package, where it differs from the module."""
 
 
 class Failed(Exception):
-    """The command cannot go on; the message is one line that says what to do."""
+    """The command cannot continue; the message is one line that says what to do."""
 
 
 def complain(command: str, message: str, code: int = FAILED) -> NoReturn:
@@ -42,8 +42,8 @@ def complain(command: str, message: str, code: int = FAILED) -> NoReturn:
 
 
 class ServerLines:
-    """What a server says while it runs. Its supervisor must not wait for whoever reads that, nor end because nobody does:
-    `baton serve 2>&1 | tee log` loses its reader to the same Ctrl-C that drains the server."""
+    """Lines of a running server. The supervisor must neither block on their reader nor end when it is gone: in `baton serve
+    2>&1 | tee log` the Ctrl-C that drains the server also ends tee."""
 
     def __init__(self, command: str) -> None:
         from baton.observe.line_writer import LineWriter
@@ -62,7 +62,7 @@ class ServerLines:
 
 
 def end_unhurried() -> None:
-    """On its loop: a server has ended in order. Who asks for that again, until its process is gone, changes nothing."""
+    """Called on the loop after an orderly end: further signals are ignored until the process is gone."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.remove_signal_handler(number)
@@ -75,7 +75,7 @@ def one_line(message: str) -> str:
 
 @contextmanager
 def complaints(command: str) -> Iterator[None]:
-    """Errors we expect become one line and exit code 1; a traceback means that something is wrong with Baton itself."""
+    """Turns expected errors into one line and exit code 1; a traceback means a bug in Baton."""
     from baton.errors import EngineError
 
     try:
@@ -92,7 +92,7 @@ def complaints(command: str) -> Iterator[None]:
 
 
 def require_packages() -> None:
-    """Raises where the installation is not complete. The processes of a server would end in tracebacks, one after the other."""
+    """Raises if a required package is missing: each process of a server would end in a traceback."""
     from importlib.metadata import PackageNotFoundError, distribution, requires
 
     from baton import DISTRIBUTION
@@ -100,7 +100,7 @@ def require_packages() -> None:
     try:
         needed = [line.split(";")[0].strip() for line in requires(DISTRIBUTION) or () if "extra ==" not in line]
     except PackageNotFoundError:
-        return  # run from its sources: nothing says what is needed
+        return  # run from source: there are no requirements to check
     missing = []
     for requirement in needed:
         try:
@@ -112,7 +112,7 @@ def require_packages() -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A pipe has no width; give it one in which no line of a table is broken."""
+    """A console. A pipe has no width; it gets one that breaks no line of a table."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -125,7 +125,7 @@ Advance = Callable[[int, int, str], None]
 
 @contextmanager
 def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
-    """A bar that appears with the first advance: a step that is over at once shows nothing. `unit` "bytes" counts those."""
+    """A bar that appears with the first advance: a step that ends at once shows nothing. `unit` "bytes" formats bytes."""
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     shown = console(stderr=True)
@@ -144,13 +144,13 @@ def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
 
 
 def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bool = False) -> Path:
-    """What the user typed as files on this machine, of a kind that runs here. Whatever takes a while is announced."""
+    """Resolves the user's model name to files on this machine that can be served. Announces what takes long."""
     from baton.cli.progress import stages
     from baton.models.download import Listener
     from baton.models.names import resolve
     from baton.models.support import refuse_unsupported
 
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub's library draws bars of its own, into files too
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub's library draws its own bars, into files too
     with stages(stderr_lines(command), quiet=quiet) as shown:
         path = resolve(name, revision=revision, listener=Listener(shown.announce, shown.advance))
     refuse_unsupported(path)
@@ -158,7 +158,7 @@ def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bo
 
 
 def with_model(config: ServeConfig, path: Path) -> ServeConfig:
-    """The settings of a server whose model is found: what depends on the model and was left open is decided."""
+    """The settings with defaults that depend on the model."""
     from baton.models.aliases import stops_repetitions
 
     names = served_names(config.served_model_name, config.model)
@@ -171,7 +171,7 @@ def stderr_lines(command: str) -> Callable[[str], None]:
 
 
 def served_name(model: str) -> str:
-    """What clients call it: an alias or a hub id as it is, of a path only the last part."""
+    """The name for clients: an alias or a hub id unchanged, for a path its last part."""
     path = Path(model).expanduser()
     if not path.exists():
         return model
@@ -179,7 +179,7 @@ def served_name(model: str) -> str:
 
 
 def served_names(given: Sequence[str], model: str) -> tuple[str, ...]:
-    """Those that were given, and the model's own where there is none. '*' comes last: no answer has it as a name."""
+    """The given names, or the model's own. '*' comes last: no answer has it as a name."""
     names = tuple(name for name in given if name != ANY_NAME) or (served_name(model),)
     return (*names, ANY_NAME) if ANY_NAME in given else names
 

@@ -1,10 +1,11 @@
-"""`baton serve`: settings, port, model; then the supervisor runs everything, and this file prints what it reports.
+"""`baton serve`: reads settings, checks the port, fetches the model; then the supervisor runs the processes, and this file
+prints its reports.
 
 settings   flags over file over defaults (settings.py)      wrong: one line, exit 1, nothing was started
 port       tried before anything is loaded                  taken: one line, exit 1
-model      fetched with a bar, if it is not here yet
+model      downloaded with a bar, if it is not cached
 load       front, engine and worker start                   bar from the worker's progress, gone when loading ends
-ready      address, a curl line, the facts                  on stdout
+ready      address, a curl line, settings                   on stdout
 Ctrl-C     running requests finish, then all processes end  exit 0
 """
 
@@ -66,7 +67,7 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
 
 
 def _own_options() -> list[Parameter]:
-    """What is about this process alone and not about the server: no key of the file."""
+    """Options of this process, not of the server: they are not keys of the file."""
     quiet = typer.Option("--quiet", help="Print nothing but errors.")
     until = typer.Option("--until-stdin-ends", help="Stop when stdin is closed: for a parent process.", hidden=True)
     options = {"quiet": quiet, "until_stdin_ends": until}
@@ -75,13 +76,13 @@ def _own_options() -> list[Parameter]:
     ]
 
 
-# typer asks for the signature; this one is made from the fields of ServeConfig
+# Typer reads the signature; it is built from the fields of ServeConfig.
 serve.__signature__ = Signature([*parameters(), *_own_options()])  # type: ignore[attr-defined]
 serve.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters(), *_own_options())}
 
 
 def checked_port(config: ServeConfig) -> int:
-    """Everything that can be known to be wrong before a model is fetched and processes start. Returns the port to listen on."""
+    """Checks everything that can be checked before a model is fetched and processes start. Returns the port."""
     from baton.api.config import api_config_of
     from baton.api.http.tls import tls_context
     from baton.kvcache.storage.open import check_address
@@ -104,7 +105,8 @@ def checked_port(config: ServeConfig) -> int:
 
 
 def warn_of_certificate(command: str, config: ServeConfig, *, quiet: bool) -> None:
-    """Before the model is loaded, which may take long. One that clients refuse is said in spite of --quiet, and served."""
+    """Warns before the model is loaded, which may take long. A certificate that clients refuse is reported despite --quiet, and
+    served."""
     from baton.api.http.certificate_dates import certificate_warning
 
     warned = certificate_warning(config.ssl_certfile, datetime.now(UTC)) if config.ssl_certfile else None
@@ -113,13 +115,13 @@ def warn_of_certificate(command: str, config: ServeConfig, *, quiet: bool) -> No
 
 
 def node_name(port: int) -> str:
-    """The same after a restart, and no other instance's."""
+    """A name that is stable across restarts and unique among instances."""
     host = "".join(each for each in gethostname() if each.isascii() and each.isprintable() and each != " ")
     return f"{host[: NODE_NAME_CHARACTERS_MAX - 6]}-{port}"
 
 
 def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bool = False) -> bool:
-    """Until Ctrl-C. False: it came before the server was ready."""
+    """Runs until Ctrl-C. Returns False if that came before the server was ready."""
     from baton.runtime.supervisor import Supervisor
 
     reporter = ServeReporter(config, quiet=quiet)
@@ -140,7 +142,7 @@ def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bo
 
 
 def _on_end_of_stdin(stop: Callable[[], None]) -> None:
-    """The parent holds the other end of the pipe. However it ends, the system closes that end."""
+    """Calls `stop` when stdin closes: the parent holds the other end of the pipe, which the system closes when it dies."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:
@@ -152,7 +154,7 @@ def _on_end_of_stdin(stop: Callable[[], None]) -> None:
 
 
 class ServeReporter:
-    """Prints what the supervisor reports."""
+    """Prints the supervisor's reports."""
 
     def __init__(self, config: ServeConfig, *, quiet: bool) -> None:
         self._config = config
@@ -161,7 +163,7 @@ class ServeReporter:
         self.was_ready = False
         self.lines = ServerLines("serve")
         self.loading = ExitStack()
-        "Holds the bar. Closed as soon as loading ends: a bar that stays redraws itself, and erases what others print."
+        "Holds the bar. Closed as soon as loading ends: a live bar redraws itself over other output."
         self._stages = open_stages(self.lines.say, quiet=quiet)
         self.loading.callback(self._stages.close)
         self._stage = f"loading {config.served_model_name[0]}"
@@ -190,7 +192,7 @@ class ServeReporter:
 
     def stopping(self) -> None:
         self.loading.close()
-        # The supervisor calls this on its way out of an error too. The error is printed by whoever catches it.
+        # The supervisor calls this after an error too; the error is printed where it is caught.
         if self.was_ready and not self._quiet and sys.exc_info()[0] is None:
             seconds = self._config.drain_seconds_max
             self.lines.say(f"draining: running requests have {seconds:g} s to finish; Ctrl-C again ends them now")
@@ -213,20 +215,20 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
 
 
 def chosen_text(plan: dict[str, int | float | str]) -> str:
-    """Sizes of steps that were not given, for the device that computes."""
+    """Step sizes that were chosen for the device."""
     named = [f"{flag_of(name)} {plan[name]:g}" for name in str(plan["chosen_for_device"]).split(", ")]
     return f"{', '.join(named)}, for device {plan.get('device', 'cpu')}"
 
 
 def tiers_text(plan: dict[str, int | float | str]) -> str:
-    """Below the KV cache (docs/caching.md)."""
+    """Tiers below the KV cache (docs/caching.md)."""
     storage = f" and {plan['kv_storage']}" if plan["kv_storage"] else ""
     host = f"{plan['kv_host_gib']} GiB of host memory ({plan['kv_host_blocks']:,} blocks)"
     return f"{host}{storage}; written {plan['kv_write']}, preempted KV: {plan['preempted_kv']}"
 
 
 def plan_text(ready: InstanceReady) -> str:
-    """What was resolved at the start, for whoever works on Baton; GET /config has all of it."""
+    """Resolved settings, for developers of Baton; GET /config has all."""
     plan = ready.plan
     words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_cache_dtype']}) by {plan['kv_blocks_by']}"
     if "memory_gib" in plan:

@@ -1,12 +1,12 @@
 """Settings (config/schema.py) as options of a command line and as keys of a YAML file.
 
-order of precedence    example                        a field that is given in both: the upper one counts
+order of precedence    example                        if given in several: the upper one counts
 flag                   --max-num-seqs 32
 alias                  --parallel 32                  the same field; both at once are refused
 YAML key               max_num_seqs: 32               aliases work too, with - or _
 default                the dataclass
 
-No setting is read from an environment variable: what a server does is what its command line and its file say.
+No setting is read from an environment variable: only the command line and the file count.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from baton.ranges import refusal
 ConfigT = TypeVar("ConfigT")
 
 MEMBER = ("router", "role", "cluster_secret", "transfer_address", "name")
-"""Fields of ServeConfig that are about an instance of a cluster: not for commands that start a router."""
+"""Fields of ServeConfig for an instance of a cluster: not accepted by commands that start a router."""
 
 FLAG_WORDS = ("true", "false", "yes", "no", "on", "off")
-"""Nobody calls a model so: --enable-prefix-caching true."""
+"""Words that are never a model's name, as in: --enable-prefix-caching true."""
 
 
 # Options
 
 
 def parameters(settings: Sequence[Setting] | None = None) -> list[inspect.Parameter]:
-    """Everything that `baton serve`, or a command with other settings, takes, for its signature. None always means "not
-    given"."""
+    """Parameters of `baton serve`, or of a command with other settings, for its signature. None always means "not given"."""
     model = typer.Argument(metavar="MODEL", help=_summary_of_model(), show_default=False)
     config = typer.Option("--config", metavar="FILE", help="YAML file: every option is a key.")
     made = [_parameter("positional", str | None, model), _parameter("config", Path | None, config)]
@@ -67,7 +66,7 @@ def _summary_of_model() -> str:
 
 
 def _foreign(name: str) -> inspect.Parameter:
-    """An option of other engines, which is answered in words."""
+    """A hidden option of other engines, which is refused or explained."""
     flag = FOREIGN[name].flag
     return _parameter(name, (bool if flag else str) | None, typer.Option(*_declared(name, flag=flag), hidden=True))
 
@@ -81,7 +80,7 @@ def _option(setting: Setting, name: str) -> inspect.Parameter:
         help=setting.explained(setting.help),
         show_default=False,
         rich_help_panel=setting.group,
-        hidden=name != setting.name or name == "model",  # the argument says it
+        hidden=name != setting.name or name == "model",  # the argument has it
     )
     return _parameter(name, (str if setting.choices or sized else setting.kind) | None, info)
 
@@ -99,12 +98,12 @@ def _parameter(name: str, kind: Any, info: Any) -> inspect.Parameter:
 
 
 def read_config(given: Mapping[str, Any], *, quiet: bool = False) -> ServeConfig:
-    """From what the command line gave (by parameter name). Raises Failed with what to do. `quiet`: says nothing else."""
+    """Reads the command line's values (by parameter name). Raises Failed. `quiet`: prints nothing."""
     return Given(given, all_settings(), quiet=quiet).read(ServeConfig)
 
 
 class Given:
-    """What the command line gave (by parameter name), and the file that it names. Raises Failed with what to do."""
+    """Values of the command line (by parameter name) and of its --config file. Raises Failed."""
 
     def __init__(self, given: Mapping[str, Any], settings: Sequence[Setting], *, quiet: bool = False) -> None:
         flags = {name: value for name, value in given.items() if value is not None}
@@ -145,18 +144,18 @@ def _silent(line: str) -> None:
 
 
 class SettingSource:
-    """The command line, or a file: names and values that somebody gave there."""
+    """Names and values from one source: the command line, or a file."""
 
     def __init__(self, file: str, settings: Sequence[Setting], say: Callable[[str], None]) -> None:
         self._file = file
-        "Empty: the command line."
+        "Name of the file. Empty: the command line."
         self._by_name = {name: setting for setting in settings for name in (setting.name, *setting.aliases)}
         self._flags = frozenset(name for name, setting in self._by_name.items() if setting.kind is bool)
         self._flags |= {name for name, row in FOREIGN.items() if row.flag}
         self._say = say
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """By field. Options of other engines are refused with what there is here, or left out with a line."""
+        """Values by field. Options of other engines are refused with an alternative, or left out with a line."""
         values: dict[str, Any] = {}
         typed: dict[str, str] = {}
         for name, value in (switched_on(name, value, self._flags) for name, value in given.items()):
@@ -173,7 +172,7 @@ class SettingSource:
         return values
 
     def _named(self, name: str) -> str:
-        """As it was typed."""
+        """The name as the user wrote it."""
         return f"{self._file}: {name}" if self._file else flag_of(name)
 
     def _is_foreign(self, name: str, value: Any) -> bool:
@@ -198,11 +197,11 @@ class SettingSource:
 
 
 _PAIR = ("cache_type_k", "cache_type_v")
-"""llama.cpp says the type of keys and of values. Both are the same here, so both may be given where they agree."""
+"""llama.cpp has separate types for keys and values. Here they are one setting, so both may be given if they agree."""
 
 
 def read_value(setting: Setting, value: Any, named: str) -> Any:
-    """The value as the field's type wants it, and in its range."""
+    """The value converted to the field's type, and checked against its range."""
     import msgspec
 
     if get_origin(setting.hint) is tuple and isinstance(value, str):
@@ -238,7 +237,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list may be given as JSON, as vLLM's options are: '["*"]'."""
+    """A list may be given as JSON, as in vLLM: '["*"]'."""
     try:
         found = json.loads(value) if isinstance(value, str) and value.startswith("[") else None
     except ValueError:
@@ -251,7 +250,7 @@ def _takes_text(hint: Any) -> bool:
 
 
 def _yaml_value(text: str) -> Any:
-    """A field with structure, given as a flag, is written as YAML (JSON is YAML too)."""
+    """A structured field given as a flag is YAML (JSON is YAML too)."""
     import yaml
 
     try:
@@ -261,7 +260,7 @@ def _yaml_value(text: str) -> Any:
 
 
 CLOSE = 0.8
-"""How alike two spellings must be for one to be suggested for the other."""
+"""Minimum similarity for a suggestion."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
-"""`baton simulate`: rehearse the core, and say what came of it.
+"""`baton simulate`: runs the simulator and reports the result.
 
-stdout is for the answer (text or one JSON object), stderr for bar and complaints. Exit codes: 0 all is well, 1 something is
-wrong with the core, 2 with the command, 130 Ctrl-C. The simulator is loaded when a run begins, not for `--help`.
+stdout has the result (text or one JSON object), stderr the bar and errors. Exit codes: 0 no violation, 1 a bug in the core, 2 a
+wrong command, 130 Ctrl-C. The simulator is loaded when a run begins, not for `--help`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ Exit code 0: no violation and, from 1,000 seeds on, every rare state was reached
 
 
 class WrongUsage(Exception):
-    """What was asked makes no sense; the message is one line that says what to do instead."""
+    """The options are wrong; the message is one line that says what to do instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeedRange:
-    """What the command line asks for."""
+    """The options of the command."""
 
     seeds: str | None
     seed: int | None
@@ -113,7 +113,7 @@ def _obey(order: SeedRange) -> int:
         return INTERRUPTED
 
 
-# What was asked
+# Checking options
 
 
 def _is_many(order: SeedRange) -> bool:
@@ -121,7 +121,7 @@ def _is_many(order: SeedRange) -> bool:
 
 
 def _check(order: SeedRange) -> None:
-    """Everything that can be wrong without running anything."""
+    """Checks everything that can be checked without a run. Raises WrongUsage."""
     given = [name for name, value in (("--seed", order.seed), ("--seeds", order.seeds), ("--scenario", order.scenario))
              if value is not None]  # fmt: skip
     if len(given) > 1:
@@ -139,13 +139,13 @@ def _check(order: SeedRange) -> None:
         raise WrongUsage(f"--perfetto {order.perfetto}: there is no directory {order.perfetto.parent}: make it first")
     if order.shrink is not None:
         try:
-            order.shrink.mkdir(parents=True, exist_ok=True)  # now, and not at the end of a long night
+            order.shrink.mkdir(parents=True, exist_ok=True)  # before a long run, not after it
         except OSError as error:
             raise WrongUsage(f"--shrink {order.shrink}: cannot be made ({error.strerror}): give another directory")
 
 
 def read_range(text: str) -> range:
-    """A:B, as in Python: A is the first, B is one past the last."""
+    """A:B as in Python: B is exclusive."""
     first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise WrongUsage(f"--seeds {text}: write A:B, two whole numbers, like --seeds {SEEDS} (for one seed: --seed N)")
@@ -155,7 +155,7 @@ def read_range(text: str) -> range:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Checked whole before it runs: what is wrong with the file is said in its own terms."""
+    """Reads and validates the whole scenario before it runs. Raises WrongUsage."""
     import msgspec
 
     from baton.errors import InvalidConfig
@@ -168,7 +168,7 @@ def read_scenario(path: Path) -> Scenario:
             scenario.of_node(number).config()
         if scenario.cluster is None:
             scenario.config()
-        for client in scenario.clients:  # sent over the wire, it would be checked there
+        for client in scenario.clients:  # a wire would validate it
             msgspec.convert(msgspec.to_builtins(client.request()), GenerateRequest)
     except OSError as error:
         raise WrongUsage(f"--scenario {path}: cannot be read ({error.strerror}): give a file that --shrink wrote")
@@ -240,13 +240,13 @@ def _scenario(order: SeedRange) -> Scenario:
 
 
 def _tracers(order: SeedRange, *, cluster: bool) -> tuple[Tracer | None, PerfettoTrace | None]:
-    """What the run is to be watched by, and the part of it that is to be saved afterwards."""
+    """The tracer of the run, and the part of it to save afterwards."""
     from baton.sim.trace import ColumnTrace, LineTrace, PerfettoTrace, Tee
 
     picture = PerfettoTrace() if order.perfetto is not None else None
     if not order.trace:
         return picture, picture
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run, as it ends any other program
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the run
     columns = LineTrace(typer.echo) if cluster else ColumnTrace(typer.echo)
     return (columns if picture is None else Tee([columns, picture])), picture
 
@@ -255,7 +255,7 @@ def _tracers(order: SeedRange, *, cluster: bool) -> tuple[Tracer | None, Perfett
 
 
 def _shrink_seeds(order: SeedRange, violations: Sequence[Violation]) -> None:
-    """The first seed of each invariant: a thousand seeds that found one bug are one bug."""
+    """Shrinks the first seed of each invariant: many seeds often show the same bug."""
     from baton.sim.run import make
 
     for violation in {violation.invariant: violation for violation in reversed(violations)}.values():
@@ -263,7 +263,7 @@ def _shrink_seeds(order: SeedRange, violations: Sequence[Violation]) -> None:
 
 
 def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation]) -> None:
-    """Each violation as a small scenario file. Nothing to do if it was not asked for, or all is well."""
+    """Writes each violation as a small scenario file, if requested."""
     if order.shrink is None or not violations:
         return
     from baton.sim.shrink import shrink
@@ -272,7 +272,7 @@ def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation
         kind = "cluster-" if scenario.cluster is not None else ""
         name = f"{kind}invariant-{violation.invariant}-seed-{violation.seed}"
         small = shrink(scenario, violation.invariant, lambda text, name=name: typer.echo(f"{name}: {text}", err=True))  # type: ignore[misc]
-        small.fails = None  # that is for kept mutants: what fails here must pass once it is mended
+        small.fails = None  # only for kept mutants: this scenario must pass once the bug is fixed
         small.note = f"seed {violation.seed}: {violation.message}"
         path = order.shrink / f"{name}.json"
         small.save(path)
@@ -283,7 +283,7 @@ def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation
 
 
 def _mutants(order: SeedRange) -> int:
-    """Every mutant must be found by some seed; one that survives is a hole in the rehearsal."""
+    """Every mutant must be found by some seed; a survivor is a gap in the simulator."""
     from baton.sim.campaign import cores
     from baton.sim.mutants import SEEDS, NoMutants, mutants, run_mutants
 

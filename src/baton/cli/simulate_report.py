@@ -1,4 +1,4 @@
-"""What `baton simulate` says: summaries and tables on stdout, one JSON object instead of them, a bar on stderr."""
+"""Output of `baton simulate`: summaries and tables on stdout, or one JSON object; a bar on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from baton.sim.world import Outcome
 
 SHOWN = 20
-"""Violations that the summary tells of, one by one."""
+"""Violations that the summary lists."""
 
 
 def print_summary(campaign: Campaign, options: str) -> None:
@@ -38,7 +38,7 @@ def print_summary(campaign: Campaign, options: str) -> None:
 
 
 def _print_sometimes(campaign: Campaign) -> None:
-    """Which rare states were reached, and in how many seeds; those that were not are marked."""
+    """Rare states and the number of seeds that reached them; unreached ones are marked."""
     from rich.table import Table
     from rich.text import Text
 
@@ -58,7 +58,7 @@ def _print_sometimes(campaign: Campaign) -> None:
 
 
 def print_outcome(outcome: Outcome, what: str, again: str, perfetto: Path | None) -> None:
-    """One run. `what` it was, and the options that give it again."""
+    """Prints one run. `what`: its description; `again`: the options that reproduce it."""
     typer.echo(f"{what}: {'ok' if outcome.invariant is None else 'VIOLATION'}")
     typer.echo(f"requests   {outcome.requests:,}")
     typer.echo(f"events     {outcome.events:,} counted, {outcome.heap_events:,} on the heap")
@@ -96,7 +96,7 @@ def print_json(answer: object) -> None:
 
 
 def _console() -> Console:
-    """For tables. A pipe has no width; make it one in which no line is broken."""
+    """A console for tables. A pipe has no width; it gets one that breaks no line."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 160)
@@ -104,7 +104,7 @@ def _console() -> Console:
 
 @contextmanager
 def bar(what: str, total: int, *, hidden: bool) -> Iterator[Callable[[int, str], None]]:
-    """A bar on stderr, where a person looks on; for a file or a JSON reader it would be noise."""
+    """A bar on stderr, only on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

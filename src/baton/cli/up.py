@@ -1,7 +1,8 @@
-"""`baton up`: settings, port, model; then one process runs a router and instances on this machine, and this file prints.
+"""`baton up`: reads settings, checks the port, fetches the model; then one process runs a router and instances on this machine,
+and this file prints its reports.
 
-Every instance is given the options of `baton serve`. The router has the port and the keys; it meets the instances on a socket
-in a private directory, with a secret made for this run.
+Every instance gets the options of `baton serve`. The router has the port and the keys; instances connect to a socket in a
+private directory, with a secret generated for this run.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
 
 
 def _own_options() -> list[Parameter]:
-    """What is about this process alone: no key of the file."""
+    """Options of this process: they are not keys of the file."""
     options = {
         "plain": typer.Option("--plain", help="Print lines, and no table. Also where stdout or stderr is no terminal."),
         "quiet": typer.Option("--quiet", help="Print nothing but errors."),
@@ -83,7 +84,7 @@ up.__annotations__ = {parameter.name: parameter.annotation for parameter in _PAR
 
 
 def roles_of(options: UpOptions) -> dict[str, Role]:
-    """Instances by name."""
+    """Roles of the instances, by name."""
     counts: tuple[tuple[Role, int], ...] = (
         ("prefill", options.prefill),
         ("decode", options.decode),
@@ -103,15 +104,16 @@ def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
 
 class GpuPlace(NamedTuple):
     device_index: int
-    "Of the GPUs that are visible."
+    "Index among the visible GPUs."
     sharers: int = 1
-    "Instances on it."
+    "Number of instances on the GPU."
     place: int = 0
-    "Among them."
+    "Index among those instances."
 
 
 def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
-    """In turn: instances of one role are on different GPUs for as long as there are any. Without a GPU nothing is shared."""
+    """Assigns GPUs round-robin: instances of one role are on different GPUs as far as possible. Without a GPU nothing is
+    shared."""
     if not gpus:
         return dict.fromkeys(names, GpuPlace(0))
     on_each = Counter(number % gpus for number in range(len(names)))
@@ -119,22 +121,22 @@ def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
 
 
 def gpus_for(serve: ServeConfig) -> int:
-    """GPUs that its instances may use. Its model is a path here."""
+    """Number of GPUs for the instances. `serve.model` must be a path."""
     from baton.worker.platforms.visible import visible_gpus
 
-    elsewhere = serve.device not in ("auto", "cuda") or Path(serve.model).is_file()  # a GGUF file is computed on a CPU
+    elsewhere = serve.device not in ("auto", "cuda") or Path(serve.model).is_file()  # GGUF files run on a CPU
     return 0 if elsewhere else visible_gpus()
 
 
 def shares_of_cores(names: list[str], cores: int) -> dict[str, int]:
-    """Compute threads of each, where nobody said how many: the cores divided, what is left over for the first ones, which
-    compute prompts. At least one each: more instances than cores share them."""
+    """Compute threads per instance by default: the cores divided, with the remainder for the first ones, which compute prompts.
+    At least one each: more instances than cores share them."""
     each, over = divmod(cores, len(names))
     return {name: max(1, each + (place < over)) for place, name in enumerate(names)}
 
 
 def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig]:
-    """Without where the router is: that is known later."""
+    """Configs of the instances, without the router's address, which is known later."""
     from baton.worker.platforms.cpu import usable_cores
 
     roles = roles_of(options)
@@ -152,7 +154,7 @@ def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig
 def run_cluster(
     serve: ServeConfig, placement: PlacementOptions, engines: Mapping[str, EngineConfig], *, plain: bool, quiet: bool
 ) -> bool:
-    """Until Ctrl-C. False: it came before everything was ready."""
+    """Runs until Ctrl-C. Returns False if that came before everything was ready."""
     from baton.cli.cluster_table import LiveReporter
     from baton.cli.cluster_view import PlainReporter
     from baton.runtime.processes.private_folder import PrivateFolder
@@ -206,12 +208,12 @@ def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: I
 
 
 def gpus_text(engines: Mapping[str, EngineConfig]) -> str:
-    """Who computes on which."""
+    """The GPU of each instance."""
     return ", ".join(f"{name} {engine.worker.device_index}" for name, engine in engines.items())
 
 
 def threads_text(engines: Mapping[str, EngineConfig]) -> str:
-    """Who computes on how many cores. They slow each other down where there are too few."""
+    """Compute threads of each instance. Too few cores slow the instances down."""
     from baton.worker.platforms.cpu import usable_cores
 
     cores, threads = usable_cores(), {name: engine.worker.threads for name, engine in engines.items()}

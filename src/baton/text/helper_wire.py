@@ -1,7 +1,9 @@
-"""Messages between helper.py and helper_child.py: msgpack with a length prefix, over a socket pair. msgpack, because its
-encoding is as fast as copying: the encoder holds the interpreter lock, and all streams wait for it. JSON from a client may have
-two things that msgpack lacks: lone surrogates become U+FFFD, as in every prompt, and integers over 64 bits travel as an
-extension."""
+"""Messages between helper.py and helper_child.py: msgpack with a length prefix, over a socket pair.
+
+msgpack, because its encoding is as fast as copying: the encoder holds the interpreter lock, and all streams wait for it. JSON
+from a client may have two things that msgpack lacks: lone surrogates become U+FFFD, as in every prompt, and integers over 64
+bits travel as an extension.
+"""
 
 from __future__ import annotations
 

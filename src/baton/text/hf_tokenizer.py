@@ -115,8 +115,10 @@ def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _overruled(ids: tuple[int, ...], wanted: object, token_id: int | None) -> tuple[int, ...]:
-    """Applies add_bos_token or add_eos_token, which override the post-processor as in transformers. The token is the outermost:
-    first of a prefix, and last of a suffix (which the caller passes reversed)."""
+    """Applies add_bos_token or add_eos_token, which override the post-processor as in transformers.
+
+    The token is the outermost: first of a prefix, and last of a suffix (which the caller passes reversed).
+    """
     if wanted is False:
         return tuple(i for i in ids if i != token_id)
     if wanted is True and token_id is not None and token_id not in ids:

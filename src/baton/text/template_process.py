@@ -1,5 +1,7 @@
-"""The process in which chat templates run (helper.py): a template comes with the model, so it is foreign code. One child serves
-all templates of this process. At a template's deadline it is killed, and the next chat starts another."""
+"""The process in which chat templates run (helper.py): a template comes with the model, so it is foreign code.
+
+One child serves all templates of this process. At a template's deadline it is killed, and the next chat starts another.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ user        text, tool_result     -> a message with the role tool for each resul
 assistant   thinking, text, tool_use -> one message with reasoning_content, content, tool_calls
 the last one is the assistant's      -> the answer continues it
 
-tools custom, or no type   the client runs it
+tools
+custom, or no type   the client runs it
 defer_loading        not offered before a tool_result has a tool_reference to it, unless Anthropic's server would do the search
 others               web_search_20250305, ...: Anthropic's server would have to run them, or only Anthropic's models know their
                      schema. They are left out and named in x-baton-ignored; refused only where tool_choice demands one

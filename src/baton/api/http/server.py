@@ -1,6 +1,7 @@
-"""uvicorn with limits: by itself it waits for ever for headers, and accepts any amount of them. Conflicting lengths and the
-like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte per minute would hold a
-connection.
+"""uvicorn with limits: by itself it waits for ever for headers, and accepts any amount of them.
+
+Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte per
+minute would hold a connection.
 
 Connections are counted (connection_limit.py), and requests start a few at a time (layers.py). Nothing is read from the
 environment, where uvicorn looks for settings too.

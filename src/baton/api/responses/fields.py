@@ -3,7 +3,8 @@
 input        an assistant's turn is several items (reasoning, message, function_call...) and one message of a chat; so an item
              of the assistant joins the assistant's message before it, unless that has such a part already
 text.format  is `response_format` of chat completions. That name is accepted too. The answer's `text.format` is the format that
-             was applied, under whichever name it was given tools
+             was applied, under whichever name it was given
+tools
 function     the client runs it
 namespace    functions under a common name. The model sees them as namespace.name; a call has both apart (OutputItems)
 others       web_search, mcp, ...: the server would have to run them, or they have no schema. They are left out and named in

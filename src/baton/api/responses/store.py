@@ -1,6 +1,7 @@
-"""Stored answers, for previous_response_id and GET: in this process, bounded in number and bytes. And their items. Eviction
-starts with the tenant that holds the most bytes, its oldest answer first, so no tenant evicts the answers of one that holds
-less. An evicted answer is a 404. Answers are stored as bytes, so the count is exact.
+"""Stored answers, for previous_response_id and GET: in this process, bounded in number and bytes. And their items.
+
+Eviction starts with the tenant that holds the most bytes, its oldest answer first, so no tenant evicts the
+answers of one that holds less. An evicted answer is a 404. Answers are stored as bytes, so the count is exact.
 
 resp_ID     msg_ID00  rs_ID00  fc_ID01      an item's id contains the response's id and its place in the output: it is found by
             that alone (`response_of`), without a table of items

@@ -1,6 +1,6 @@
 """`baton bench offline | serve | latency`: options in, one run, table or JSON out.
 
-stdout is for the numbers, stderr for bars and complaints. Exit code 1: an answer was not complete.
+stdout has the numbers, stderr bars and errors. Exit code 1: an answer was incomplete.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _flag(*names: str, help: str, metavar: str | None = None, **limits: Any) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchCase:
-    """Which workload."""
+    """Options of the workload."""
 
     workload: Annotated[Workload, _flag("--workload", help="Kind of prompts (docs/cli.md).")] = "random"
     requests: Annotated[int, _flag("--requests", "--num-prompts", metavar="N", min=1, help="Number of requests.")] = 32
@@ -112,7 +112,7 @@ class BenchCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """How the numbers are to be told."""
+    """Options of the output."""
 
     slo: Annotated[
         str | None, _flag("--slo", metavar="LIST", help="Latency bounds for goodput: ttft:500ms,itl:50ms (also tpot, e2e).")
@@ -121,7 +121,7 @@ class Wanted:
     html: Annotated[Path | None, _flag("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")] = None
 
     def bounds(self) -> dict[str, float]:
-        """Checked now, and not at the end of a long run."""
+        """Checks the options before a long run, not after it."""
         if self.html is not None and not self.html.parent.is_dir():
             raise Failed(f"--html {self.html}: there is no directory {self.html.parent}; make it first")
         return read_slo(self.slo) if self.slo else {}
@@ -129,7 +129,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Which server, and how it is loaded."""
+    """Options of the server and its load."""
 
     url: Annotated[str, _flag("--url", "--base-url", metavar="URL", help="Address of the server.")] = "http://127.0.0.1:8000"
     model: Annotated[
@@ -167,7 +167,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineFacts:
-    """What the engine in this process is told."""
+    """Settings of the engine in this process."""
 
     device: Annotated[Device, _flag("--device", help="Compute device, as for baton serve.")] = "auto"
     quantization: Annotated[Quantization, _flag("--quantization", help="How weights are stored and multiplied.")] = "auto"
@@ -241,7 +241,7 @@ def serve(*, target: Target, asked: BenchCase, wanted: Wanted) -> None:
 def _rounds(
     llm: TimedLLM, rounds: int, batch: int, lengths: tuple[int, int], seed: int, *, quiet: bool
 ) -> tuple[list[Record], float]:
-    """One batch after the other, each with prompts of its own: a cached prompt would be no prefill."""
+    """Runs one batch after the other, each with new prompts: a cached prompt would skip the prefill."""
     from baton.cli.bench.offline import run_offline
 
     records: list[Record] = []
@@ -318,13 +318,13 @@ def load_timed(model: str, machine: MachineFacts, *, quiet: bool) -> TimedLLM:
 
 
 def warm_up(llm: TimedLLM) -> None:
-    """The first steps of a process pay for things that later ones do not."""
+    """Runs a few steps: the first steps of a process are slower."""
     from baton.cli.bench.offline import run_offline
 
     run_offline(llm, random_asks(2, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
 
 
-# Telling
+# Output
 
 
 def _tell(wanted: Wanted, summary: dict[str, Any], records: Sequence[Record]) -> None:

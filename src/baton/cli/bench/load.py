@@ -1,13 +1,13 @@
-"""Asks a server for a workload and notes when every piece of every answer came.
+"""Sends a workload to a server and records the time of every piece of every answer.
 
-when requests are sent      --rate R           at R a second, at random (Poisson) or regular distances, whatever is still open
+when requests are sent      --rate R           at R per second, at random (Poisson) or regular distances, however many are open
                             a trace            at its own times
                             else               all at once
-how many may be open        --concurrency N    a request whose time has come waits for a free place, and its clock too
+how many may be open        --concurrency N    a due request waits for a free place, and its clock starts then
 
-Open arrival (a rate without a bound) is what users do; a closed loop (N clients) is kind to a slow server.
+Users behave like open arrival (a rate without a bound); a closed loop (N clients) hides a slow server.
 
-An answer counts as complete if it came with status 200, tokens, a finish_reason, and [DONE] at its end.
+An answer is complete with status 200, tokens, a finish_reason, and [DONE] at its end.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from baton.cli.bench.workload import Ask
 from baton.cli.http_stream import HttpError, ServerAddress, stream_events
 
 DELTA_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
-"""Of a chat's delta: what is made of tokens."""
+"""Keys of a chat's delta whose values are generated tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
-    """How the workload is sent."""
+    """Server, arrival times and limits of a load."""
 
     server: ServerAddress
     model: str
     endpoint: Literal["completions", "chat"] = "completions"
     usable_ids: Sequence[int] = ()
-    "Send token ids out of these; empty: send words."
+    "Send token ids from these; empty: send words."
     rate: float | None = None
     regular: bool = False
     concurrency: int | None = None
@@ -61,7 +61,7 @@ class LoadPlan:
 async def run_load(
     plan: LoadPlan, asks: Sequence[Ask], progress: Callable[[int, int, str], None]
 ) -> tuple[list[Record], float]:
-    """Every request's record, in order, and how long it all took."""
+    """The record of every request, in order, and the duration of the run."""
     times = send_times(asks, plan)
     places = asyncio.Semaphore(plan.concurrency or len(asks))
     begin = perf_counter()
@@ -122,14 +122,14 @@ async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -
                 finished = finished or choice.get("finish_reason") is not None
     record.output_tokens = record.output_tokens or len(record.pieces)
     if finished and record.output_tokens and not record.pieces:
-        record.pieces.append(perf_counter() - begin)  # tokens without text, like half a character
+        record.pieces.append(perf_counter() - begin)  # tokens without text, e.g. half a character
     missing = {"tokens": bool(record.pieces), "a finish_reason": finished, "[DONE]": closed}
     if not all(missing.values()):
         record.error = f"the stream ended without {', '.join(name for name, there in missing.items() if not there)}"
 
 
 def _has_tokens(choice: dict[str, Any]) -> bool:
-    """Reasoning and tool calls are generated as answers are."""
+    """Whether the choice has generated text; reasoning and tool calls count."""
     delta = choice.get("delta") or {}
     return bool(choice.get("text") or any(delta.get(name) for name in DELTA_TOKENS))
 

@@ -1,8 +1,8 @@
-"""From times to numbers, with the words everybody uses.
+"""Latency and throughput figures from recorded times.
 
-TTFT   sent -> first piece of text          TPOT   (last - first piece) / (tokens - 1), one number a request
-ITL    gap between two pieces in a row      E2E    sent -> end of the stream
-goodput  requests a second that met every bound of the SLO; a request that failed met none
+TTFT   sent -> first piece of text          TPOT   (last - first piece) / (tokens - 1), one number per request
+ITL    gap between consecutive pieces      E2E    sent -> end of the stream
+goodput  requests per second that met every bound of the SLO; failed requests meet none
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ SLO_NAMES = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(slots=True)
 class Record:
-    """What became of one request. Times are seconds after the start of the run."""
+    """Times and result of one request. Times are seconds after the start of the run."""
 
     sent: float
     asked_tokens: int
     pieces: list[float] = field(default_factory=list)
-    "When each piece of text came."
+    "Arrival time of each piece of text."
     ended: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
-    "Why it did not come to a proper end; empty: it did."
+    "Why the answer is incomplete; empty: it is complete."
 
     @property
     def ok(self) -> bool:
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def short(self) -> bool:
-        """A proper end, but with fewer tokens than were asked for: the server stopped by itself."""
+        """Complete, but with fewer tokens than requested: the server stopped by itself."""
         return self.ok and self.output_tokens < self.asked_tokens
 
     @property
@@ -59,7 +59,7 @@ class Record:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest, as numpy does by default."""
+    """Linear interpolation, as numpy's default."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -79,7 +79,7 @@ def spread_ms(values: Iterable[float]) -> dict[str, float]:
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """`ttft:500,itl:50ms,e2e:10s`: plain numbers are milliseconds. In seconds."""
+    """Bounds in seconds from `ttft:500,itl:50ms,e2e:10s`; plain numbers are milliseconds."""
     bounds = {}
     for part in text.split(","):
         name, colon, bound = (piece.strip() for piece in part.partition(":"))
@@ -95,7 +95,7 @@ def read_slo(text: str) -> dict[str, float]:
 
 
 def meets(record: Record, slo: Mapping[str, float]) -> bool:
-    """ITL is bounded in its 99th percentile over the request: one hiccup in a long answer is not yet a broken promise."""
+    """Whether the request met every bound. ITL counts by its 99th percentile: one outlier in a long answer is allowed."""
     if not record.ok or not record.pieces:
         return False
     gaps = record.gaps
@@ -108,11 +108,11 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
     return all(had[name] <= bound for name, bound in slo.items())
 
 
-# All together
+# Summary
 
 
 def sum_up(records: Sequence[Record], seconds: float, slo: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The numbers of a run: what --json prints and the tables show."""
+    """The figures of a run: what --json prints and the tables show."""
     done = [record for record in records if record.ok and record.pieces]
     inputs, outputs = sum(record.input_tokens for record in done), sum(record.output_tokens for record in done)
     summary: dict[str, Any] = {

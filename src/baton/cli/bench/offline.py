@@ -1,4 +1,4 @@
-"""The same measures without a server: an LLM in this process that notes when each token came."""
+"""The same measures without a server: an LLM in this process that records the time of each token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.protocol.request import SamplingParams
 
 
 class TimedLLM(LLM):
-    """Tells the time of every token; nothing else is different."""
+    """An LLM that records the time of every token."""
 
     def __init__(self, model: str, **settings: Any) -> None:
         self.token_times: dict[str, list[float]] = {}
@@ -27,13 +27,13 @@ class TimedLLM(LLM):
         super()._on_emit(emit)
 
     def usable_ids(self) -> list[int]:
-        """Ordinary tokens: what a prompt of ours may be made of."""
+        """Ordinary tokens, from which prompts are drawn."""
         special = self.tokenizer.special_ids
         return [token for token in range(self.tokenizer.vocab_size) if token not in special]
 
 
 def run_offline(llm: TimedLLM, asks: Sequence[Ask], progress: Callable[[int, int, str], None]) -> tuple[list[Record], float]:
-    """All at once. min_tokens keeps an end of text from ending an answer early: every run does the same work."""
+    """Runs all requests at once. min_tokens prevents early stops: every run does the same work."""
     usable = llm.usable_ids()
     prompts = [ask.token_ids(usable) for ask in asks]
     sampling = [SamplingParams(max_tokens=ask.output_tokens, min_tokens=ask.output_tokens) for ask in asks]
@@ -43,7 +43,7 @@ def run_offline(llm: TimedLLM, asks: Sequence[Ask], progress: Callable[[int, int
     answers = llm.generate(prompts, sampling, progress=lambda done, total: progress(done, total, ""))
     seconds = perf_counter() - begin
     records = []
-    # Requests are numbered as they are submitted, so the times lie in the order of the prompts once they are sorted by number.
+    # Requests are numbered in order of submission, so times sorted by number are in the order of the prompts.
     times = [llm.token_times[name] for name in sorted(llm.token_times, key=lambda name: int(name.rsplit("-", 1)[1]))]
     for ask, answer, came in zip(asks, answers, times, strict=True):
         output = answer.outputs[0]

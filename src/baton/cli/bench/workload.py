@@ -1,11 +1,11 @@
-"""What a benchmark asks for. The same seed is the same workload on any machine.
+"""Workloads of benchmarks. The same seed gives the same workload on any machine.
 
-random          every prompt is its own: no cache can help
+random          every prompt is different: no cache can help
 shared-prefix   groups of requests begin alike, as with a long system prompt
-trace           JSON lines with timestamp (ms), input_length, output_length and hash_ids, as published with Mooncake: equal
-                hash ids stand for equal blocks of 512 tokens. --scale shortens lengths, --speed plays it faster
+trace           JSON lines with timestamp (ms), input_length, output_length and hash_ids, as published with Mooncake: equal hash
+                ids mean equal blocks of 512 tokens. --scale shortens lengths, --speed replays faster
 
-A prompt is a list of numbers (symbols), not of tokens: who sends it turns them into token ids or into words, one each.
+A prompt is a list of numbers (symbols), not of tokens: the sender maps each to a token id or a word.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ WORDS_TEXT = """
     other new some could time these two may then do first any my now such like our over man me even most made after also
 """
 WORDS = tuple(WORDS_TEXT.split())
-"""One token each, with their space, in nearly every vocabulary."""
+"""Words that are one token each, with their space, in nearly every vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request."""
-
     symbols: tuple[int, ...]
     output_tokens: int
     at_seconds: float | None = None
-    "When it is sent, after the start. None: the load generator decides."
+    "Send time after the start. None: the load generator decides."
 
     def token_ids(self, usable: Sequence[int]) -> list[int]:
         return [usable[symbol % len(usable)] for symbol in self.symbols]
@@ -55,7 +53,7 @@ def random_asks(count: int, inputs: tuple[int, int], outputs: tuple[int, int], s
 def shared_prefix_asks(
     count: int, groups: int, prefix: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int
 ) -> list[Ask]:
-    """`inputs` is what follows the prefix. Groups take turns, so that a small cache has to keep all of them."""
+    """`inputs`: tokens after the prefix. Groups alternate, so that a small cache has to hold all of them."""
     rng = Random(seed)
     prefixes = [_symbols(rng, prefix) for _ in range(groups)]
     return [
@@ -98,7 +96,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _trace_symbols(hashes: Iterable[int], length: int, block: int, rng: Random) -> tuple[int, ...]:
-    """Equal hash ids become equal blocks; what no hash id covers is of this request alone."""
+    """Equal hash ids become equal blocks; the rest is unique to this request."""
     made: list[int] = []
     for each in hashes:
         if len(made) < length:
@@ -111,7 +109,7 @@ def _symbols(rng: Random, count: int) -> tuple[int, ...]:
 
 
 def read_span(text: str, option: str) -> tuple[int, int]:
-    """`128` or `64:256`."""
+    """Reads `128` or `64:256`. Raises Failed."""
     low, colon, high = text.partition(":")
     try:
         span = int(low), int(high) if colon else int(low)

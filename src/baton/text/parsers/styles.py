@@ -1,6 +1,8 @@
-"""Formats of calls and reasoning by name, and their detection from a template. A template renders the calls of earlier turns in
-the model's format, so it shows the format best. The names are those of vLLM's --tool-call-parser and --reasoning-parser where
-the format is the same; its other names are aliases."""
+"""Formats of calls and reasoning by name, and their detection from a template.
+
+A template renders the calls of earlier turns in the model's format, so it shows the format best. The names are those of vLLM's
+--tool-call-parser and --reasoning-parser where the format is the same; its other names are aliases.
+"""
 
 from __future__ import annotations
 
