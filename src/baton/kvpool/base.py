@@ -1,4 +1,4 @@
-"""What a KV pool is to who only passes it on: in shared memory (pool.py) or on a GPU (device_pool.py)."""
+"""The interface of a KV pool to code that only passes it on: in shared memory (pool.py) or on a GPU (device_pool.py)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Pool(Protocol):
     layout: KVLayout
     blocks: int
     incarnation: PoolIncarnation
-    "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
+    "Which pool this is: a restarted worker that finds the same one may use its content."
     fd: int
     "Passed on with the announcement."
 
     def announcement(self) -> PoolReady: ...
 
     def reading_descriptor(self) -> int:
-        """One more descriptor, for somebody who reads; it is the caller's to close."""
+        """Another descriptor, for a reader; the caller closes it."""
         ...
 
     def close(self) -> None: ...

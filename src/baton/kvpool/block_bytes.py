@@ -1,5 +1,5 @@
-"""Blocks of a pool as bytes, for who sends them over a network. What is copied is copied when a call returns: nothing of the
-pool is referred to between two calls, so it may be closed at any time.
+"""Blocks of a pool as bytes, to be sent over a network. A copy is complete when a call returns: no reference to the pool
+remains between two calls, so it may be closed at any time.
 
 in shared memory   the bytes themselves
 on a GPU           by way of a few blocks of pinned memory; a copy of them takes a tenth of a millisecond
@@ -18,10 +18,10 @@ from baton.kvpool.pool import KVPool
 
 
 class BlockBytes(Protocol):
-    """`content` is of whole blocks."""
+    """`content` has the size of whole blocks."""
 
     def read(self, first: int, content: memoryview) -> None:
-        """What is there, into `content`."""
+        """Copy the blocks into `content`."""
         ...
 
     def write(self, first: int, content: memoryview) -> None: ...
@@ -30,7 +30,7 @@ class BlockBytes(Protocol):
 
 
 def block_bytes(pool: Pool, blocks_max: int) -> BlockBytes:
-    """`blocks_max`: of one call."""
+    """`blocks_max`: most blocks of one call."""
     return _InMemory(pool) if isinstance(pool, KVPool) else ByWayOfHost(pool, blocks_max)
 
 

@@ -1,10 +1,10 @@
 """Copies of blocks between pools: device and host (tiers), device and device (hand-off).
 
-in shared memory   one memory copy a block or run
-on a GPU           one DMA a block or run, all queued at once on a stream of their own; then one wait for all of them
+in shared memory   one memory copy per block or run
+on a GPU           one DMA per block or run, all queued at once on a separate stream; then one wait for all of them
 
-A copy on a GPU needs no event of the worker: who orders it knows that the steps before it are over, and a step that needs what
-was copied is planned when the copy is reported.
+A copy on a GPU needs no event of the worker: the core orders it after the steps before it have ended, and plans a step that
+needs the copy after the copy is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.kvpool.pool import KVPool
 
 
 class CopySpan(NamedTuple):
-    """Blocks that lie side by side in both pools: one copy."""
+    """Blocks that are contiguous in both pools: one copy."""
 
     source: int
     target: int
@@ -30,7 +30,7 @@ class CopySpan(NamedTuple):
 
 
 def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[CopySpan]:
-    """Blocks that follow each other in both pools, or precede each other in both, are copied together."""
+    """Join blocks that are contiguous in both pools, ascending or descending."""
     runs: list[CopySpan] = []
     for source, target in zip(sources, targets, strict=True):
         if runs:
@@ -46,7 +46,7 @@ def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[CopySpan]:
 
 
 class TierCopies(Protocol):
-    """Between one device pool and one host pool. For one thread at a time."""
+    """Copies between one device pool and one host pool. Used by one thread at a time."""
 
     def store(self, device: Sequence[int], host: Sequence[int]) -> None: ...
 
@@ -81,7 +81,7 @@ class _MemoryCopies:
 
 
 class _DeviceCopies:
-    """The host pool's memory is pinned while this lives: else a copy would pass through a buffer of the driver's."""
+    """The host pool's memory is pinned while this lives: otherwise a copy would pass through a buffer of the driver's."""
 
     def __init__(self, device: DevicePool, host: KVPool) -> None:
         cuda_driver.use_device(device.device)
@@ -103,14 +103,14 @@ class _DeviceCopies:
         self._stream.wait()
 
     def close(self) -> None:
-        cuda_driver.use_device(self._device.device)  # another thread than the one that copied may close
+        cuda_driver.use_device(self._device.device)  # the closing thread may differ from the copying one
         self._stream.wait()
         cuda_driver.unregister_host(self._host)
         self._stream.close()
 
 
 def copy_runs(source: Pool, target: Pool, runs: Sequence[CopySpan], may_go_on: Callable[[], bool]) -> int:
-    """How many leading blocks are whole now. `may_go_on` is asked before every run."""
+    """Returns how many leading blocks are complete. `may_go_on` is asked before every run."""
     if isinstance(source, DevicePool) and isinstance(target, DevicePool):
         return _copy_on_device(source, target, runs, may_go_on)
     if not (isinstance(source, KVPool) and isinstance(target, KVPool)):

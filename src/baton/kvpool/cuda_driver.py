@@ -1,10 +1,10 @@
 """The few calls of NVIDIA's driver that a KV pool needs, by ctypes: memory behind a file descriptor, its mapping, copies.
 
-Not through torch: the cache service copies blocks and never computes, and would pay seconds and gigabytes for it. Mappings
+Torch is not used: the cache service copies blocks and never computes, and would pay seconds and gigabytes for it. Mappings
 belong to the process, so a tensor of torch can be laid over them (worker/attention/pool_tensors.py).
 
-Memory lives for as long as anybody maps it or holds a descriptor of it, whoever has created it and whether that process
-still lives: the same rule as for a memfd.
+Memory lives as long as any process maps it or holds a descriptor of it, even after its creator has ended: the same rule as for
+a memfd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ON_DEVICE: Final = 1
 DESCRIPTOR: Final = 1
 """Memory is shared as a POSIX file descriptor."""
 DESCRIPTORS_SUPPORTED: Final = 103
-"""The attribute of a device that says whether its memory can be shared so."""
+"""The device attribute that tells whether its memory can be shared so."""
 READ: Final = 1
 READ_WRITE: Final = 3
 
@@ -69,7 +69,7 @@ def _library() -> ctypes.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """DeviceError, with the driver's own words, where it fails."""
+    """Call a function of the driver. Raises DeviceError with the driver's own text."""
     library = _library()
     code = getattr(library, name)(*arguments)
     if code:
@@ -88,11 +88,11 @@ def _primary_context(device: int) -> c_void_p:
 
 
 def use_device(device: int) -> None:
-    """This thread's calls are about that device from now on."""
+    """Bind this thread's calls to that device."""
     call("cuCtxSetCurrent", _primary_context(device))
 
 
-# Which GPUs there are
+# GPUs
 
 
 def device_count() -> int:
@@ -104,7 +104,7 @@ def device_count() -> int:
 
 
 def uuid_of(device: int) -> str:
-    """The same GPU has the same one in every process, whatever its number is there."""
+    """The UUID is the same in every process, whatever the GPU's number is there."""
     found, number = DeviceUuid(), c_int()
     call("cuInit", 0)
     call("cuDeviceGet", byref(number), device)
@@ -117,7 +117,7 @@ def device_with(uuid: str) -> int | None:
     return next((device for device in range(device_count()) if uuid_of(device) == uuid), None)
 
 
-# Memory that is shared as a descriptor
+# Memory shared as a descriptor
 
 
 def granularity(device: int) -> int:
@@ -136,7 +136,7 @@ def create_memory(nbytes: int, device: int) -> int:
 
 
 def export_memory(handle: int) -> int:
-    """A descriptor by which other processes reach the memory, and which keeps it. Programs that we start do not inherit it."""
+    """A descriptor that shares the memory with other processes and keeps it alive. Child programs do not inherit it."""
     fd = c_int(-1)
     call("cuMemExportToShareableHandle", byref(fd), c_uint64(handle), DESCRIPTOR, c_uint64(0))
     os.set_inheritable(fd.value, False)
@@ -151,12 +151,13 @@ def import_memory(fd: int) -> int:
 
 
 def release_memory(handle: int) -> None:
-    """What is mapped stays mapped."""
+    """Release a handle. Mappings stay valid."""
     call("cuMemRelease", c_uint64(handle))
 
 
 def map_memory(handle: int, nbytes: int, device: int, *, read_only: bool) -> int:
-    """Where it is mapped. A write through a read-only mapping ends the writer's own context and changes nothing."""
+    """Map the memory and return its address. A write through a read-only mapping ends the writer's own context and changes
+    nothing."""
     address = c_uint64()
     call("cuMemAddressReserve", byref(address), c_size_t(nbytes), c_size_t(0), c_uint64(0), c_uint64(0))
     try:
@@ -193,7 +194,7 @@ def _require_descriptors(device: int) -> None:
 
 
 def register_host(address: int, nbytes: int) -> None:
-    """Pins memory of this process: copies to and from it then go at full speed, and beside other work."""
+    """Pin memory of this process: copies to and from it then run at full speed, and beside other work."""
     call("cuMemHostRegister_v2", c_void_p(address), c_size_t(nbytes), PORTABLE)
 
 
@@ -209,7 +210,7 @@ def memory_info() -> tuple[int, int]:
 
 
 class CopyStream:
-    """Copies in order, beside everything else that the device does. `wait` returns when they are done."""
+    """A stream of copies, in order, beside the device's other work. `wait` returns when they are done."""
 
     def __init__(self) -> None:
         self._stream = c_void_p()

@@ -1,7 +1,7 @@
-"""The paged KV pool in the memory of an NVIDIA GPU: the same blocks as in shared memory (pool.py), no header before them.
+"""The paged KV pool in the memory of an NVIDIA GPU: the same blocks as in shared memory (pool.py), without a header.
 
-One process creates it. Its descriptor is passed on as a memfd's is, and keeps the memory: the engine holds one, so the pool
-outlives the process that has created it. Incarnation and layout come with PoolReady, because the memory has no place for them.
+One process creates it. Its descriptor is passed on as a memfd's is, and keeps the memory alive: the engine holds one, so the
+pool outlives its creator. Incarnation and layout come with PoolReady, because the memory has no place for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DevicePool:
     def __init__(
         self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation, device: int, *, read_only: bool = False
     ) -> None:
-        """Maps the memory behind `fd`, which is the pool's from now on; where this raises it is still the caller's."""
+        """Map the memory behind `fd`, which the pool owns from now on; if this raises it is still the caller's."""
         self.layout = layout
         self.blocks = blocks
         self.incarnation = incarnation
@@ -32,7 +32,7 @@ class DevicePool:
         handle = cuda_driver.import_memory(fd)
         try:
             self.address = cuda_driver.map_memory(handle, self._mapped_bytes, device, read_only=read_only)
-            "On the device. 0: closed."
+            "Address on the device. 0: closed."
         finally:
             cuda_driver.release_memory(handle)  # the mapping and the descriptor keep the memory
         self.fd = fd
@@ -51,7 +51,7 @@ class DevicePool:
 
     @classmethod
     def attach(cls, fd: int, announced: PoolReady, *, read_only: bool = False) -> DevicePool:
-        """The pool behind `fd`, which becomes ours. `read_only`: it is another instance's."""
+        """Attach to the pool behind `fd`, and own it. `read_only`: another instance's pool."""
         memory = announced.memory
         if memory is None:
             raise ProtocolError("the announcement of a KV pool on a GPU does not say on which")
@@ -73,11 +73,11 @@ class DevicePool:
         return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks, memory)
 
     def reading_descriptor(self) -> int:
-        """The driver has no descriptors for reading alone: who attaches with it maps the memory read-only (`attach`)."""
+        """The driver has no read-only descriptors: a reader maps the memory read-only (`attach`)."""
         return os.dup(self.fd)
 
     def close(self) -> None:
-        """Unmap it and close the descriptor. Tensors made of the pool must be gone."""
+        """Unmap the pool and close the descriptor. Tensors over the pool must be gone."""
         if not self.address:
             return
         cuda_driver.use_device(self.device)
@@ -91,13 +91,13 @@ class DevicePool:
 
 
 def rounded_bytes(nbytes: int, device: int) -> int:
-    """What the driver takes for so many bytes."""
+    """Size that the driver allocates for this many bytes."""
     unit = cuda_driver.granularity(device)
     return -(-nbytes // unit) * unit
 
 
 def _new_memory(nbytes: int, device: int) -> int:
-    """A descriptor of it."""
+    """Allocate memory and return its descriptor."""
     try:
         handle = cuda_driver.create_memory(rounded_bytes(nbytes, device), device)
     except DeviceError as error:

@@ -1,4 +1,4 @@
-"""What the bytes of a KV block mean.
+"""The layout of a KV block.
 
                  | layer 0                 | layer 1                 | ...
                  /                          \\
@@ -6,13 +6,13 @@
                 | [kv_heads][head_dim][size] | [kv_heads][size][head_dim] |
 
 A block holds `size` tokens of every layer and is one run of bytes: to move it to another tier or another instance is one
-copy. Keys are turned (head_dim outside, token inside): attention then works out the scores of neighbouring tokens in
+copy. Keys are transposed (head_dim outside, token inside): attention then computes the scores of neighbouring tokens in
 the lanes of one vector, in place. Values are not, for the same reason: there the output's dimensions are the lanes.
 
-That is the format "turned". Others fit what computes on them: the same numbers of the same dtype lie in another order.
+That is the format "turned". Other formats fit their kernels: the same numbers of the same dtype in another order.
 
-int8-fours    in fours, behind those of a head the scales of its tokens; keys are rotated (native/csrc/attention_int8.h)
-token-major   keys as values, a token after the other: what a GPU reads in runs (worker/cuda/)
+int8-fours    in fours, followed per head by the scales of its tokens; keys are rotated (native/csrc/attention_int8.h)
+token-major   keys like values, one token after the other: a GPU reads them in runs (worker/cuda/)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from baton.errors import ProtocolError
 
 VERSION = "batonKV2"
-"""Of the order within a block. Blocks of another one are never read."""
+"""Version of the order within a block. Blocks of another version are never read."""
 
 KVDtype = Literal["float32", "float16", "bfloat16", "int8", "float8_e4m3fn"]
 KVFormat = Literal["turned", "int8-fours", "token-major"]
@@ -43,13 +43,13 @@ ORDERS: dict[KVFormat, str] = {
     "int8-fours": "k(head,rotated dim/4,token,4; scales) v(head,token/4,dim,4; scales)",
     "token-major": "k(head,token,dim) v(head,token,dim)",
 }
-"""How a block's numbers lie in a layer."""
+"""Order of a block's numbers in a layer."""
 SCALE_BYTES = 4
-"""Of the float32 that multiplies a head's numbers of one token, with int8."""
+"""Size of the float32 that scales a head's numbers of one token, with int8."""
 
 
 class KVKind(NamedTuple):
-    """What a pool holds, of whatever shape."""
+    """Data type and format of a pool, whatever its shape."""
 
     dtype: KVDtype
     format: KVFormat = "turned"
@@ -60,13 +60,13 @@ INT8_FOURS = KVKind("int8", "int8-fours")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVLayout:
-    """What the bytes of a block mean. Two pools with the same fingerprint can exchange blocks."""
+    """The layout of a block. Two pools with the same fingerprint can exchange blocks."""
 
     layers: int
     kv_heads: int
     head_dim: int
     block_size: int
-    "Tokens."
+    "Tokens per block."
     dtype: KVDtype
     format: KVFormat = "turned"
 
@@ -97,7 +97,7 @@ class KVLayout:
         return sha256(f"{VERSION} block layer {ORDERS[self.format]} {words}".encode()).digest()
 
     def encode(self) -> bytes:
-        """For a process that passes it on without looking into it."""
+        """Encoded form, for processes that pass it on unread."""
         return msgspec.json.encode(self)
 
     @classmethod

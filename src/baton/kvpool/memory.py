@@ -1,4 +1,4 @@
-"""How much main memory there is for us: what the machine has free, or the container's limit if that is less."""
+"""Available main memory: the machine's, or the container's limit if that is less."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 2**30
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
     total_bytes: int
-    "Of the device, or of what this process may use of it."
+    "Total of the device, or this process's limit."
     free_bytes: int
 
 
@@ -33,11 +33,11 @@ def _machine_memory() -> MemoryFacts:
     except (OSError, KeyError, ValueError):
         page = os.sysconf("SC_PAGE_SIZE")
         total = page * os.sysconf("SC_PHYS_PAGES")
-        return MemoryFacts(total, total // 2)  # nobody says what is free; half is a guess that has room for error
+        return MemoryFacts(total, total // 2)  # free memory is unknown; half is a guess with room for error
 
 
 def _group_memory(folder: Path) -> MemoryFacts | None:
-    """A control group's limit (version 2, else 1), if it has one. Clean file pages count as free: they go when asked."""
+    """A control group's limit (version 2, else 1), if it has one. Clean file pages count as free: the kernel reclaims them."""
     for limit_name, used_name, cache_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -50,13 +50,13 @@ def _group_memory(folder: Path) -> MemoryFacts | None:
 
 
 def transient_bytes(run: Callable[[], object]) -> int:
-    """Runs it. How much more memory this process had at most meanwhile than it has afterwards."""
-    with contextlib.suppress(OSError):  # 5: forget the peak so far
+    """Run it, and return by how much the peak of this process's memory exceeded its memory afterwards."""
+    with contextlib.suppress(OSError):  # 5: reset the peak
         Path("/proc/self/clear_refs").write_text("5")
     run()
     try:
         status = Path("/proc/self/status").read_text()
         peak, now = (int(status.partition(f"{name}:")[2].split()[0]) for name in ("VmHWM", "VmRSS"))
     except (OSError, IndexError, ValueError):
-        return 0  # nobody says
+        return 0  # unknown
     return max(0, peak - now) * 1024

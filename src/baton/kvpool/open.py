@@ -1,4 +1,4 @@
-"""A pool by its layout or announcement, wherever its memory is: for processes that copy blocks and do not compute."""
+"""Opens a pool by its layout or announcement, wherever its memory is: for processes that copy blocks and do not compute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.protocol.pool import PoolReady
 
 
 def create_pool(layout: KVLayout, blocks: int) -> Pool:
-    """On this process's GPU, if that is whose format the layout has."""
+    """Create a pool, on this process's GPU if the layout has its format."""
     if layout.format != "token-major":
         return KVPool.create(layout, blocks)
     from baton.kvpool.device_pool import DevicePool
@@ -18,7 +18,7 @@ def create_pool(layout: KVLayout, blocks: int) -> Pool:
 
 
 def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:
-    """`fd` is the pool's when this returns; where it raises, it is still the caller's, who closes it."""
+    """The pool owns `fd` when this returns; if it raises, the caller still does, and closes it."""
     if announced.memory is None:
         return KVPool.attach(fd, announced, read_only=read_only)
     from baton.kvpool.device_pool import DevicePool

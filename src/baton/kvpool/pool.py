@@ -1,12 +1,11 @@
-"""The paged KV pool: one region of shared memory that any process can attach, and that dies with the last that has it.
+"""The paged KV pool: one region of shared memory that any process can attach to, freed with the last process that has it.
 
     byte 0        4096                                                                       nbytes
     | header      | block 0              | block 1              | ...                        |
 
-What lies in a block: layout.py. The region is anonymous (memfd): no name in any file system, so nothing is left behind
-however its processes end. Whoever is given the file descriptor sees the same bytes. The header says what the bytes mean and
-which pool it is, and an attacher that expects something else is refused. The size is sealed: nobody can cut the region short
-under a reader.
+layout.py describes a block. The region is anonymous (memfd): no name in any file system, so nothing is left behind however its
+processes end. Every process with the file descriptor sees the same bytes. The header has the layout and the incarnation, and an
+attacher that expects others is refused. The size is sealed: no process can truncate the region under a reader.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def pool_bytes(layout: KVLayout, blocks: int) -> int:
 
 
 class KVPool:
-    """Made by exactly one process (`create`), seen by others (`attach`)."""
+    """Created by exactly one process (`create`), attached by others (`attach`)."""
 
     def __init__(
         self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation, *, read_only: bool = False
@@ -49,28 +48,28 @@ class KVPool:
         self.blocks = blocks
         self.fd = fd
         self.incarnation = incarnation
-        "Which pool this is: a restarted worker that finds the same one may go on with what is in it."
+        "Which pool this is: a restarted worker that finds the same one may use its content."
         access = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
         self._map: mmap.mmap | None = mmap.mmap(fd, pool_bytes(layout, blocks), mmap.MAP_SHARED, access)
         # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
         numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
         self.data = numbers.reshape(blocks, layout.block_numbers)
-        "[block, everything]: what movers copy."
+        "[block, everything]: copied by moves."
         if layout.format == "turned":
             self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
-            "[block, layer, kv_head, head_dim, token]. Not of other formats: these lie as only their kernels read them."
+            "[block, layer, kv_head, head_dim, token]. Only for this format: others are read by their kernels only."
             self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
             "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
     def create(cls, layout: KVLayout, blocks: int, name: str = "baton-kv") -> KVPool:
-        """The memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
+        """Create a pool. Its memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
         size, incarnation = pool_bytes(layout, blocks), PoolIncarnation(secrets.randbits(63))
         free = main_memory().free_bytes
-        if size > free:  # the kernel would not refuse: it would look for somebody to kill
+        if size > free:  # Linux overcommits: the OOM killer would act later
             raise InvalidConfig(
                 f"a KV pool of {size / GIB:.2f} GiB does not fit into {free / GIB:.2f} GiB: give it fewer blocks"
             )
@@ -84,8 +83,8 @@ class KVPool:
 
     @classmethod
     def attach(cls, fd: int, announced: PoolReady, *, read_only: bool = False) -> KVPool:
-        """The pool behind `fd`, which becomes ours. Refused unless it is the one that was announced. `read_only`: it is a
-        stranger's, so its size must be sealed too: reading a region that was cut short would kill us."""
+        """Attach to the pool behind `fd`, and own it. Raises ProtocolError unless it is the announced one. `read_only`: another
+        instance's pool, so its size must be sealed too: reading a truncated region would kill us."""
         layout, blocks, incarnation = _read_header(fd)
         if layout.fingerprint() != announced.fingerprint:
             raise ProtocolError(f"the KV pool has another layout than was announced: {layout}")
@@ -98,14 +97,14 @@ class KVPool:
         return cls(layout, blocks, fd, incarnation, read_only=read_only)
 
     def reading_descriptor(self) -> int:
-        """Another descriptor of the same memory, for somebody who reads: through it nothing can be written, by no mistake."""
+        """Another descriptor of the same memory, for a reader: nothing can be written through it."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def announcement(self) -> PoolReady:
         return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks)
 
     def close(self) -> None:
-        """Unmap and forget the descriptor. Arrays and tensors made of the pool must be gone: their memory would be."""
+        """Unmap the pool and close the descriptor. Arrays and tensors over the pool must be gone: their memory would be."""
         if self._map is None:
             return
         for name in ("data", "keys", "values"):
@@ -141,7 +140,7 @@ def _read_header(fd: int) -> tuple[KVLayout, int, PoolIncarnation]:
 def _size_is_sealed(fd: int) -> bool:
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except (AttributeError, OSError):  # no kernel or no file that knows of seals
+    except (AttributeError, OSError):  # the kernel or the file has no seals
         return False
 
 
@@ -160,10 +159,10 @@ def _anonymous_file(size: int, name: str) -> int:
 
 
 def _open_anonymous(name: str) -> int:
-    """The name shows in a process's list of mappings and nowhere else."""
+    """Create an unnamed file. `name` shows only in a process's list of mappings."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile() as file:  # without memfd: a file that has no name any more
+    with tempfile.TemporaryFile() as file:  # without memfd: an unlinked file
         return os.dup(file.fileno())
 
 

@@ -1,1 +1,1 @@
-"""NAMES what crosses a boundary. Nothing here decides and nothing here acts."""
+"""NAMES everything that crosses a process boundary. Nothing here decides or acts."""

@@ -3,8 +3,8 @@
     0      2         3      4            8
     | "BT" | version | kind | length u32 | msgpack body, exactly `length` bytes
 
-Whatever the bytes are, `decode` returns a message or raises one of the six errors below, never anything else: a peer
-that sends garbage is closed and counted, it cannot hurt the process.
+For any bytes `decode` returns a message or raises one of the six errors below, never anything else: the connection to a peer
+that sends garbage is closed and counted, the process is not harmed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Message = (
     | Annotated[node.RouterHeartbeat, 64, "router"]
     | Annotated[node.ClusterView, 65]
 )
-"""Each message with its number, which never changes, and with those who may send it from another machine."""
+"""Each message with its number, which never changes, and the senders that may send it from another machine."""
 
 MESSAGES: Final[dict[int, type[Message]]] = {row.__metadata__[0]: row.__origin__ for row in get_args(Message)}
 
@@ -103,15 +103,15 @@ _MAGIC: Final = b"BT"
 
 
 class NotAFrame(ProtocolError):
-    """The first bytes are not ours."""
+    """The first bytes are not our magic."""
 
 
 class WrongVersion(ProtocolError):
-    """A peer speaks another version; the message names both."""
+    """The peer uses another version; the message names both."""
 
 
 class UnknownKind(ProtocolError):
-    """The frame is whole but its kind is not in the table."""
+    """The frame is complete but its kind is not in the table."""
 
 
 class TruncatedFrame(ProtocolError):
@@ -127,7 +127,7 @@ class MalformedBody(ProtocolError):
 
 
 class MessageTooLarge(CallerError):
-    """Our own message does not go in a frame. No fault of the peer, so no ProtocolError."""
+    """Our own message does not fit into a frame. Not a fault of the peer, so not a ProtocolError."""
 
 
 def name_of(kind: int) -> str:
@@ -148,7 +148,7 @@ def encode(message: Message, version: int = VERSIONS.newest) -> bytes:
 
 
 def read_header(data: bytes | memoryview, at: int = 0) -> tuple[int, int]:
-    """Kind and body length of the frame that begins there. Refuses what `decode` would refuse, before anything as large as the
+    """Kind and body length of the frame that begins at `at`. Raises the errors of `decode`, before anything as large as the
     body is read or allocated."""
     if len(data) - at < HEADER_BYTES:
         raise TruncatedFrame(f"{len(data) - at} bytes; a header has {HEADER_BYTES}")

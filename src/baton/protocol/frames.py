@@ -1,8 +1,7 @@
-"""Cuts a stream of bytes into messages. One buffer, read into and decoded from in place, whatever the pieces are in which
-the bytes come.
+"""Splits a stream of bytes into messages. One buffer, read into and decoded in place, whatever the sizes of the reads.
 
-    |-- frame --|-- frame --|-- begun ...                room ...|
-    0                                     `- what the next read goes into
+|-- frame --|-- frame --|-- begun ...                room ...|
+0                                     `- target of the next read
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Final
 from baton.protocol.codec import HEADER_BYTES, Message, decode_body, read_header
 
 BUFFER_BYTES: Final = 64 * 1024
-"""Enough for what one wake-up finds. A larger frame gets a larger buffer, for as long as it is there."""
+"""Enough for one wake-up. A larger frame gets a larger buffer, until it is decoded."""
 
 
 class FrameBuffer:
@@ -24,11 +23,11 @@ class FrameBuffer:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Buffer for the next bytes; never empty."""
         return self._view[self._filled :]
 
     def filled(self, count: int) -> Iterator[Message]:
-        """So many bytes were put there: the messages that are whole now. To be used up. Raises what `decode` raises."""
+        """Yield the messages that are complete after `count` more bytes. Iterate to the end. Raises the errors of `decode`."""
         view, at, end, needed = self._view, 0, self._filled + count, HEADER_BYTES
         while end - at >= HEADER_BYTES:
             kind, length = read_header(view, at)
@@ -41,7 +40,7 @@ class FrameBuffer:
         self._keep(at, end, needed)
 
     def _keep(self, at: int, end: int, needed: int) -> None:
-        """The beginning of the next frame moves to the start of a buffer that has room for all of it."""
+        """Move the begun frame to the start of a buffer that has room for all of it."""
         old, size = self._view, max(needed, BUFFER_BYTES)
         if size != len(old):
             self._view = memoryview(bytearray(size))

@@ -1,7 +1,7 @@
-"""What an answer must look like, where a request says so: a grammar, as text.
+"""The form of an answer, if a request prescribes one: a grammar, as text.
 
-Whoever computes holds a state for each sequence, which is a function of the grammar and of the tokens after the prompt. So a
-sequence that is preempted, replayed or handed over goes on as if nothing had happened: nothing of the state travels.
+The worker holds a state per sequence, which is a function of the grammar and of the tokens after the prompt. So a sequence that
+is preempted, replayed or handed over continues unchanged: the state is never sent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Grammar(Struct, frozen=True, omit_defaults=True):
     kind: GrammarKind
     text: str = ""
     ends: tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...] = ()
-    "Tokens that end the answer. They are allowed where the text so far is a whole one, and nowhere else."
+    "Tokens that end the answer. They are allowed only where the text so far is complete."
     ends_late: bool = False
-    "They are allowed only where nothing else is: the client asked to ignore the end of text."
+    "The end tokens are allowed only where nothing else is: the client asked to ignore the end of text."
 
 
 def grammar_bytes(grammar: Grammar | None) -> int:
-    """At most so many bytes on a wire."""
+    """Upper bound of the encoded size."""
     return 0 if grammar is None else 64 + 4 * len(grammar.text) + 5 * len(grammar.ends)

@@ -1,17 +1,17 @@
-"""Hand-off of a prefilled prompt: what router, prefill and decode instance say to each other. The router passes everything on;
-the two instances share nothing but memory, which decode reads (docs/internals/handoff.md).
+"""Hand-off of a prefilled prompt: messages between router, prefill and decode instance. The router passes everything on; the
+two instances share nothing but memory, which decode reads (docs/internals/handoff.md).
 
-    router   Expect ----> decode     room for the request is kept there, or it is refused at once
-    decode   Expecting -> router
+    router   Reserve ---> decode     blocks for the request are reserved there, or it is refused at once
+    decode   Reserved --> router
     router   Prefill ---> prefill    computes the prompt, samples one token, keeps the blocks
-    prefill  Offer -----> router     so far it is computed: chunk by chunk
+    prefill  Offer -----> router     computed blocks, chunk by chunk
     router   PeerOffer -> decode     which pulls those blocks into its own
-    decode   Release-> router ...> prefill     all is copied: was it there all the time?
+    decode   Release ---> router ...> prefill     all is copied: were the blocks kept all the time?
     prefill  Released --> router ...> decode      only now decode trusts its copy
-    decode   Adopted ---> router     it goes on from there, or computes the prompt itself
-    router   Forget ----> both       that attempt is over, whatever it was
+    decode   Adopted ---> router     it continues from there, or computes the prompt itself
+    router   Forget ----> both       that attempt has ended, whatever its state
 
-Every message names request and attempt. One of an attempt that is not the present one changes nothing.
+Every message names request and attempt. A message of another attempt than the present one changes nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from baton.protocol.request import Count, GenerateRequest, TokenId
 
 
 class Reserve(Struct, frozen=True, array_like=True):
-    """Keep all blocks that this request needs to begin, for so long. Said again, it lasts so long from then on. The answer is
-    Expecting or RefusedRequest, at once."""
+    """Reserve all blocks that this request needs to begin, for `lease_seconds`. Repeated, it renews the lease. The answer is
+    Reserved or RefusedRequest, at once."""
 
     request: GenerateRequest
-    "As the client wants it. Its prompt is computed elsewhere; it goes on here."
+    "As the client wants it. Its prompt is computed elsewhere; it continues here."
     lease_seconds: Seconds
 
 
@@ -38,33 +38,33 @@ class Reserved(Struct, frozen=True, array_like=True):
     request: RequestId
     attempt: Count
     cached_tokens: Natural
-    "Leading tokens whose KV is here already. They are not pulled."
+    "Leading tokens whose KV is cached here. They are not pulled."
 
 
 class Prefill(Struct, frozen=True, array_like=True):
-    """Compute what the request has and sample one token. Where that does not end it, its blocks are offered and kept."""
+    """Compute the request's tokens and sample one token. Unless that ends it, its blocks are offered and kept."""
 
     request: GenerateRequest
     "One sequence, and one token more than was delivered."
     keep_seconds: Seconds
-    "How long the blocks stay when all is computed."
+    "How long the blocks stay after all is computed."
 
 
 class Offer(Struct, frozen=True, array_like=True):
-    """Blocks that are computed. They stay as they are until Forget, Released or the end of their lease."""
+    """Computed blocks. They stay unchanged until Forget, Released or the end of their lease."""
 
     request: RequestId
     attempt: Count
     pool: PoolIncarnation
     place: Natural
-    "In the sequence's table, of the first block."
+    "Place of the first block in the sequence's table."
     blocks: tuple[Annotated[BlockId, Meta(ge=0, le=2**31 - 1)], ...]
     tokens: Natural
-    "Computed up to here, from the beginning of the sequence."
+    "Tokens computed so far, from the beginning of the sequence."
     last: bool = False
     "All is computed; the last block may be partly filled."
     cached_tokens: Natural = 0
-    "With the last: as in Ended."
+    "Last offer only: as in Ended."
     host_tokens: Natural = 0
     storage_tokens: Natural = 0
 
@@ -74,13 +74,13 @@ class PeerOffer(Struct, frozen=True, array_like=True):
 
     offer: Offer
     peers: tuple[str, ...]
-    "For each rank, the addresses of the messenger that lets the pool be read (NodeHello.peers)."
+    "For each rank, the addresses of the messenger that serves the pool (InstanceHello.peers)."
     outputs: tuple[TokenId, ...] = ()
-    "With the last offer: what the leader's client has by now."
+    "Last offer only: the tokens that the leader's client has by now."
 
 
 class Release(Struct, frozen=True, array_like=True):
-    """Everything was copied. Have the blocks stayed as they were until now? They are not needed any longer."""
+    """Everything was copied. Were the blocks kept unchanged until now? They are not needed any longer."""
 
     request: RequestId
     attempt: Count
@@ -90,29 +90,29 @@ class Released(Struct, frozen=True, array_like=True):
     request: RequestId
     attempt: Count
     kept: bool
-    "False: the lease had lapsed. The copy may be of something else."
+    "False: the lease had lapsed. The copy may have other content."
 
 
 class Adopted(Struct, frozen=True, array_like=True):
-    """Decode goes on with the request by itself from now on."""
+    """Decode continues the request by itself from now on."""
 
     request: RequestId
     attempt: Count
     tokens: Natural
-    "Pulled or found here, and trusted. The rest it computes."
+    "Tokens pulled or cached here, and trusted. The rest is computed."
     fault: str = ""
-    "Why blocks could not be copied, for people. Empty: they could, or nobody tried."
+    "Why blocks could not be copied, as text for the log. Empty: they could, or it was not tried."
 
 
 class Forget(Struct, frozen=True, array_like=True):
-    """This attempt, and lower ones, are over here: no end is told of them. Unknown: nothing happens."""
+    """This attempt, and lower ones, end here without an Ended. An unknown request is ignored."""
 
     request: RequestId
     attempt: Count
 
 
 def request_of(message: object) -> GenerateRequest | None:
-    """What an instance is given to do by this message."""
+    """The request that this message assigns to an instance."""
     if isinstance(message, Reserve | Prefill):
         return message.request
     return message if isinstance(message, GenerateRequest) else None

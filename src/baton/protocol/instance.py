@@ -1,11 +1,12 @@
-"""Instances and routers: how they meet, and how each knows that the other lives. An instance dials; the router answers.
+"""Instances and routers: how a session begins, and how each side knows that the other is alive. An instance dials; the router
+answers.
 
-    instance  InstanceHello ---> router      who I am, what I compute with
-    router    RouterHello -> instance    you are in; or InstanceRefused, which says why not
-    both      Beat, RouterHeartbeat           several a second, also when there is nothing else to say
+    instance  InstanceHello ---> router    identity, weights, capacity
+    router    RouterHello -> instance      accepted; or InstanceRefused, with the reason
+    both      Heartbeat, RouterHeartbeat   several per second, also without other messages
 
-A session is one connection. Its messages come in order and once, or the session ends (runtime/wire/link.py). Requests end with
-their session: the instance aborts the router's requests, the router replays them elsewhere.
+A session is one connection. Its messages arrive in order and once, or the session ends (runtime/wire/link.py). Requests end
+with their session: the instance aborts the router's requests, the router replays them elsewhere.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ Role = Literal["mixed", "prefill", "decode"]
 
 
 class Build(Struct, frozen=True):
-    """Which program a process runs, and since when: for people (/v1/cluster) and for metrics."""
+    """The build of a process and its start time, for /v1/cluster and metrics."""
 
     version: str = ""
     commit: str = ""
-    "Empty: not known."
+    "Empty: unknown."
     started_at: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
-    "Seconds since 1970, by the clock of its machine. 0: not known."
+    "Seconds since 1970, by the clock of its machine. 0: unknown."
 
 
 class InstanceHello(Struct, frozen=True, array_like=True):
     name: NodeName
-    "Unique in the cluster; for people and for placement that lasts."
+    "Unique in the cluster; for users and for stable placement."
     incarnation: int
     "Drawn anew by every life of the engine."
     role: Role
@@ -41,31 +42,31 @@ class InstanceHello(Struct, frozen=True, array_like=True):
     layout: bytes
     "Fingerprint of a KV block's layout: a hand-off copies bytes."
     peers: tuple[str, ...] = ()
-    """For each rank (one today), where its messenger lets others read its pool: addresses with blanks between them, the best
-    first. Empty: nowhere."""
+    """For each rank (one today), where its messenger serves its pool: addresses separated by blanks, the best first. Empty:
+    nowhere."""
     health_url: str = ""
-    "Of its own HTTP, for people, as they reach it from the router's machine. Empty: they do not."
+    "URL of its own HTTP server, as reached from the router's machine. Empty: not reachable."
     pid: Natural = 0
-    "Of its engine, for people on the same machine."
+    "Process id of its engine, for users on the same machine."
     adopt_seconds_max: Seconds = 0.0
-    "How long it may take from the last offer of a prompt until it goes on with it. 0: it takes none."
+    "Longest time from the last offer of a prompt until it continues with it. 0: it accepts none."
     model: str = ""
-    "Where its weights are, for itself: a router that has given it others can give it these again. Empty: not known."
+    "Path of its weights on its own machine: a router that has loaded others can order these again. Empty: unknown."
     refused: bool = False
-    "The router that it dials did not take it last time. It is not the one that says what fits, while others may come back."
+    "The dialled router refused it last time. It does not decide what fits, while others may come back."
     capabilities: tuple[str, ...] = ()
     "Optional features of its build (protocol/versions.py)."
     build: Build = Build()
     step_tokens: int = 0
-    "Prompt tokens that it computes in one step, at most. 0: not known."
+    "Most prompt tokens that it computes in one step. 0: unknown."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):
     router: NodeName
     beat_seconds: Seconds
-    "Say something at least this often."
+    "Longest time between two messages."
     lapse_seconds: Seconds
-    "Nothing heard for so long: the other side is given up."
+    "After this long without a message the other side is considered lost."
     capabilities: tuple[str, ...] = ()
     "As in InstanceHello."
     build: Build = Build()
@@ -76,22 +77,22 @@ class InstanceRefused(Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(Struct, frozen=True, array_like=True):
-    """Of an instance. Its numbers (InstanceStats) come in messages of their own."""
+    """Heartbeat of an instance. Its counters (InstanceStats) come in separate messages."""
 
     fault: str = ""
-    "What is wrong with it, for people. Not empty: it gets no new requests."
+    "Its fault, as text for users. Not empty: it gets no new requests."
     token_seconds: Seconds = 0.0
-    "What a prompt token costs it, as measured. 0: not known."
+    "Measured seconds per prompt token. 0: unknown."
     blocks_available: Natural = 0
-    "Free, or cached and idle."
+    "Free blocks, and cached idle ones."
     slots_free: Natural = 0
     waiting_tokens: Counter = 0
-    "Prompt tokens in line."
+    "Prompt tokens in the queue."
     decoding: Natural = 0
     stalled: bool = False
-    "Its worker stands still, which is then its fault too: what it has does not go on, and nothing mends it soon."
+    "Its worker is stalled: its requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
     preempted: tuple[RequestId, ...] = ()
-    "Requests of this router that were preempted there and do not run now; the longest waiting, where there are many."
+    "Requests of this router that were preempted there and do not run now; the longest waiting, if there are many."
 
 
 class RouterHeartbeat(Struct, frozen=True, array_like=True):
@@ -99,7 +100,7 @@ class RouterHeartbeat(Struct, frozen=True, array_like=True):
 
 
 class InstanceView(Struct, frozen=True):
-    """One instance as its router sees it, for people (/v1/cluster, `baton up`)."""
+    """One instance as its router sees it, for users (/v1/cluster, `baton up`)."""
 
     name: str
     role: Role
@@ -109,36 +110,36 @@ class InstanceView(Struct, frozen=True):
     health_url: str = ""
     pid: int = 0
     stats: InstanceStats = field(default_factory=InstanceStats)
-    "As it told last."
+    "As last reported."
     build: Build = Build()
     peers: tuple[str, ...] = ()
     "Where other instances read its KV pool, for each rank (InstanceHello.peers). Empty: nowhere."
 
 
 class PathView(Struct, frozen=True):
-    """Two instances between which KV blocks did not arrive, for people."""
+    """Two instances between which KV blocks did not arrive, for users."""
 
     reader: str
     source: str
     failures: int
-    "Hand-offs in a row of which next to nothing arrived."
+    "Hand-offs in a row of which almost nothing arrived."
     reason: str = ""
-    "As the reader says it. Empty: it does not say."
+    "As the reader reports. Empty: unknown."
 
 
 class ClusterView(Struct, frozen=True):
-    """The cluster as one router sees it. The router tells whoever started it, several times a second."""
+    """The cluster as one router sees it. The router sends it to its parent process, several times per second."""
 
     router: str
     mode: str
     queued: int = 0
     "Requests that no instance has yet."
     open: int = 0
-    "Requests that are owed an end, the queued ones among them."
+    "Requests that have not ended, including the queued ones."
     instances: tuple[InstanceView, ...] = ()
     counters: dict[str, int] = {}
-    "Since the router began: hand-offs, replays, losses, and so on."
+    "Since the router's start: hand-offs, replays, losses, and so on."
     handoff_seconds: float = 0.0
-    "Mean of the last hand-offs, from the last block computed to the request going on elsewhere."
+    "Mean of the last hand-offs, from the last computed block to the adoption."
     failed_paths: tuple[PathView, ...] = ()
-    "Pairs of instances between which the last hand-off did not arrive, at most 100 of them."
+    "Pairs of instances between which the last hand-off did not arrive, at most 100."

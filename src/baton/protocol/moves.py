@@ -6,12 +6,12 @@
     fetch    storage -> host
     pull     another instance's device -> device      a hand-off (protocol/handoff.py)
 
-The core decides and keeps the books (core/kv/tiers.py); the cache service copies what it is told, and says how far it got. Slow
-tiers touch host blocks only. Nothing about steps is in a move: it is sent when nobody writes to its targets any more.
+The core decides and keeps the state (core/kv/tiers.py); the cache service copies by order, and reports how far it got. Slow
+tiers access host blocks only. A move knows nothing of steps: it is sent when no plan writes to its targets any more.
 
-Blocks are named by key. Only where the storage backend finds them by token ids (CacheHello.wants_tokens), questions, puts and
-fetches carry those too, packed: all from the start of the sequence to the end of the last key's block. Their keys follow each
-other in one chain then.
+Blocks are named by key. Only if the storage backend finds them by token ids (CacheHello.wants_tokens), queries, puts and
+fetches carry those too, packed: all from the start of the sequence to the end of the last key's block. Their keys form one
+chain then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MoveKind = Literal["store", "load", "put", "fetch", "pull"]
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:
-    """Four bytes each, little-endian: a long prefix is one value of a message, and not one for each token."""
+    """Four bytes each, little-endian: a long prefix is one value of a message, not one per token."""
     return pack(f"<{len(ids)}I", *ids)
 
 
@@ -43,30 +43,30 @@ class BlockMove(Struct, frozen=True, array_like=True):
     kind: MoveKind
     host: tuple[HostBlockId, ...]
     device: tuple[BlockId, ...] = ()
-    "With store and load, one for each host block. With pull, one for each of the peer's."
+    "Store and load: one for each host block. Pull: one for each of the peer's."
     pool: PoolIncarnation = PoolIncarnation(0)
-    "Of those device blocks: a service that is attached to another pool copies nothing."
+    "Pool of the device blocks: a service that is attached to another pool copies nothing."
     keys: tuple[BlockKey, ...] = ()
-    "With put and fetch, one for each host block."
+    "Put and fetch: one for each host block."
     seconds_max: float = 0.0
-    "With put, fetch and pull: how long it may take. What is not moved by then is not moved."
+    "Put, fetch and pull: time limit. Blocks not moved by then are not moved."
     peer: str = ""
-    "With pull: the addresses of the messenger that lets the other pool be read (node.py)."
+    "Pull: the addresses of the messenger that serves the other pool (instance.py)."
     peer_pool: PoolIncarnation = PoolIncarnation(0)
     peer_blocks: tuple[BlockId, ...] = ()
     tokens: bytes = b""
-    "With put and fetch, where storage wants them: `pack_tokens` of the whole prefix up to the last key."
+    "Put and fetch, if storage wants them: `pack_tokens` of the whole prefix up to the last key."
 
 
 class MoveResult(Struct, frozen=True, array_like=True):
-    """Exactly one a move. `moved` counts the leading blocks that arrived whole."""
+    """Exactly one per move. `moved` counts the leading blocks that arrived complete."""
 
     id: MoveId
     moved: int
     seconds: float = 0.0
-    "How long the copying took, without any waiting for its turn."
+    "Duration of the copying, without the wait for its turn."
     error: str | None = None
-    "The tier failed. That it does not have a block is no failure."
+    "The tier failed. A missing block is no failure."
 
 
 class StorageQuery(Struct, frozen=True, array_like=True):
@@ -76,7 +76,7 @@ class StorageQuery(Struct, frozen=True, array_like=True):
     keys: tuple[BlockKey, ...]
     seconds_max: float = 0.0
     tokens: bytes = b""
-    "Where storage wants them, as in BlockMove."
+    "If storage wants them, as in BlockMove."
 
 
 class StorageAnswer(Struct, frozen=True, array_like=True):

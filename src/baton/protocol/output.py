@@ -1,4 +1,4 @@
-"""What an instance tells the fronts: tokens, what the model thought of them, and the one end of each sequence."""
+"""Output of an instance for the fronts: tokens, their log-probabilities, and the one end of each sequence."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from baton.protocol.request import Count, FinishReason, TokenId
 from baton.protocol.step import RowError, RowLogprobs, TokenLogprob
 
 EndError = Literal[RowError, "poison", "worker_gone"]
-"""Why a sequence ended with an error, for programs: the text beside it is for people.
+"""Why a sequence ended with an error, for programs; `detail` is text for users.
 
 row_failed    the model cannot compute it (NaN logits): it would fail elsewhere too
-dead_end      the request rules out every token (bad words or bias against its grammar, say): the client's own fault
-poison        it was the only suspect of two worker losses: it must not take another worker with it
-worker_gone   the instance has no worker any more: another instance can go on with it
+dead_end      the request excludes every token (bad words or bias against its grammar, say): the client's own fault
+poison        it was the only suspect of two worker losses: no other worker may be lost for it
+worker_gone   the instance has no worker any more: another instance can continue it
 """
 OTHER_WEIGHTS: Final = "other weights are served now: the answer cannot go on"
-"""Why an answer that has begun ends, in words."""
+"""Detail of the end of an answer that has begun."""
 RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
-"""Ends after which the same request, with what was delivered, can go on elsewhere."""
+"""Ends after which the same request, with its delivered tokens, can continue elsewhere."""
 
 
 class Ended(Struct, frozen=True, array_like=True):
@@ -37,18 +37,18 @@ class Ended(Struct, frozen=True, array_like=True):
     output_tokens: Natural
     preemptions: Natural
     error: EndError | None = None
-    "Set where the reason is an error."
+    "Set if the reason is an error."
     detail: str = ""
     "For an error: what happened, fit for the client."
     attempt: Count = 1
     host_tokens: Natural = 0
-    "Of the cached ones, those that the host tier brought."
+    "Cached tokens that came from the host tier."
     storage_tokens: Natural = 0
-    "Of the cached ones, those that storage brought."
+    "Cached tokens that came from storage."
 
 
 class Begun(Struct, frozen=True, array_like=True):
-    """How much of a prompt was cached. Sent with the first token of a sequence; Ended says the same again."""
+    """How much of a prompt was cached. Sent with the first token of a sequence; Ended repeats it."""
 
     request: RequestId
     attempt: Count
@@ -62,40 +62,40 @@ class Begun(Struct, frozen=True, array_like=True):
 
 
 RowTokens = TokenId | Annotated[list[TokenId], Meta(min_length=1)]
-"""One token, or a list of several that follow each other (speculative decoding). Every row has one token today, and a list for
-each of them would cost an engine with 256 sequences a twentieth of its step."""
+"""One token, or a list of several in order (speculative decoding). Every row has one token today, and a list for each of them
+would cost an engine with 256 sequences a twentieth of its step."""
 TokenRow = tuple[RequestId, Count, Natural, Natural, RowTokens]
-"""(request, attempt, sequence index, position of the first token in its output, tokens). A receiver takes each position
+"""(request, attempt, sequence index, position of the first token in its output, tokens). A receiver accepts each position
 once."""
 
 
 class Emit(Struct, frozen=True, array_like=True):
-    """Everything clients are told by one event: tokens, what the model thought of them, then ends."""
+    """All output of one event: tokens, their log-probabilities, then ends."""
 
     tokens: list[TokenRow]
     "In order."
     ended: list[Ended]
     logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
-    "Of the tokens above, or of prompts; only for requests that asked. One for each token, in order."
+    "For the tokens above, or for prompts; only if the request wants them. One per token, in order."
     begun: list[Begun] = []
     "For each sequence whose first token is above."
 
 
 class Delta(Struct):
-    """What is new of one sequence, for its client."""
+    """New output of one sequence, for its client."""
 
     index: int
     "Which of the n sequences."
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
-    "One per token, where the request asks for them; else empty."
+    "One per token, if the request wants them; else empty."
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    "One per prompt token, the first one None. Given once, with sequence 0, where the request asks for them."
+    "One per prompt token, the first one None. Delivered once, with sequence 0, if the request wants them."
     ended: Ended | None = None
     begun: Begun | None = None
     "With the first token: how much of the prompt was cached."
     embedding: bytes = b""
-    "The pooled prompt, where the request asks for it: with the token, float32."
+    "The pooled prompt, if the request wants it: with the token, float32."
 
 
 def tokens_of(tokens: int | list[int]) -> list[int]:

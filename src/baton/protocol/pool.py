@@ -1,4 +1,4 @@
-"""What passes over a descriptor socket or about what was passed there: sockets of siblings, and the KV pool.
+"""Messages on descriptor sockets, and messages about the KV pool.
 
 A message on a descriptor socket carries exactly one descriptor (SCM_RIGHTS): PeerSocket and ReadersSocket that of a socket,
 PoolReady that of the pool's memory. ReadPool, ReadRefused, ReadBlocks and BlocksFollow pass between the messengers of two
@@ -14,29 +14,29 @@ from baton.protocol.numbers import Counter, Natural, Positive
 
 
 class PeerSocket(Struct, frozen=True, array_like=True):
-    """The socket that leads to another child of our parent, which was started (again)."""
+    """The socket to another child of our parent, which was started (again)."""
 
     name: str
 
 
 class PoolSized(Struct, frozen=True, array_like=True):
-    """A worker that does not make the pool itself has found out how many blocks fit beside its weights."""
+    """A worker that does not create the pool itself reports how many blocks fit beside its weights."""
 
     blocks: Positive
     layout: bytes
-    "KVLayout.encode(): what the blocks look like (kvpool/layout.py)."
+    "KVLayout.encode(): the layout of a block (kvpool/layout.py)."
 
 
 class CreatePool(Struct, frozen=True, array_like=True):
-    """To the cache service: make the pool, and announce it."""
+    """To the cache service: create the pool, and announce it."""
 
     blocks: Positive
     layout: bytes = b""
-    "As PoolSized says it. Empty: no worker has said it; it follows from the worker's settings."
+    "As in PoolSized. Empty: no worker has sent it; it follows from the worker's settings."
 
 
 class DeviceMemory(Struct, frozen=True, array_like=True):
-    """A pool in the memory of a GPU, which the descriptor leads to. The memory has no header, so this says what lies in it."""
+    """A pool in the memory of a GPU, shared by the descriptor. The memory has no header, so this message describes it."""
 
     layout: bytes
     "KVLayout.encode()."
@@ -45,21 +45,21 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
 
 
 class PoolReady(Struct, frozen=True, array_like=True):
-    """The pool exists; its descriptor comes with this message. Its creator says it once, the engine passes it on."""
+    """The pool exists; its descriptor comes with this message. Its creator sends it once, the engine passes it on."""
 
     fingerprint: bytes
-    "Of the layout. An attacher that expects another one refuses the pool."
+    "Fingerprint of the layout. An attacher that expects another one refuses the pool."
     incarnation: PoolIncarnation
     blocks: Positive
     memory: DeviceMemory | None = None
-    "None: the pool is shared memory, which has a header of its own."
+    "None: the pool is shared memory with its own header."
     capabilities: tuple[str, ...] = ()
     "As in ReadPool, of the process that answers one."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):
-    """The memory of the host tier, with its descriptor. Whoever made it says it once; the engine keeps the descriptor and
-    hands it to the next cache service, so that what was complete outlives the one before."""
+    """The memory of the host tier, with its descriptor. Its creator sends it once; the engine keeps the descriptor and sends it
+    to the next cache service, so that complete blocks outlive a service."""
 
     fingerprint: bytes
     incarnation: PoolIncarnation
@@ -67,12 +67,12 @@ class HostPoolReady(Struct, frozen=True, array_like=True):
 
 
 class ReadPool(Struct, frozen=True, array_like=True):
-    """From one messenger to another: let me read that pool. The answer is PoolReady with a descriptor that cannot be written
-    through, or ReadRefused. The connection stays; its end says that the pool is not to be read any more."""
+    """From one messenger to another: a request to read that pool. The answer is PoolReady with a read-only descriptor, or
+    ReadRefused. The connection stays open; when it ends, the pool must not be read any more."""
 
     pool: PoolIncarnation
     fingerprint: bytes
-    "Of the layout that the reader has."
+    "Fingerprint of the reader's layout."
     capabilities: tuple[str, ...] = ()
     "Optional features of the reader's build (protocol/versions.py)."
 
@@ -82,26 +82,27 @@ class ReadRefused(Struct, frozen=True, array_like=True):
 
 
 class ReadBlocks(Struct, frozen=True, array_like=True):
-    """Over a network: send these blocks of the pool that I was let in for. The answer is a BlocksFollow for each run, in this
-    order, with its bytes behind it."""
+    """Over a network: send these blocks of the opened pool. The answer is a BlocksFollow for each run, in this order, followed
+    by its bytes."""
 
     runs: tuple[tuple[Natural, Positive], ...]
-    "First block and how many."
+    "First block, number of blocks."
 
 
 class BlocksFollow(Struct, frozen=True, array_like=True):
-    """The bytes of a run come right behind this, as they are."""
+    """The raw bytes of a run follow this message."""
 
     nbytes: Counter
     digest: bytes
-    "Of these bytes (xxh3, 128 bits): what was damaged on its way is not used."
+    "Digest of these bytes (xxh3, 128 bits): damaged bytes are not used."
 
 
 class ReadersSocket(Struct, frozen=True, array_like=True):
-    """From the engine: messengers of other machines dial here. It listens, and outlives the cache service that serves it."""
+    """From the engine: messengers of other machines dial this socket. It listens, and outlives the cache service that serves
+    it."""
 
     address: str = ""
-    "Where it is, as others are told. Empty: nobody is told yet."
+    "Announced address. Empty: not announced yet."
 
 
 class PoolAttached(Struct, frozen=True, array_like=True):
@@ -111,7 +112,7 @@ class PoolAttached(Struct, frozen=True, array_like=True):
 
 
 class DetachPool(Struct, frozen=True, array_like=True):
-    """Unmap that pool, and do not touch it again: its memory is about to be given back."""
+    """Unmap that pool, and do not touch it again: its memory is about to be freed."""
 
     incarnation: PoolIncarnation
 

@@ -1,7 +1,7 @@
-"""A word in shared memory that a worker advances while it computes, and that its engine reads whenever it likes.
+"""A word in shared memory that a worker advances while it computes, and that its engine reads at any time.
 
-It says one thing: something was done since you last looked. So health does not wait behind plans, a long honest step is
-told from a hang, and a process that was stopped is noticed though it cannot say anything.
+A change means: the worker has made progress since the last read. So health checks do not wait behind plans, a long step is
+distinguished from a hang, and a stopped process is noticed though it cannot send anything.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 
 PAGE_BYTES = mmap.PAGESIZE
 WORD: Final = "Q"
-"""64 bits, in this machine's order: both processes are on it."""
+"""64 bits, in this machine's byte order: both processes run on it."""
 
 
 class ProgressWord:
-    """Anonymous: no name in any file system, gone with the last process that has it."""
+    """Anonymous: no name in any file system, freed with the last process that has it."""
 
     def __init__(self, fd: int) -> None:
-        """`fd` is this object's from now on."""
+        """The object owns `fd` from now on."""
         self.fd = fd
         self._map = mmap.mmap(fd, PAGE_BYTES)
         self._word = memoryview(self._map).cast(WORD)
@@ -41,16 +41,17 @@ class ProgressWord:
         return self._word[0]
 
     def advance(self) -> None:
-        """By the one thread that runs plans. The library does the same, in that thread, with the word at `address`."""
+        """Called by the one thread that runs plans. The native library does the same, in that thread, with the word at
+        `address`."""
         self._word[0] = (self._word[0] + 1) & 0xFFFF_FFFF_FFFF_FFFF
 
     @property
     def address(self) -> int:
-        """For the library. Valid until close()."""
+        """Address for the native library. Valid until close()."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:
-        """Nobody may have the address any more."""
+        """Unmap the word. `address` must not be used any more."""
         self._word.release()
         self._map.close()
         os.close(self.fd)

@@ -15,8 +15,8 @@ class RepetitionStop(Struct, frozen=True, kw_only=True, array_like=True):
     """An answer ends when its last tokens are one pattern, again and again.
 
     The pattern has pattern_min to pattern_max tokens. Its repetitions follow each other without a gap. There are at least
-    `count_min` of them, and they cover at least `tokens_min` tokens; the last one that `tokens_min` asks for may be cut off.
-    The prompt does not count. So the position of the end follows from the output token ids alone.
+    `count_min` of them, and they cover at least `tokens_min` tokens; the last repetition that `tokens_min` requires may be
+    incomplete. The prompt does not count. So the position of the end follows from the output token ids alone.
     """
 
     pattern_max: Annotated[int, Meta(ge=1, le=PATTERN_TOKENS_MAX)] = 128
@@ -30,5 +30,5 @@ class RepetitionStop(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 STOP_ON_REPETITION: Final = RepetitionStop()
-"""What `stop_on_repetition` means: a passage of up to 128 tokens three times in a row, and 128 tokens at least. Tables and
+"""Meaning of `stop_on_repetition`: a passage of up to 128 tokens three times in a row, and at least 128 tokens. Tables and
 rulers repeat fewer tokens than that."""

@@ -1,4 +1,4 @@
-"""What a front asks of an instance, and how each request ends. Token ids only: text never reaches an engine."""
+"""Requests of a front to an instance, and how each ends. Token ids only: text never reaches an engine."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_tokens: Annotated[int, Meta(ge=0)] = 0
     "No stop id ends the sequence before this many tokens."
     stop_token_ids: tuple[TokenId, ...] = ()
-    "Ends of text included, unless the client asked to ignore them."
+    "Includes end-of-text tokens, unless the client asked to ignore them."
     repetition_stop: RepetitionStop | None = None
     "Ends the sequence when it repeats itself, but not before min_tokens."
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
-    "Always concrete: the front draws one where the client gave none."
+    "Always concrete: the front draws one if the client gave none."
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     top_k: Annotated[int, Meta(ge=-1)] = -1
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -55,33 +55,33 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
     grammar: Grammar | None = None
-    """What the answer must look like. No token is drawn that the grammar does not allow. Where it allows nothing but an end the
-    sequence ends, even before min_tokens."""
+    """The form of the answer. Only tokens that the grammar allows are drawn. If it allows only an end the sequence ends, even
+    before min_tokens."""
 
     thinking: Thinking | None = None
-    "Where its thought is, and how long it may be."
+    "Position of the thought, and its budget."
     pooling: Pooling | None = None
-    """The prompt's hidden states, after the last norm, become one vector of length 1, which comes with the first token: their
+    """The prompt's hidden states, after the last norm, become one vector of length 1, delivered with the first token: their
     mean or the first one ("cls"), for which the whole prompt is computed whatever is cached, or the last one."""
     label_ids: tuple[TokenId, ...] = ()
-    """With `pooling`: the logits of these labels take the place of the vector. Labels are tokens of the output head, for which
-    `pooling` is "last", or classes of a model that has a classification head."""
+    """With `pooling`: the logits of these labels replace the vector. Labels are tokens of the output head, for which `pooling`
+    is "last", or classes of a model with a classification head."""
 
     @property
     def stop_length_min(self) -> int:
-        """From how many tokens on a stop id ends the sequence. Whoever draws keeps stop ids back until min_tokens, and with a
-        grammar lets one through before that only where nothing else is allowed: then it must count."""
+        """Length from which a stop id ends the sequence. The sampler suppresses stop ids until min_tokens; with a grammar it
+        allows one earlier only if nothing else is allowed, and then it must count."""
         return 0 if self.grammar is not None else self.min_tokens
 
 
 OPENAI_SAMPLING: Mapping[str, int | float] = MappingProxyType(
     {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
-"""What OpenAI's API does where a request says nothing: so do we, where the model's files say nothing either."""
+"""Defaults of OpenAI's API, used if the model's files have none."""
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One prompt, n sequences. Sent again with what was delivered (a replay), it goes on as if nothing had happened."""
+    """One prompt, n sequences. Sent again with its delivered tokens (a replay), it continues as if nothing had happened."""
 
     id: RequestId
     prompt: Annotated[tuple[TokenId, ...], Meta(min_length=1)]
@@ -90,24 +90,24 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     "Lower is more urgent, as in vLLM."
     timeout_seconds: Annotated[float, Meta(gt=0.0)] | None = None
-    "Ends the request that long after its arrival, with what it has so far."
+    "Ends the request that long after its arrival, with the tokens it has."
     salt: bytes = b""
     "Requests share cached blocks only within one salt (a tenant, say)."
     attempt: Count = 1
-    "Which try of this request. A higher one of an open id ends the lower, and nobody hears of that end."
+    "Which try of this request. A higher one of an open id ends the lower silently."
     indices: tuple[Annotated[int, Meta(ge=0, le=127)], ...] = ()
-    "Which of the n sequences are wanted, in rising order. Empty: all of them. The first one leads."
+    "Which of the n sequences are wanted, ascending. Empty: all of them. The first one leads."
     outputs: tuple[tuple[TokenId, ...], ...] = ()
     "For each wanted sequence the tokens that its client already has. Empty: none."
     age_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
-    "How long ago the first attempt arrived: a replay keeps its place in line."
+    "How long ago the first attempt arrived: a replay keeps its place in the queue."
     extras: tuple[Extra, ...] = ()
-    "Inputs besides tokens that KV depends on, by rising position: they are part of the block keys. No API sets them today."
+    "Inputs besides tokens that KV depends on, by ascending position: part of the block keys. No API sets them today."
     traceparent: Annotated[str, Meta(pattern=rf"^({TRACEPARENT_PATTERN})?\Z")] = ""
-    "The trace that the client's request belongs to, for tracing. Empty: none. It changes nothing of the answer."
+    "The trace that the client's request belongs to. Empty: none. It does not affect the answer."
 
     def __post_init__(self) -> None:
-        """Told apart here, so that nothing below has to: a request that contradicts itself is not one."""
+        """Reject contradictory requests here, so that no later code has to check."""
         if any(a >= b for a, b in pairwise(self.indices)) or (self.indices and self.indices[-1] >= self.n):
             raise ValueError(f"indices {self.indices} are not rising numbers below n = {self.n}")
         if self.outputs and len(self.outputs) != len(self.wanted):
@@ -120,12 +120,12 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.indices or range(self.n)
 
     def delivered(self, index: int) -> tuple[TokenId, ...]:
-        """What the client already has of a wanted sequence."""
+        """Tokens of a wanted sequence that the client already has."""
         return self.outputs[self.wanted.index(index)] if self.outputs else ()
 
 
 class GenerateBatch(Struct, frozen=True, array_like=True):
-    """Requests that differ in prompt and max_tokens only, as those of one prompt list do. What they share is said once."""
+    """Requests that differ in prompt and max_tokens only, as those of one prompt list do. Shared fields are sent once."""
 
     first: GenerateRequest
     others: tuple[tuple[RequestId, Annotated[tuple[TokenId, ...], Meta(min_length=1)], Count], ...]
@@ -136,7 +136,7 @@ class GenerateBatch(Struct, frozen=True, array_like=True):
         return cls(requests[0], tuple((other.id, other.prompt, other.sampling.max_tokens) for other in requests[1:]))
 
     def requests(self) -> list[GenerateRequest]:
-        """One by one. Their settings share the same lists in memory."""
+        """The requests one by one. Their settings share the same lists in memory."""
         first = self.first
         others = (
             replace(first, id=id_, prompt=prompt, sampling=replace(first.sampling, max_tokens=max_tokens))
@@ -146,13 +146,13 @@ class GenerateBatch(Struct, frozen=True, array_like=True):
 
 
 def shares_settings(request: GenerateRequest, first: GenerateRequest) -> bool:
-    """May it travel in one batch with `first`?"""
+    """Can the request be sent in one batch with `first`?"""
     sampling = replace(request.sampling, max_tokens=first.sampling.max_tokens)
     return replace(request, id=first.id, prompt=first.prompt, sampling=sampling) == first
 
 
 def sampling_bytes(sampling: SamplingParams) -> int:
-    """At most so many bytes on a wire."""
+    """Upper bound of the encoded size."""
     words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
     lists = 5 * (len(sampling.stop_token_ids) + len(sampling.label_ids) + words) + 15 * len(sampling.logit_bias)
     thinking = 0 if sampling.thinking is None else THINKING_BYTES_MAX
@@ -160,12 +160,12 @@ def sampling_bytes(sampling: SamplingParams) -> int:
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. The word is also the metric label and the log word."""
+    """Why a sequence ended. The value is also the metric label and the word in logs."""
 
     STOP = "stop"
     LENGTH = "length"
     REPETITION = "repetition"
-    "Only of requests with a repetition_stop: a build that does not know that field never receives the word."
+    "Only for requests with a repetition_stop: a build that does not know that field never receives the value."
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
@@ -186,7 +186,7 @@ RefusalReason = Literal[
 
 
 class Refused(Struct, frozen=True):
-    """The answer to a request that is not taken: at once, whole, with the numbers."""
+    """The answer to a request that is refused: at once, as a whole, with the numbers."""
 
     reason: RefusalReason
     needed: int = 0
@@ -216,6 +216,6 @@ class Refused(Struct, frozen=True):
             case "no_room":
                 return f"a hand-off needs {self.needed} KV blocks now and {self.limit} can be had"
             case "worker_gone":
-                if not self.needed:  # a router says so: nothing was counted
+                if not self.needed:  # from a router: nothing was counted
                     return "no instance that works is there to take the request"
                 return f"the worker was lost {self.needed} times in a row (limit {self.limit})"

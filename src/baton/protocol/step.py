@@ -1,12 +1,12 @@
 """A step: one StepPlan out, one StepResult back. Scheduler and worker share these two values and nothing else.
 
-A running sequence sits in a slot. The worker keeps, for each slot, the occupant's tokens and block table; a plan only
-says what changes. Plans are executed in the order of their numbers, which is what makes it safe to hand a block on in
-the very plan that takes it from its last owner: every earlier plan has been executed by then.
+A running sequence occupies a slot. The worker keeps, for each slot, the occupant's tokens and block table; a plan has only the
+changes. Plans are executed in the order of their numbers. So a block may be reassigned in the very plan that takes it from its
+last owner: every earlier plan has been executed by then.
 
-On the wire a result is flat int32 values, which a kernel can write, and a length per row: 0 for a chunk of a prompt that is
-not the last, 1 for a token, more with speculation. `read_rows` turns rows into typed columns here, at the boundary; nothing
-above ever compares an int with a sentinel.
+On the wire a result is flat int32 values, which a kernel can write, and a length per row: 0 for a chunk of a prompt that is not
+the last, 1 for a token, more with speculation. `read_rows` turns rows into typed columns here, at the boundary; no other code
+compares an int with a sentinel.
 """
 
 from __future__ import annotations
@@ -22,48 +22,47 @@ from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams, TokenId
 
 PREEMPTED_TOKEN_ID: Final = -9
-"""The only value of its row: the worker has executed this slot's drop; nothing more of this incarnation follows."""
+"""The only value of its row: the worker has executed this slot's drop; nothing of this incarnation follows."""
 
 TOKEN_ID_MAX: Final = 2**31 - 1
 """A value is an int32."""
 
 
 class NewSequence(Struct, frozen=True, array_like=True):
-    """A sequence takes a slot: in full, once."""
+    """A sequence gets a slot: its complete state, sent once."""
 
     slot: Slot
     incarnation: Incarnation
     tokens: tuple[TokenId, ...]
     "Prompt and every output so far, frozen for this incarnation: exactly these are to be prefilled."
     prompt_tokens: int
-    "How many of them are prompt. A draw's position is counted from here."
+    "Number of prompt tokens. A draw's position is counted from here."
     computed_tokens: int
     "Leading tokens whose KV is already in the blocks; less than len(tokens)."
     blocks: tuple[BlockId, ...]
     sampling: int
-    "Row of the plan's `sampling`: what several sequences share travels once."
+    "Row of the plan's `sampling`: shared settings are sent once."
     index: int
     "Which of the n sequences of its request."
     adapter: int = 0
-    "Which LoRA adapter it is computed with. 0, the only value today: none."
+    "The LoRA adapter to compute with. 0, the only value today: none."
 
 
 class BatchRows(Struct, frozen=True, array_like=True):
-    """The sequences that compute in this step, in columns: one object a step, not one a token.
+    """The sequences that compute in this step, in columns: one object per step, not one per token.
 
-    A sequence whose known tokens are all computed runs the token it sampled last; the worker has it, the scheduler
-    may not have seen it yet.
+    A sequence whose known tokens are all computed runs the token it sampled last; the worker has it, the scheduler may not have
+    seen it yet.
     """
 
     slots: tuple[Slot, ...] = ()
     counts: tuple[int, ...] = ()
     drafts: tuple[tuple[TokenId, ...], ...] = ()
-    """For each slot the tokens that are guessed to follow (speculative decoding); the worker verifies them. Empty, as always
-    today: nothing is guessed."""
+    """Draft tokens for each slot (speculative decoding); the worker verifies them. Empty today: there is no drafting."""
 
 
 class StepPlan(Struct, frozen=True, array_like=True):
-    """What the worker does next. Order: drops, then new sequences, then table changes, then the run."""
+    """The worker's next step. Order: drops, then new sequences, then table changes, then the run."""
 
     step: StepNo
     epoch: WorkerEpoch
@@ -80,7 +79,7 @@ class StepPlan(Struct, frozen=True, array_like=True):
 
     @property
     def rows(self) -> tuple[Slot, ...]:
-        """The slots that the result must answer for, in this order: what runs, then what is dropped."""
+        """The slots that the result must answer for, in this order: the run, then the drops."""
         return self.run.slots + tuple(slot for slot, _ in self.drops) if self.drops else self.run.slots
 
     @property
@@ -89,11 +88,11 @@ class StepPlan(Struct, frozen=True, array_like=True):
 
 
 RowError = Literal["row_failed", "dead_end"]
-"""row_failed: the model cannot compute it. dead_end: the request itself rules every token out."""
+"""row_failed: the model cannot compute it. dead_end: the request itself excludes every token."""
 
 
 class RowFailure(Struct, frozen=True, array_like=True):
-    """The worker cannot go on with this sequence; its neighbours are not touched."""
+    """The worker cannot continue this sequence; its neighbours are not affected."""
 
     slot: Slot
     incarnation: Incarnation
@@ -102,7 +101,7 @@ class RowFailure(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """What the model thought of one token."""
+    """Log-probability and rank of one token."""
 
     token: TokenId
     logprob: float
@@ -113,7 +112,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):
-    """What a sequence asked for besides tokens. The core hands it on and never looks inside."""
+    """Output of a sequence besides tokens. The core passes it on unread."""
 
     slot: Slot
     incarnation: Incarnation
@@ -122,7 +121,7 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     "Position of the first of `prompt`. A prompt computed twice is reported twice; the receiver keeps one."
     prompt: tuple[TokenLogprob, ...] = ()
     embedding: bytes = b""
-    "The pooled prompt, where that was asked for and is complete: float32, little-endian."
+    "The pooled prompt, if wanted and complete: float32, little-endian."
 
 
 Row = tuple[Slot, Incarnation, Sequence[int]]
@@ -130,9 +129,9 @@ Row = tuple[Slot, Incarnation, Sequence[int]]
 
 
 class StepResult(Struct, frozen=True, array_like=True):
-    """Row i says what came of slot `slots[i]` in its incarnation `incarnations[i]`: the next `lengths[i]` of `values`.
+    """Row i is the result of slot `slots[i]` in its incarnation `incarnations[i]`: the next `lengths[i]` of `values`.
 
-    First the plan's `rows`, in order. Rows after those are late ones, of an earlier occupant; they are inert.
+    First the plan's `rows`, in order. Further rows are late ones, of an earlier occupant; they are ignored.
     """
 
     step: StepNo
@@ -153,40 +152,40 @@ class StepResult(Struct, frozen=True, array_like=True):
         failures: tuple[RowFailure, ...] = (),
         logprobs: tuple[RowLogprobs, ...] = (),
     ) -> StepResult:
-        """From rows one by one: for workers that need not be fast."""
+        """Build from rows one by one: for workers that need not be fast."""
         slots, incarnations, values = zip(*rows, strict=True) if (rows := list(rows)) else ((), (), ())
         flat = tuple(value for row in values for value in row)
         return cls(step, epoch, slots, incarnations, tuple(map(len, values)), flat, failures, logprobs)
 
     @property
     def rows(self) -> list[Row]:
-        """Columns as rows. The columns must be whole."""
+        """Columns as rows. The columns must be complete."""
         ends = list(accumulate(self.lengths))
         pieces = [self.values[end - length : end] for end, length in zip(ends, self.lengths, strict=True)]
         return list(zip(self.slots, self.incarnations, pieces, strict=True))
 
 
 class Rows(Struct):
-    """A result's rows by meaning, in row order. Nothing above this file compares an int with a sentinel."""
+    """A result's rows by meaning, in row order. No code above this file compares an int with a sentinel."""
 
     sampled: list[tuple[Slot, int]]
-    "A token for each of these slots."
+    "Slots with their sampled token."
     chunks: list[Slot]
-    "A chunk of a prompt that is not the last, or a row that failed."
+    "Slots with a chunk of a prompt that is not the last, or a row that failed."
     acks: list[Slot]
-    "The slot's drop is executed."
+    "Slots whose drop is executed."
 
 
 def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> Rows:
-    """Decode the rows that the plan asks for; those in `unfinished` have more of their prompt to come, so no token yet.
+    """Decode the rows of the plan; those in `unfinished` have more of their prompt to come, so no token yet.
 
-    Every row is held against what was planned: a token where none is due, none where one is, an acknowledgement that nobody
-    asked for. A worker that answers so is not in the state we think it is in, and that is a protocol error.
+    Every row is checked against the plan. A token that is not due, a missing token, or an unplanned acknowledgement raises
+    ProtocolError: the worker's state is not the expected one.
     """
     rows, count, lengths = plan.rows, len(plan.run.slots), result.lengths
     if not len(result.slots) == len(result.incarnations) == len(lengths):
         raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
-    ones = lengths.count(1) == len(lengths)  # as in most steps; asked first, because 256 rows are many
+    ones = lengths.count(1) == len(lengths)  # as in most steps; checked first, because 256 rows are many
     if len(lengths) != len(result.values) if ones else sum(lengths) != len(result.values) or min(lengths) < 0:
         raise ProtocolError(f"step {result.step}: the lengths of the rows are not those of the values")
     if result.slots[: len(rows)] != rows:
@@ -202,7 +201,7 @@ def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) 
         return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)
     failed = [(failure.slot, failure.incarnation) for failure in result.failures]
     for slot, incarnation, length in zip(plan.run.slots, result.incarnations, lengths, strict=False):
-        if length != (slot not in unfinished and (slot, incarnation) not in failed):  # more than one: nobody plans that yet
+        if length != (slot not in unfinished and (slot, incarnation) not in failed):  # more than one is never planned yet
             raise ProtocolError(f"step {result.step}: slot {slot} answers {length} tokens")
     sampled = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if length]
     chunks = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if not length]

@@ -26,7 +26,7 @@ class Versions(NamedTuple):
 
 
 VERSIONS: Final = Versions(8, 8)
-"""Of this build."""
+"""Versions of this build."""
 
 CAPABILITIES: Final[tuple[str, ...]] = ()
-"""Optional features of this build, by name. A peer that does not list one is never sent what needs it."""
+"""Optional features of this build, by name. Messages that need one are sent only to peers that list it."""

@@ -1,11 +1,11 @@
-"""How a connection is made to a name that may have several addresses, of which some may be silent.
+"""Connects to a name that may have several addresses, some of which may not answer.
 
 RFC 8305 in short: the addresses are tried in the resolver's order, IPv6 and IPv4 in turn, each 250 ms after the one before or
-as soon as that has failed. The first connection that is made wins, the others are given up. So one address that drops packets
-costs 250 ms and not the whole deadline, which the caller has.
+as soon as that has failed. The first connection wins, the others are closed. So an address that drops packets costs 250 ms and
+not the whole deadline, which the caller sets.
 
-Names are looked up by a thread of our own that nobody waits for when the process ends: a name server that is silent would hold
-a thread of the loop's executor for many seconds, and the end of the process with it.
+Names are looked up by separate threads that do not delay the end of the process: with a silent name server a thread of the
+loop's executor would be blocked for many seconds, and the end of the process with it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from baton.addresses import Address
 
 NEXT_SECONDS: Final = 0.25
 LOOKUPS_MAX: Final = 16
-"""Threads that look names up at once. Each ends when its name server answers, or the resolver gives up."""
+"""Threads that look up names at once. Each ends when its name server answers, or the resolver gives up."""
 LOOKUP: Final = "baton-lookup"
 
 Place = tuple[int, object]
-"""Family and address, as socket has them."""
+"""Family and address, as in the socket module."""
 
 
 async def connected(address: Address) -> socket.socket:
-    """OSError: none of its addresses answers."""
+    """Connect to the first address that answers. Raises OSError if none does."""
     if address.path:
         return await _connect((socket.AF_UNIX, address.path))
     places = in_turn(await resolved(address))
@@ -39,7 +39,7 @@ async def connected(address: Address) -> socket.socket:
 
 
 def in_turn(places: list[Place]) -> list[Place]:
-    """The family of the first one, then the other, and so on."""
+    """Alternate the families, the first one's first."""
     first = [place for place in places if place[0] == places[0][0]]
     other = [place for place in places if place[0] != places[0][0]]
     return [place for place in chain.from_iterable(zip_longest(first, other)) if place is not None]
@@ -71,7 +71,7 @@ async def _first_of(places: list[Place]) -> socket.socket:
 
 
 def _close(task: asyncio.Task[socket.socket]) -> None:
-    """One that was made while another had won."""
+    """Close a connection that lost the race."""
     if not task.cancelled() and task.exception() is None:
         task.result().close()
 
@@ -89,7 +89,7 @@ async def _connect(place: Place) -> socket.socket:
 
 
 async def resolved(address: Address) -> list[Place]:
-    """Families and places of a host and port."""
+    """Families and addresses of a host and port."""
     try:
         found: list[Any] = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
@@ -116,7 +116,7 @@ async def _looked_up(address: Address) -> list[Any]:
             failed = error
         except UnicodeError:
             failed = OSError(f"{address.host} is no name")
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(settle, found, failed)
 
     threading.Thread(target=look_up, name=LOOKUP, daemon=True).start()

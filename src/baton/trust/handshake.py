@@ -1,14 +1,13 @@
-"""How two processes prove to each other that they know the cluster's secret, and what keys their session has. No IO here.
+"""How two processes prove to each other that they know the cluster's secret, and derive the keys of their session. No IO here.
 
     listener  --- greeting: magic, versions, nonce ------------> dialler     with the range of its message versions
-    listener  <-- answer: magic, versions, nonce, proof -------- dialler     the one who dials proves first
+    listener  <-- answer: magic, versions, nonce, proof -------- dialler     the dialler proves first
     listener  --- proof ---------------------------------------> dialler
 
-A proof is HMAC-SHA256(secret, what for and who proves it + everything said before). It names the role, so neither side can be
-made to prove something that it could be sent back as the other's proof; it names the purpose, so a proof for one kind of
-session is none for another; both nonces are in it, so none can be used twice. The two keys of the session are made the same
-way, one for each direction. All messages have a fixed size: nothing is allocated on the word of somebody who has proved
-nothing.
+A proof is HMAC-SHA256(secret, purpose and role + all bytes exchanged before). It names the role, so a proof cannot be reflected
+as the other side's; it names the purpose, so a proof for one kind of session is invalid for another; it covers both nonces, so
+none can be replayed. The two keys of the session are derived the same way, one per direction. All messages have a fixed size:
+no allocation depends on a peer that is not authenticated.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from baton.protocol.versions import VERSIONS, Versions
 from baton.trust.secret import Secret
 
 LINK_VERSION: Final = 2
-"""Format of the handshake and of sealed frames. It is not negotiated: it says how a greeting is to be read."""
+"""Format of the handshake and of sealed frames. It is not negotiated: it defines how a greeting is read."""
 _GREETING: Final = struct.Struct("!4sBBB31s")
-"""As long as that of LINK_VERSION 1, whose sides so refuse ours in words, and the other way round."""
+"""As long as that of LINK_VERSION 1, so that both versions can refuse each other with a reason."""
 PROOF_BYTES: Final = 32
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = GREETING_BYTES + PROOF_BYTES
 
 
 class Purpose(NamedTuple):
-    """What a session is for: who listens and who dials, and where, in words for people."""
+    """Purpose of a session: listener and dialler, and the port, in words for users."""
 
     magic: bytes
     name: str
@@ -46,18 +45,18 @@ READ: Final = Purpose(b"BTRD", "read", "peer", "reader", "peer's transfer addres
 
 
 class SessionKeys(NamedTuple):
-    """Each direction has one of its own: a frame cannot be sent back to its sender."""
+    """One key per direction: a frame cannot be reflected to its sender."""
 
     from_listener: bytes
     from_dialler: bytes
 
 
 class Agreement(NamedTuple):
-    """What a handshake ends with."""
+    """Result of a handshake."""
 
     keys: SessionKeys
     version: int
-    "Of messages, in both directions."
+    "Version of messages, in both directions."
 
 
 def make_greeting(purpose: Purpose = LINK, versions: Versions = VERSIONS) -> bytes:
@@ -65,7 +64,7 @@ def make_greeting(purpose: Purpose = LINK, versions: Versions = VERSIONS) -> byt
 
 
 class Handshake:
-    """One side's view. `greeting` is the listener's, `reply` what the dialler says before its proof: a greeting too."""
+    """One side's view. `greeting` is the listener's, `reply` the dialler's before its proof: a greeting too."""
 
     def __init__(self, secret: Secret, greeting: bytes, reply: bytes, purpose: Purpose = LINK) -> None:
         listener, dialler = _versions(greeting, purpose), _versions(reply, purpose)

@@ -1,11 +1,11 @@
-"""Sealed frames: what is sent in one turn of the loop, with a counter and a MAC.
+"""Sealed frames: all messages of one turn of the loop, with a counter and a MAC.
 
     0            4             12              44
     | length u32 | counter u64 | HMAC-SHA256   | frames of protocol/codec.py, `length` bytes together
 
-The MAC is over length, counter and content, with the key of this direction of this session. The counter begins at 0 and grows
-by one: a frame that comes twice, or out of order, or after a missing one, is not the next one. The content is not read before
-the MAC is right. It is not encrypted.
+The MAC covers length, counter and content, with the key of this direction of this session. The counter begins at 0 and grows by
+one: a repeated, reordered or missing frame is detected. The content is not read before the MAC is verified. It is not
+encrypted.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Sealer:
 
 
 class Unsealer:
-    """What is wrong with a frame is a LinkFailed, and the end. A message of a kind that this build does not know is skipped: a
-    newer peer may send it, and does not count on it."""
+    """A faulty frame raises LinkFailed and ends the session. A message of a kind that this build does not know is skipped: a
+    newer peer may send it, and does not depend on it."""
 
     __slots__ = ("_allowed", "_counter", "_mac", "on_unknown")
 
@@ -56,7 +56,7 @@ class Unsealer:
         "Called with the kind of every message that is skipped."
 
     def messages(self, frame: memoryview) -> Iterator[Message]:
-        """Of one frame, which is whole."""
+        """The messages of one complete frame."""
         self._check(frame)
         yield from self._decoded(frame[SEAL_BYTES:])
 
@@ -93,7 +93,7 @@ class Unsealer:
 
 
 def content_bytes(seal: memoryview | bytearray, most: int) -> int:
-    """How many bytes follow the seal (the first SEAL_BYTES of a frame)."""
+    """Number of bytes after the seal (the first SEAL_BYTES of a frame)."""
     length, _ = _PREFIX.unpack_from(seal)
     if length > most:
         raise LinkFailed("too_large", f"a sealed frame of {length} bytes; {most} are allowed")
@@ -101,7 +101,7 @@ def content_bytes(seal: memoryview | bytearray, most: int) -> int:
 
 
 class SealedBuffer(FrameBuffer):
-    """Like the plain one, of sealed frames."""
+    """Like FrameBuffer, for sealed frames."""
 
     __slots__ = ("unsealer",)
 

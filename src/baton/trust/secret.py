@@ -30,20 +30,20 @@ class Secret:
 
 
 def create_secret(path: str | Path) -> Secret:
-    """A new one, 256 bits from the operating system, as text. Never overwrites a file."""
+    """Create a secret file: 256 bits from the operating system, as text. Never overwrites a file."""
     content = secrets.token_hex(SECRET_BYTES_MIN)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="ascii") as file:
-        os.fchmod(fd, 0o600)  # whatever the umask adds or takes
+        os.fchmod(fd, 0o600)  # whatever the umask
         file.write(content + "\n")
     return Secret(content.encode())
 
 
 def read_secret(path: str | Path) -> Secret:
-    """Raises InvalidConfig with what is wrong and what to do."""
+    """Raises InvalidConfig with the fault and the remedy."""
     try:
-        # Without O_NONBLOCK a named pipe would be waited for. The file is opened before it is looked at, so that nobody can
-        # exchange it in between.
+        # Without O_NONBLOCK the open of a named pipe would block. The file is opened before it is checked, so that it cannot be
+        # exchanged in between.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error

@@ -1,5 +1,5 @@
-"""How a session begins on a socket that is connected (dialling.py): both sides prove themselves (handshake.py). The caller has
-the deadline, and closes the socket where this raises LinkFailed."""
+"""Authenticates both sides of a connected socket (dialling.py) at the beginning of a session (handshake.py). The caller sets
+the deadline, and closes the socket if this raises LinkFailed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _write(sock: socket.socket, content: bytes) -> None:
 
 
 async def _read(sock: socket.socket, count: int, at_end: str) -> bytes:
-    """Not one byte more: what follows is for somebody else to read."""
+    """Read not one byte more: the following bytes belong to the session."""
     content = b""
     while len(content) < count:
         try:
