@@ -96,7 +96,9 @@ class Bench:
             busy = state == "prefill"
             member.prompts, member.prompt_tokens = (100, 10**9) if busy else (0, 0)
             # as many wait there as may
-            member.overdrawn = dict.fromkeys(list(member.legs)[:1] or [RequestId("x")], FIRST) if state == "full" else {}
+            member.over_capacity = (
+                dict.fromkeys(list(member.assigned)[:1] or [RequestId("x")], FIRST) if state == "full" else {}
+            )
             self.placement.roster.touch(member)
         self.placement.roster.refresh(NOW)
 
@@ -106,13 +108,13 @@ class Bench:
         self.placement.roster.refresh(NOW)
 
     def warm(self, requests: int) -> None:
-        """So that instances have something, and prefixes are known: at homes, and at prefill instances."""
+        """So that instances have something, and prefixes are known: at decode instances, and at prefill instances."""
         for _ in range(requests):
             request = self.routed().request
             self.router.handle(SubmitRequest(request), NOW)
             self.router.handle(RunPass(), NOW)
             routed = self.router.coordinator.routed_requests[request.id]
-            for member in (routed.home, routed.prefill):
+            for member in (routed.decoder, routed.prefill):
                 if member is not None:
                     self.placement.remember(member, routed, request.prompt)
             if self.requests % 200 == 0:

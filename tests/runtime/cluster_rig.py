@@ -101,7 +101,7 @@ class Cluster:
         instance = await self.connect(name, role, ready)
         await instance.join()
         async with asyncio.timeout(10):
-            while not any(node.hello.name == name and node.stats.blocks_total for node in self.client.nodes):
+            while not any(node.hello.name == name and node.stats.blocks_total for node in self.client.sessions):
                 await asyncio.sleep(0)
         return instance
 
@@ -116,4 +116,4 @@ class Cluster:
         self.client.close()
         self.client.over.result()
         assert self.client._streams == {}
-        assert self.client.nodes == []
+        assert self.client.sessions == []

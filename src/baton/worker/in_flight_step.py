@@ -21,7 +21,7 @@ NOBODY: Int64s = np.zeros(0, np.int64)
 class BatchMembers:
     """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
 
-    __slots__ = ("failed", "incarnations", "lineup", "occupants", "run", "sampling")
+    __slots__ = ("failed", "incarnations", "layout", "run", "sampling", "sound_incarnations")
 
     def __init__(self, run: BatchRows, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, Failure]) -> None:
         """`run` as checked."""
@@ -30,12 +30,12 @@ class BatchMembers:
         self.failed: dict[int, Failure] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
         "Those that had failed before: they are not computed any more."
         sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
-        self.lineup = BatchLayout(
+        self.layout = BatchLayout(
             np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64)
         )
-        self.occupants: Int64s = batch.incarnations[self.lineup.slots]
-        "Incarnations, in the order of the line-up."
-        self.sampling = SamplingBatch(self.lineup.slots, sampling, batch)
+        self.sound_incarnations: Int64s = batch.incarnations[self.layout.slots]
+        "Incarnations, in the order of `layout`."
+        self.sampling = SamplingBatch(self.layout.slots, sampling, batch)
 
 
 class InFlightStep:
@@ -47,7 +47,7 @@ class InFlightStep:
         self.launched: Launched | None = None
         "None: nothing was to be computed."
         self.due: Int64s | None = None
-        "Which sequences of the line-up get a token. None: all."
+        "Which sequences of the layout get a token. None: all."
         self.places = NOBODY
         "Where their tokens belong (InputBatch.learn)."
         self.sampled = Sampled(NOBODY)
@@ -64,7 +64,7 @@ class InFlightStep:
 
     def got_token(self, place: int) -> bool:
         """Whether the step has a token for this place of the line-up."""
-        return self.members.lineup.slots[place] not in self.failed and (self.due is None or place in self.due)
+        return self.members.layout.slots[place] not in self.failed and (self.due is None or place in self.due)
 
     def of_due(self, column: Int64s) -> Int64s:
         """What a column of the line-up says of the sequences that get a token."""
@@ -77,7 +77,7 @@ class InFlightStep:
         failed = members.failed | self.failed
         lengths = (1,) * len(ran)
         if failed or len(values) != len(ran):
-            tokens = dict(zip(self.of_due(members.lineup.slots).tolist(), values, strict=True))
+            tokens = dict(zip(self.of_due(members.layout.slots).tolist(), values, strict=True))
             tokens = {slot: token for slot, token in tokens.items() if slot not in failed}
             lengths = tuple([int(slot in tokens) for slot in ran])
             values = tuple([tokens[slot] for slot in ran if slot in tokens])
@@ -103,7 +103,7 @@ class InFlightStep:
 
     def _logprobs(self) -> Iterator[RowLogprobs]:
         members, sampled = self.members, self.sampled
-        place_of = {slot: place for place, slot in enumerate(members.lineup.slots.tolist())}
+        place_of = {slot: place for place, slot in enumerate(members.layout.slots.tolist())}
         for slot, incarnation in zip(members.run.slots, members.incarnations, strict=True):
             place = place_of.get(slot)
             if place is None or slot in self.failed:

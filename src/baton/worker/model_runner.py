@@ -65,7 +65,7 @@ class ModelRunner:
         self._failed: dict[int, Failure] = {}
         "Slots that answer with this until they are dropped."
         self._last_step: int | None = None
-        self._last_crew: BatchMembers | None = None
+        self._last_members: BatchMembers | None = None
         "Of the last step, while it is still right."
 
     def report_progress(self, word: ProgressWord) -> None:
@@ -92,13 +92,13 @@ class ModelRunner:
             raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
         self._take_in(plan)
-        in_flight = InFlightStep(plan, self._crew(plan.run))
-        lineup, sampling = in_flight.members.lineup, in_flight.members.sampling
+        in_flight = InFlightStep(plan, self._members(plan.run))
+        layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
-            flat = self.batch.flatten(lineup)
+            flat = self.batch.flatten(layout)
             in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
             in_flight.launched = self.executor.launch(flat, sampling)
-            in_flight.places = self.batch.advance(lineup, in_flight.of_due(lineup.slots))
+            in_flight.places = self.batch.advance(layout, in_flight.of_due(layout.slots))
         self._in_flight.append(in_flight)
         return in_flight
 
@@ -130,7 +130,7 @@ class ModelRunner:
         if plan.run.drafts or any(new.adapter for new in plan.new):
             raise ProtocolError(f"step {plan.step} has drafts or an adapter, which this worker does not compute")
         if plan.drops or plan.new:
-            self._last_crew = None
+            self._last_members = None
         for slot, incarnation in plan.drops:
             self.batch.drop(slot, incarnation)
             self.sampling.drop(slot)
@@ -164,14 +164,14 @@ class ModelRunner:
 
     def _fail(self, slot: int, failure: Failure) -> None:
         self._failed[slot] = failure
-        self._last_crew = None
+        self._last_members = None
 
-    def _crew(self, run: BatchRows) -> BatchMembers:
+    def _members(self, run: BatchRows) -> BatchMembers:
         """Most steps run what the last one ran."""
-        members = self._last_crew
+        members = self._last_members
         if members is None or members.run != run:
             self.batch.check_run(run)
-            members = self._last_crew = BatchMembers(run, self.batch, self.sampling, self._failed)
+            members = self._last_members = BatchMembers(run, self.batch, self.sampling, self._failed)
         return members
 
     # What came of a step
@@ -183,9 +183,9 @@ class ModelRunner:
             if grammar is not None and grammar.error:
                 failure = off_grammar(grammar.error) if grammar.ran_out else Failure(grammar.error)
             self._fail_late(in_flight, place, failure)
-        slots, places, tokens = in_flight.of_due(members.lineup.slots), in_flight.places, in_flight.of_due(sampled.tokens)
+        slots, places, tokens = in_flight.of_due(members.layout.slots), in_flight.places, in_flight.of_due(sampled.tokens)
         if self._in_flight:  # younger steps, whose plans may have put somebody else into a slot
-            same = self.batch.incarnations[slots] == in_flight.of_due(members.occupants)
+            same = self.batch.incarnations[slots] == in_flight.of_due(members.sound_incarnations)
             slots, places, tokens = slots[same], places[same], tokens[same]
         self.batch.learn(slots, places, tokens)
         for place, state in members.sampling.tallied:
@@ -200,7 +200,7 @@ class ModelRunner:
 
     def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
         """Steps that were launched meanwhile have run it as well."""
-        slot, incarnation = int(in_flight.members.lineup.slots[place]), int(in_flight.members.occupants[place])
+        slot, incarnation = int(in_flight.members.layout.slots[place]), int(in_flight.members.sound_incarnations[place])
         for one in (in_flight, *self._in_flight):
             if one.runs(slot, incarnation):
                 one.failed.setdefault(slot, failure)

@@ -79,7 +79,7 @@ def test_an_instance_that_beats_and_never_answers_is_given_up_and_the_rest_serve
             await silent.obey(*RELOAD[:2])
             await silent.heard(WakeInstance)
             await asyncio.gather(loading, obeying)
-            assert [node.hello.name for node in cluster.client.nodes] == ["m-0"]
+            assert [node.hello.name for node in cluster.client.sessions] == ["m-0"]
             assert cluster.client.stats().mode == "serving"
 
     finish(main())
@@ -91,9 +91,9 @@ def test_an_instance_that_has_other_weights_after_its_order_was_given_up_joins_a
             await cluster.instance("m-0")
             late = await cluster.instance("m-1")
             late.send(ModelChanged("/new", b"new"))
-            while len(cluster.client.nodes) > 1:
+            while len(cluster.client.sessions) > 1:
                 await asyncio.sleep(0.001)
-            assert [node.hello.name for node in cluster.client.nodes] == ["m-0"]
+            assert [node.hello.name for node in cluster.client.sessions] == ["m-0"]
 
     finish(main())
 

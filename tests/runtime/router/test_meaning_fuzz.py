@@ -187,7 +187,7 @@ async def honest_instance(door: Door, client: RouterClient) -> AsyncIterator[Non
     task = asyncio.create_task(keep_joining())
     try:
         async with asyncio.timeout(10):
-            while not any(node.hello.name == "honest" and node.welcomed for node in client.nodes):
+            while not any(node.hello.name == "honest" and node.welcomed for node in client.sessions):
                 await asyncio.sleep(0.002)
         yield
     finally:
@@ -247,7 +247,7 @@ async def rehearse(seed: int, sessions: int) -> None:
             assert not client.over.done(), (seed, number, client.over.exception())
         assert count == 2 * sessions
         async with asyncio.timeout(10):
-            while [node.hello.name for node in client.nodes] != ["honest"]:
+            while [node.hello.name for node in client.sessions] != ["honest"]:
                 await asyncio.sleep(0.005)
         client._machine.check()
 

@@ -163,7 +163,7 @@ def test_an_instance_that_falls_silent_is_suspect_then_given_up():
             one = await cluster.instance("m-0")
             await cluster.client.ping(1)
             one.fall_silent()
-            while cluster.client.nodes:
+            while cluster.client.sessions:
                 await asyncio.sleep(0.02)
             with pytest.raises(Unavailable, match="no instance"):
                 await cluster.client.ping(1)
@@ -180,9 +180,9 @@ def test_a_router_that_was_stopped_itself_gives_nobody_up_for_it():
             time.sleep(1.0)  # the loop stands still, and with it the instance
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert len(cluster.client.nodes) == 1
+            assert len(cluster.client.sessions) == 1
             one.fall_silent()
-            while cluster.client.nodes:
+            while cluster.client.sessions:
                 await asyncio.sleep(0.02)
 
     finish(main())
@@ -332,7 +332,7 @@ def test_an_instance_that_does_not_fit_is_told_why():
             odd = await cluster.connect("m-1", ready=replace(READY, identity=b"others"))
             refused = await cluster.refused(odd)
             assert "identity" in refused.reason
-            assert len(cluster.client.nodes) == 1
+            assert len(cluster.client.sessions) == 1
 
     finish(main())
 
@@ -429,7 +429,7 @@ def test_one_that_joins_with_old_weights_while_others_reload_is_the_one_that_doe
             assert "identity" in (await late.heard(InstanceRefused)).reason
             await one.obey(ResumeInstance)
             await loading
-            assert [node.hello.name for node in cluster.client.nodes] == ["m-0"]
+            assert [node.hello.name for node in cluster.client.sessions] == ["m-0"]
 
     finish(main())
 
@@ -470,7 +470,7 @@ def test_other_weights_are_served_when_all_have_them():
             assert [orders[2].model for orders in done] == ["/new", "/new"]
             await loading
             assert identities == [b"new"]
-            assert len(cluster.client.nodes) == 2, "they fit each other again"
+            assert len(cluster.client.sessions) == 2, "they fit each other again"
             late = await cluster.connect("m-2")
             assert "identity" in (await cluster.refused(late)).reason
             assert cluster.client.stats().mode == "serving"
@@ -500,7 +500,7 @@ def test_where_one_cannot_load_them_all_have_the_old_ones_again():
             with pytest.raises(CallerError, match="m-1: another vocabulary"):
                 await loading
             assert identities == [b"weights"]
-            assert len(cluster.client.nodes) == 2
+            assert len(cluster.client.sessions) == 2
 
     finish(main())
 
@@ -584,7 +584,7 @@ def test_an_instance_that_dials_again_replaces_its_earlier_session():
         async with Cluster() as cluster, asyncio.timeout(20):
             await cluster.instance("m-0")
             await cluster.instance("m-0")
-            assert len(cluster.client.nodes) == 1
+            assert len(cluster.client.sessions) == 1
             assert cluster.client.view().counters["lost_joined_again"] == 1
 
     finish(main())
@@ -632,6 +632,6 @@ def test_a_router_that_was_stalled_renews_all_instances_at_once():
                 await asyncio.sleep(0)
             assert (counting.events["Resumed"], counting.events["RunPass"]) == (1, 0)
             await settled()
-            assert len(cluster.client.nodes) == 8
+            assert len(cluster.client.sessions) == 8
 
     finish(main())

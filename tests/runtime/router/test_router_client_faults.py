@@ -53,7 +53,7 @@ def test_a_message_that_the_machine_cannot_handle_ends_its_own_session_and_nothi
             cluster.client._driver.machine = fake  # type: ignore[assignment]
             asked = Asked(cluster.client, request())
             odd.send(Heartbeat("on\npurpose"))
-            while [node.hello.name for node in cluster.client.nodes] != ["honest"]:
+            while [node.hello.name for node in cluster.client.sessions] != ["honest"]:
                 await asyncio.sleep(0.005)
             there = await honest.heard(GenerateRequest)
             honest.send(Emit([(there.id, there.attempt, 0, 0, [5])], [whole_end(there)]))

@@ -49,16 +49,16 @@ class DecoderChoice:
         "_plain",
         "_prefill",
         "_prompt",
+        "_routed",
         "_settled",
         "_size",
         "_tokens",
         "_tokens_max",
-        "_trip",
     )
 
     def __init__(self, placement: Rules, routed: RoutedRequest, now: Instant, closed: Closed, census: Census) -> None:
         self._placement = placement
-        self._trip = routed
+        self._routed = routed
         self._now = now
         self._closed = closed
         self._census = census
@@ -75,13 +75,13 @@ class DecoderChoice:
         "The best prefill instance with room for the prompt."
 
     def choice(self) -> Choice | ClusterShortage:
-        routed, census, pairs = self._trip, self._census, self._pairs
+        routed, census, pairs = self._routed, self._census, self._pairs
         if pairs:
             self._prefill = self._best_prefill(draws=True)
         preempted = [] if self._plain else self._placement.membership.named(routed.preempted_by(self._now))
         for last in ([], preempted) if preempted else ([],):
             for tier in census.roles.tiers:
-                found = self._best_home(tier, last)
+                found = self._best_decoder(tier, last)
                 choice = self._option(found.instance, found.uncached) if found is not None else None
                 if choice is not None:
                     return self._placement.chosen(choice, pairs=pairs)
@@ -91,13 +91,13 @@ class DecoderChoice:
 
     # Decode instances
 
-    def _best_home(self, roles: tuple[str, ...], last: list[ClusterInstance]) -> Candidate | None:
+    def _best_decoder(self, roles: tuple[str, ...], last: list[ClusterInstance]) -> Candidate | None:
         """`last`: if given, only these instances, which preempted the request recently: all others come first."""
         search, settled = self._placement.search, self._settled
         more = self._more_blocks
         if last:
             return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
-        urgent = self._placement.roster.may_be_urgent(self._trip.order)
+        urgent = self._placement.roster.may_be_urgent(self._routed.order)
         wish = Wish(self._prompt, self._accepts, more, True, urgent)
         if (drawn := search.draw(roles, wish, settled=settled)) is not None:
             return drawn
@@ -120,12 +120,12 @@ class DecoderChoice:
         return [instance for instance in able if instance.place is not None and instance.place.settled == self._settled]
 
     def _accepts(self, instance: ClusterInstance, uncached: int) -> bool:
-        return self._accepts_last(instance, uncached) and (self._plain or not self._trip.was_preempted(instance, self._now))
+        return self._accepts_last(instance, uncached) and (self._plain or not self._routed.was_preempted(instance, self._now))
 
     def _accepts_last(self, instance: ClusterInstance, uncached: int) -> bool:
         if instance.capacity < self._tokens_max or self._closed.is_closed(instance):
             return False
-        if not self._plain and (self._trip.avoids(instance, self._now) or self._trip.is_short(instance)):
+        if not self._plain and (self._routed.avoids(instance, self._now) or self._routed.is_short(instance)):
             return False
         return self._option(instance, uncached) is not None
 
@@ -136,7 +136,7 @@ class DecoderChoice:
             return None
         blocks = -(-(uncached + 1) // self._size) + self._more_blocks
         room = place.blocks >= blocks
-        if not room and not place.waits and (place.closes_at is None or place.closes_at <= self._trip.order):
+        if not room and not place.waits and (place.closes_at is None or place.closes_at <= self._routed.order):
             return None
         if self._pairs and decoder.hello.role == "decode":
             best, readable = self._prefill, True
@@ -150,7 +150,7 @@ class DecoderChoice:
 
     def _best_prefill(self, near: ClusterInstance | None = None, *, draws: bool = False) -> Candidate | None:
         """`near`: only instances that this one can read from."""
-        routed, search, now = self._trip, self._placement.search, self._now
+        routed, search, now = self._routed, self._placement.search, self._now
         settled = self._census.prefills_settled
         if not self._census.prefills:
             return None
@@ -178,7 +178,7 @@ class DecoderChoice:
 
     def _prefill_near(self, decoder: ClusterInstance) -> tuple[Candidate | None, bool]:
         """The best prefill instance that the decoder can read from, and whether it can read from any."""
-        routed, now, census = self._trip, self._now, self._census
+        routed, now, census = self._routed, self._now, self._census
         unreadable = self._placement.membership.of_sessions(decoder.paths.unreadable(now))
         counted = [m for m in unreadable if m.place is not None and m.place.prompt_tokens >= 0 and m.capacity > self._tokens]
         same = [m for m in counted if m.place is not None and m.place.settled == census.prefills_settled]
