@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from threading import Event
 
 import pytest
@@ -93,6 +95,20 @@ def test_run_streams_to_a_terminal(tiny_model):
             pieces += bool(terminal.read(60.0))
         assert terminal.process.wait(60) == 0
     assert pieces > 10
+
+
+def test_run_shows_reasoning_dimmed(tiny_model, tmp_path):
+    """The template begins a thought, so everything up to `</think>` is reasoning, and the tag itself is not shown."""
+    folder = shutil.copytree(tiny_model, tmp_path / "thinker")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ messages[0]['content'] }}{% if enable_thinking %}{% endif %}<think>\n"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    with on_terminal("run", str(folder), "Hello", "--max-tokens", "20", "--threads", "1") as terminal:
+        terminal.until("of reasoning")
+        assert terminal.process.wait(60) == 0
+    assert DIM in terminal.seen
+    assert b"<think>" not in terminal.seen
 
 
 def test_run_takes_a_prompt_from_a_pipe(tiny_model):

@@ -142,15 +142,25 @@ def talk(conversation: Conversation) -> None:
                 typer.echo("forgotten", err=True)
                 continue
         try:
-            typer.echo(f"[{asyncio.run(conversation.ask(text))}]", err=True)
+            answer(conversation, text)
         except KeyboardInterrupt:
-            typer.echo("\n[stopped]", err=True)
             if not person:
                 raise
-        except HttpError as error:
+        except Failed as error:
             if not person:
-                raise Failed(str(error)) from None
+                raise
             typer.echo(f"[{error}]", err=True)
+
+
+def answer(conversation: Conversation, text: str) -> None:
+    """Prints the answer, then its speed."""
+    try:
+        typer.echo(f"[{asyncio.run(conversation.ask(text))}]", err=True)
+    except KeyboardInterrupt:
+        typer.echo("\n[stopped]", err=True)
+        raise
+    except HttpError as error:
+        raise Failed(str(error)) from None
 
 
 def _turns(person: bool) -> Iterator[str]:

@@ -76,6 +76,15 @@ def converse(model: str, system: str | None, sampling: Sampling, machine: dict[s
         talk(Conversation(server, name, sampling.given(), system))
 
 
+def answer_one(model: str, prompt: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
+    """One turn of a conversation on a terminal: the server finds the model's reasoning, which is shown dimmed."""
+    from baton.cli.conversation import Conversation, answer
+    from baton.cli.private_server import private_server
+
+    with private_server(model, command="run", **machine) as (server, name):
+        answer(Conversation(server, name, sampling.given(), system), prompt)
+
+
 def answer_all(
     model: str,
     prompts: list[str],
@@ -87,11 +96,15 @@ def answer_all(
     system: str | None,
     as_json: bool,
 ) -> None:
+    watched = len(prompts) == n == 1 and not as_json and sys.stdout.isatty()
+    if watched and not raw:
+        answer_one(model, prompts[0], system, sampling, machine)
+        return
     begin = monotonic()
     llm = load(model, command="run", **machine)
     loaded = monotonic()
-    if len(prompts) == n == 1 and not as_json and sys.stdout.isatty():
-        tokens = _stream(llm, prompts[0], sampling, raw=raw, system=system)
+    if watched:
+        tokens = _stream(llm, prompts[0], sampling)
     else:
         answers = _generate(llm, prompts, sampling, n, raw=raw, system=system)
         _print(prompts, answers, as_json=as_json)
@@ -147,12 +160,11 @@ def _generate(
         return llm.chat([_messages(prompt, system) for prompt in prompts], params, n=n, progress=report)
 
 
-def _stream(llm: LLM, prompt: str, sampling: Sampling, *, raw: bool, system: str | None) -> int:
-    """Prints one answer as it arrives. Returns its number of tokens."""
+def _stream(llm: LLM, prompt: str, sampling: Sampling) -> int:
+    """Prints the continuation of a text while it is generated. Returns its number of tokens."""
     from baton.llm import SamplingParams
 
-    params = SamplingParams(**sampling.given())
-    with llm.stream([prompt], params) if raw else llm.stream_chat(_messages(prompt, system), params) as chunks:
+    with llm.stream([prompt], SamplingParams(**sampling.given())) as chunks:
         tokens = 0
         for chunk in chunks:
             tokens += len(chunk.token_ids)
