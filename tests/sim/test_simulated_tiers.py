@@ -110,13 +110,13 @@ def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
 def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_second():
     watch = PlainWorld(scenario()).node.tiers
     for number in range(3):
-        watch.told(StorageQuery(number, (bytes(32),), 0.2), 0.1 * number, worker_ready=True)
+        watch.sent(StorageQuery(number, (bytes(32),), 0.2), 0.1 * number, worker_ready=True)
         watch.answered(number, "EIO")
     with pytest.raises(InvariantBroken, match="asked again"):
-        watch.told(StorageQuery(9, (bytes(32),), 0.2), 0.9, worker_ready=True)
-    watch.told(StorageQuery(9, (bytes(32),), 0.2), 1.1, worker_ready=True)
+        watch.sent(StorageQuery(9, (bytes(32),), 0.2), 0.9, worker_ready=True)
+    watch.sent(StorageQuery(9, (bytes(32),), 0.2), 1.1, worker_ready=True)
     watch.answered(9, None)
-    watch.told(StorageQuery(10, (bytes(32),), 0.2), 1.2, worker_ready=True)
+    watch.sent(StorageQuery(10, (bytes(32),), 0.2), 1.2, worker_ready=True)
 
 
 def test_a_storage_that_never_comes_back_costs_time_and_nothing_else():
@@ -136,14 +136,14 @@ def test_what_is_said_to_a_former_life_of_the_service_is_never_done(kept):
     heard: list[object] = []
     cache.connect(heard.append)
     cache._ready(True)
-    cache.heard(heard.pop())
+    cache.received(heard.pop())
     cache.take(StorageQuery(1, (bytes(32),), 0.2))
     assert cache._taken == 1
     cache.crash()
     cache._ready(kept)
     cache.take(StorageQuery(2, (bytes(32),), 0.2))
     assert cache._taken == 1, "the engine has not read CacheLost yet"
-    cache.heard(heard.pop())
+    cache.received(heard.pop())
     cache.take(StorageQuery(3, (bytes(32),), 0.2))
     assert cache._taken == 2
 
@@ -175,7 +175,7 @@ PROMPT = [4, 4, 4, 4, 4, 4, 4, 4, 4, 3]
 def test_the_token_ids_of_its_keys_are_right(tokens, keys):
     watch = PlainWorld(by_tokens()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
-    watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
+    watch.sent(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
     watch = PlainWorld(by_tokens()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="token ids") as broken:
-        watch.told(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
+        watch.sent(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
     assert broken.value.invariant == 55
 
 
@@ -200,4 +200,4 @@ def test_nobody_is_told_token_ids_who_does_not_want_them():
     watch = PlainWorld(scenario()).node.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="against what storage wants"):
-        watch.told(StorageQuery(1, tuple(chain), 0.2, pack_tokens(PROMPT)), 0.1, worker_ready=True)
+        watch.sent(StorageQuery(1, tuple(chain), 0.2, pack_tokens(PROMPT)), 0.1, worker_ready=True)

@@ -610,7 +610,7 @@ def test_many_events_in_one_turn_of_the_loop_make_one_placement_pass():
             await cluster.instance("m-0")
             counting = cluster.client._driver.machine = Counting(cluster.machine)
             asked = [Asked(cluster.client, request(f"r{number}")) for number in range(20)]
-            while counting.events["Arrive"] < 20:
+            while counting.events["SubmitRequest"] < 20:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert counting.events["RunPass"] <= 2

@@ -132,7 +132,7 @@ def test_what_a_delivery_sets_off_waits_until_its_effects_are_carried_out():
 
         asking = asyncio.ensure_future(client.generate(request(), take))
         await asyncio.sleep(0)
-        assert log == ["SubmitRequest", 5, 6, "Withdraw"]
+        assert log == ["SubmitRequest", 5, 6, "WithdrawRequest"]
         asking.cancel()
         await asyncio.wait([asking])
         client.close()
