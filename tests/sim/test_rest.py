@@ -80,6 +80,6 @@ def test_what_is_remembered_on_purpose_has_a_bound():
 
 def test_a_list_of_slots_may_not_name_a_request():
     instance = made()
-    instance.board.slots.occupants[0] = SequenceLoad(instance._loader, None)  # type: ignore[arg-type]
+    instance.board.slots.slot_owners[0] = SequenceLoad(instance._loader, None)  # type: ignore[arg-type]
     with pytest.raises(InvariantBroken, match="refers to an object of the core"):
         check_rest(instance)

@@ -91,7 +91,8 @@ class Scripted:
         self.hold = ()
         "Kinds of message that it does not answer."
         self.frozen = False
-        "Neither hears nor says anything, nor computes."
+        "Its process is stopped: what it is sent lies in `unread` until it goes on."
+        self.unread = deque()
         self.unreadable = ()
         "Instances from which it can copy nothing, by their messengers' addresses."
         self.lapsed = False
@@ -105,6 +106,7 @@ class Scripted:
 
     def hear(self, message):
         if self.frozen:
+            self.unread.append(message)
             return
         self.heard.append(message)
         match message:
@@ -142,6 +144,11 @@ class Scripted:
                 leg = self.assigned.get(request)
                 if leg is not None and leg.request.attempt <= attempt:
                     del self.assigned[request]
+
+    def thaw(self):
+        self.frozen = False
+        while self.unread:
+            self.hear(self.unread.popleft())
 
     def _begin(self, request, kind):
         assert request.attempt > self.closed.get(request.id, 0), "a late message of a closed attempt"
@@ -334,7 +341,7 @@ class Room:
                 self.dispatch(RouterTick())
             self.settle()
         for instance in silent:
-            instance.frozen = False
+            instance.thaw()
 
     def kill(self, instance):
         self.live.pop(instance.session)

@@ -144,7 +144,7 @@ def test_prompts_that_wait_for_prefill_go_on_when_decode_has_their_prefix():
         room.arrive(request(f"r{number}", prompt=(*prefix, number, number, number)))
     prefill.frozen = True
     assert len(sent_to(decode)) == 2
-    prefill.frozen = False
+    prefill.thaw()
     room.step(4)
     assert len(sent_to(decode)) > 10
     room.run(100)
