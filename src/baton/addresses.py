@@ -1,5 +1,4 @@
-"""Where a router listens for instances: a TCP port or a unix socket, as people write it. And where an instance lets others read
-its KV pool: a TCP port.
+"""Addresses of cluster ports of routers (TCP or unix sockets), and of KV pools that other instances read (TCP).
 
 tcp://10.0.0.5:9100    10.0.0.5:9100    tcp://[::1]:9100    unix:/run/baton/router.sock
 """
@@ -13,9 +12,9 @@ from urllib.parse import urlsplit
 from baton.errors import InvalidConfig
 
 EVERYWHERE = ("0.0.0.0", "::")
-"""Hosts to listen on that are no address to be called at."""
+"""Hosts to listen on that are not addresses to connect to."""
 UNIX_PATH_BYTES_MAX = 107
-"""What the kernel takes."""
+"""The kernel's limit."""
 
 
 class Address(NamedTuple):
@@ -32,7 +31,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Raises InvalidConfig with what is wrong and what would be right."""
+    """Raises InvalidConfig with the error and the correct form."""
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
@@ -49,7 +48,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_listening(text: str) -> Address:
-    """A host and a port to listen on; 0 is any that is free."""
+    """A host and a port to listen on; port 0 is any free one. Raises InvalidConfig."""
     address = _host_and_port(text.removeprefix("tcp://"))
     if address is None:
         raise InvalidConfig(f"{text!r} is no address to listen on: give HOST:PORT, with 0 for any port that is free")
@@ -57,8 +56,8 @@ def parse_listening(text: str) -> Address:
 
 
 def reachable_url(url: str, own_host: str) -> str:
-    """A URL of this machine, as whoever sees us at `own_host` can use it; `own_host` empty: it is this machine too. Empty: only
-    this machine reaches it."""
+    """A URL of this machine for a peer that reaches it at `own_host`; empty `own_host`: the peer is on this machine. Returns an
+    empty string if only this machine reaches it."""
     parts = urlsplit(url)
     here = not own_host or _is_loopback(own_host)
     if parts.hostname in EVERYWHERE:
@@ -84,8 +83,8 @@ def _host_and_port(text: str) -> Address | None:
 
 
 def _is_host(name: str) -> bool:
-    """Whether it could be looked up. What cannot be encoded (an empty part between dots, one of more than 63 letters) would
-    raise no OSError there, and end an instance that has loaded its model."""
+    """Whether the name can be resolved at all. A name that cannot be encoded (an empty label, or one over 63 letters) would
+    raise no OSError there, and end an instance with a loaded model."""
     try:
         return bool(name) and name.isprintable() and " " not in name and bool(name.encode("idna"))
     except UnicodeError:

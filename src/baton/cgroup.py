@@ -1,7 +1,7 @@
-"""Control groups of this process (Linux): limits of its memory and processor time, and how often the kernel killed for memory.
+"""Control groups of this process (Linux): limits of memory and CPU time, and counts of OOM kills.
 
-A limit may be set on the group itself (a container, a systemd unit) or on any group above it (a slice, a pod), so limits are
-looked for from the own group up to the root. Version 2 has one tree, version 1 one per controller; a machine may have both.
+A limit may be set on the group itself (a container, a systemd unit) or on any group above it (a slice, a pod), so all groups
+from the own one up to the root are read. Version 2 has one tree, version 1 one per controller; a machine may have both.
 
     /proc/self/cgroup    0::/system.slice/baton.service          version 2, below /sys/fs/cgroup (or its folder `unified`)
                          4:memory:/docker/3f2a...                version 1, below /sys/fs/cgroup/memory
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Where the kernel shows itself. Tests have trees of their own."""
+    """Paths of the kernel's file systems. Tests use their own trees."""
 
     proc: Path = Path("/proc")
     groups: Path = Path("/sys/fs/cgroup")
@@ -26,17 +26,17 @@ KERNEL = Kernel()
 
 
 class MemoryKills(NamedTuple):
-    """Processes that the kernel has killed for want of memory so far. None: the kernel does not say."""
+    """OOM kills so far. None: the kernel does not report it."""
 
     group: int | None
-    "Of this process's own control group, whoever set the limit."
+    "In this process's control group, regardless of who set the limit."
     machine: int | None
-    "Of the whole machine."
+    "On the whole machine."
 
 
 def group_folders(controller: str, kernel: Kernel = KERNEL) -> list[Path]:
-    """The own group's folder for this controller and those of its parents, nearest first. Only those that can be seen: in a
-    container the topmost one is the container's."""
+    """The folders of the own group and its parents for this controller, nearest first. Only visible ones: in a container the
+    topmost is the container's."""
     try:
         lines = (kernel.proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -55,14 +55,14 @@ def group_folders(controller: str, kernel: Kernel = KERNEL) -> list[Path]:
 
 def _from_own_to_root(mount: Path, path: str) -> list[Path]:
     parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # the group is outside of what this process may see
+    if ".." in parts:  # the group is outside of the visible tree
         parts = []
     folders = [mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
     return [folder for folder in folders if folder.is_dir()]
 
 
 def processor_quota(kernel: Kernel = KERNEL) -> float | None:
-    """Processors that the groups may use at once, the tightest limit. None: there is no limit."""
+    """CPUs that the groups may use at once, by the tightest limit. None: no limit."""
     quotas = [quota for folder in group_folders("cpu", kernel) if (quota := _quota(folder)) is not None]
     return min(quotas, default=None)
 
@@ -74,12 +74,13 @@ def _quota(folder: Path) -> float | None:
     try:
         quota, period = int(text[0]), int(text[1])
     except ValueError:
-        return None  # "max", or there is no such file
+        return None  # "max", or no such file
     return quota / period if quota > 0 and period > 0 else None
 
 
 def memory_kills(kernel: Kernel = KERNEL) -> MemoryKills:
-    """The nearest group that counts is asked. The root of version 2 does not, on bare metal: there only the machine says it."""
+    """Reads the nearest group that counts kills. On bare metal the root of version 2 does not: there only the machine's count
+    exists."""
     group = None
     for folder in group_folders("memory", kernel):
         group = read_field(folder / "memory.events", "oom_kill")
@@ -91,7 +92,7 @@ def memory_kills(kernel: Kernel = KERNEL) -> MemoryKills:
 
 
 def read_text(path: Path) -> str:
-    """Empty if there is none."""
+    """The file's content; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -100,11 +101,11 @@ def read_text(path: Path) -> str:
 
 def read_number(path: Path) -> int | None:
     text = read_text(path).strip()
-    return int(text) if text.isdecimal() else None  # "max" is no number: there is no limit
+    return int(text) if text.isdecimal() else None  # "max" means no limit
 
 
 def read_field(path: Path, name: str) -> int | None:
-    """Of a file with lines `name number`."""
+    """The number in the line `name number` of a file."""
     for line in read_text(path).splitlines():
         words = line.split()
         if len(words) == 2 and words[0] == name and words[1].isdecimal():

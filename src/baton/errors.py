@@ -1,22 +1,22 @@
-"""Every error of ours, as one tree; each knows whose fault it is and what HTTP says about it.
+"""The tree of Baton's errors; each has an HTTP status and knows whether a retry makes sense.
 
 EngineError
-  CallerError            400   the request is wrong; sending it again will not help
+  CallerError            400   the request is wrong; a retry will not help
     InvalidConfig              a setting is wrong; the message names it
-    RequestRefused             the core's answer to a request it will never run, with the numbers
-  Overloaded             429   we are full; try again later
-  Unavailable            503   draining, paused, or the worker is gone for good
+    RequestRefused             the core will never run the request; the message has the numbers
+  Overloaded             429   the server is full; try again later
+  Unavailable            503   draining, paused, or the worker is lost for good
   ModelLoadError         500   a model cannot be served; the message names the file or tensor and what would work
     ModelNotFound              no folder, file, alias or hub model of that name
-    ModelUnsupported           a whole model, but of a kind that we do not run
+    ModelUnsupported           a complete model of an unsupported kind
     ModelFileBroken            truncated, wrong checksum, or tensors that do not fit the configuration
-  StorageFailed          500   a storage backend of the KV cache does not work; costs hits, never a request
-  PeerUnreadable         500   the KV pool of another instance cannot be read; costs computing, never a request
-  DeviceError            500   a GPU, or its driver, did not do what it was asked
-  ProtocolError          500   bytes on a wire that we cannot accept (see protocol/codec.py for the leaves)
-    PeerError                  what the peer of a channel sent is no message; never an error of our own
-      LinkFailed               a session between router and instance cannot begin, or cannot go on
-  InvariantBroken        500   our fault: stop, do not go on
+  StorageFailed          500   a storage backend of the KV cache failed; costs hits, never a request
+  PeerUnreadable         500   the KV pool of another instance cannot be read; costs compute, never a request
+  DeviceError            500   a GPU or its driver failed
+  ProtocolError          500   unacceptable bytes on a wire (protocol/codec.py has the leaves)
+    PeerError                  the peer of a channel sent an invalid message; never an error of our own
+      LinkFailed               a session between router and instance cannot begin or continue
+  InvariantBroken        500   a bug of ours: stop the process
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CallerError(EngineError):
 
 
 class BadGrammar(CallerError):
-    """A request's grammar is none, or asks for what nobody can do."""
+    """The grammar is invalid or cannot be satisfied."""
 
 
 class InvalidConfig(CallerError):
@@ -42,7 +42,7 @@ class InvalidConfig(CallerError):
 
 
 class RequestRefused(CallerError):
-    """The request can never be run by this instance."""
+    """This instance can never run the request."""
 
 
 class Overloaded(EngineError):
@@ -56,19 +56,19 @@ class Unavailable(EngineError):
 
 
 class ChildKilled(Unavailable):
-    """A process that was starting was killed from outside. That says nothing about the next start."""
+    """A starting process was killed from outside; the next start may succeed."""
 
 
 class ModelLoadError(EngineError):
-    """The model cannot be brought into memory. An instance says this at start; no request ever sees it."""
+    """The model cannot be loaded. Raised at start; no request sees it."""
 
 
 class ModelNotFound(ModelLoadError):
-    """Nothing of that name, here or where we may fetch from."""
+    """No model of that name, locally or at the download source."""
 
 
 class ModelUnsupported(ModelLoadError):
-    """The files are fine, but hold an architecture, a tensor type or a setting that we do not run."""
+    """The files are valid, but hold an unsupported architecture, tensor type or setting."""
 
 
 class ModelFileBroken(ModelLoadError):
@@ -76,11 +76,11 @@ class ModelFileBroken(ModelLoadError):
 
 
 StorageReason = Literal["timeout", "unreachable", "full", "denied", "gone", "io", "protocol"]
-"""Also the metric's label. gone: the directory was taken away. protocol: an answer that the store should not give."""
+"""Also the metric's label. gone: the directory was removed. protocol: an invalid reply of the store."""
 
 
 class StorageFailed(EngineError):
-    """A storage backend did not do what it was asked. `done` leading objects were dealt with before that."""
+    """A storage backend failed. The first `done` objects were processed before."""
 
     def __init__(self, reason: StorageReason, message: str, done: int = 0) -> None:
         super().__init__(message)
@@ -89,10 +89,8 @@ class StorageFailed(EngineError):
 
 
 class PeerUnreadable(EngineError):
-    """Another instance does not let us read its KV pool, or not the one we asked for.
-
-    `outcome` is the word by which such pulls are counted (kvcache/messenger.py), `transport` the one that was tried last.
-    """
+    """The KV pool of another instance cannot be read, or is not the requested one. `outcome` is the metric's label of such
+    pulls (kvcache/messenger.py), `transport` the one that was tried last."""
 
     def __init__(self, message: str, outcome: str = "refused", transport: str = "none") -> None:
         super().__init__(message)
@@ -101,38 +99,38 @@ class PeerUnreadable(EngineError):
 
 
 class DeviceError(EngineError):
-    """What the driver of a GPU said no to."""
+    """A call to the driver of a GPU failed."""
 
 
 class ProtocolError(EngineError):
-    """A peer sent something that is not in the protocol."""
+    """A peer violated the protocol."""
 
 
 class PeerError(ProtocolError):
-    """The other side of a channel sent bytes that are no message. Only this may be blamed on it."""
+    """The peer of a channel sent bytes that are not a message. Only this error is the peer's fault."""
 
 
 LinkReason = Literal[
     "secret", "version", "timeout", "closed", "crowded", "mac", "replay", "kind", "too_large", "malformed", "unread"
 ]
-"""Why a session did not begin, or was ended. Also the metric's label.
+"""Why a session failed. Also the metric's label.
 
-secret      the other side does not prove that it knows the cluster's secret
-version     it speaks another version, or something else
+secret      the peer cannot prove that it knows the cluster's secret
+version     the peer has another version, or another protocol
 timeout     the handshake took too long
-closed      it ended the connection in the handshake
-crowded     too many others were in their handshake, or too many sessions are open
-mac         a frame was changed on its way, or is not the peer's
-replay      a frame came again, or one is missing
-kind        a message that this side never sends
-too_large   a frame promises more bytes than are allowed
-malformed   a frame holds something that is no message
+closed      the peer closed the connection during the handshake
+crowded     too many concurrent handshakes, or too many open sessions
+mac         a frame was modified, or is not the peer's
+replay      a frame was repeated, or one is missing
+kind        a message that this side never receives
+too_large   a frame announces more bytes than allowed
+malformed   a frame does not hold a message
 unread      the peer does not read
 """
 
 
 class LinkFailed(PeerError):
-    """A session over the network (runtime/wire/link.py)."""
+    """A session over the network failed (runtime/wire/link.py)."""
 
     def __init__(self, reason: LinkReason, message: str) -> None:
         super().__init__(message)
@@ -140,7 +138,7 @@ class LinkFailed(PeerError):
 
 
 class InvariantBroken(EngineError):
-    """The engine found its own state impossible. `invariant` is the number in docs/internals/reliability.md, 0 if none."""
+    """The engine's own state is inconsistent. `invariant`: its number in docs/internals/reliability.md, 0 if none."""
 
     def __init__(self, message: str, invariant: int = 0) -> None:
         super().__init__(f"[{invariant}] {message}" if invariant else message)

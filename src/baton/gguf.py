@@ -1,13 +1,13 @@
-"""The head of a GGUF file: its counts and its metadata. The tokenizer needs no more, the weights go on from there
-(models/loaders/gguf_reader.py).
+"""The head of a GGUF file: its counts and its metadata. The tokenizer needs no more; models/loaders/gguf_reader.py continues
+with the weights.
 
     magic "GGUF" | version u32 | tensors u64 | pairs u64 | pair ... | tensor infos | padding | tensor data
     pair   = key string | type u32 | value
     string = length u64 | UTF-8 bytes
     array  = item type u32 | count u64 | items
 
-The `gguf` package reads the same but makes several numpy objects for each of some 10^5 strings: 3.0 s for SmolLM2's
-tokenizer, against 0.1 s here. The file is not trusted: every length is checked against what is left of the file.
+The `gguf` package reads the same but creates several numpy objects for each of some 10^5 strings: 3.0 s for SmolLM2's
+tokenizer, against 0.1 s here. The file is not trusted: every length is checked against the rest of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 def map_gguf(path: Path) -> tuple[mmap.mmap, os.stat_result]:
-    """The whole file, whose bytes are read by whoever touches them, and which file that is."""
+    """Maps the whole file, whose bytes are read on access, and returns its stat. Raises ModelFileBroken."""
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
@@ -43,13 +43,13 @@ def map_gguf(path: Path) -> tuple[mmap.mmap, os.stat_result]:
 
 
 def read_gguf_metadata(path: Path) -> dict[str, GGUFValue]:
-    """All pairs of the file, in its order."""
+    """All metadata pairs, in file order."""
     with map_gguf(path)[0] as buffer:
         return Cursor(buffer, path).head()[1]
 
 
 def leading_metadata(head: bytes, origin: str) -> dict[str, GGUFValue]:
-    """The pairs that lie whole within the first bytes of a file."""
+    """The metadata pairs that are complete within the first bytes of a file."""
     path = Path(origin)
     if head[: len(MAGIC)] != MAGIC:
         raise ModelFileBroken(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
@@ -57,13 +57,13 @@ def leading_metadata(head: bytes, origin: str) -> dict[str, GGUFValue]:
     try:
         for key, value in cursor.pairs():
             found[key] = value
-    except ModelFileBroken:  # the pair goes on behind these bytes
+    except ModelFileBroken:  # the pair continues after these bytes
         pass
     return found
 
 
 class Cursor:
-    """Reads forward through the header, and never past the end of the file."""
+    """Reads forward through the header, never past the end of the file."""
 
     def __init__(self, buffer: mmap.mmap | bytes, path: Path) -> None:
         self.buffer = buffer
@@ -71,7 +71,7 @@ class Cursor:
         self.at = len(MAGIC)
 
     def head(self) -> tuple[int, dict[str, GGUFValue]]:
-        """How many tensors there are, and the metadata. Tensor infos come next."""
+        """The number of tensors, and the metadata. Tensor infos follow."""
         tensors, pairs = self._counts()
         found: dict[str, GGUFValue] = {}
         for _ in range(pairs):
@@ -82,12 +82,12 @@ class Cursor:
         return tensors, found
 
     def pairs(self) -> Iterator[tuple[str, GGUFValue]]:
-        """The metadata, one after the other."""
+        """The metadata pairs in file order."""
         for _ in range(self._counts()[1]):
             yield self.string(), self.value(self.scalar("<I"))
 
     def _counts(self) -> tuple[int, int]:
-        """How many tensors and pairs there are."""
+        """The numbers of tensors and pairs."""
         version = self.scalar("<I")
         if version not in VERSIONS:
             raise ModelUnsupported(
@@ -100,7 +100,7 @@ class Cursor:
         return tensors, pairs
 
     def advance(self, nbytes: int) -> int:
-        """Step over so many bytes; returns where they begin."""
+        """Skips `nbytes` bytes; returns their start. Raises ModelFileBroken past the end."""
         start, self.at = self.at, self.at + nbytes
         if self.at > len(self.buffer):
             raise ModelFileBroken(
@@ -141,7 +141,7 @@ class Cursor:
         raise ModelUnsupported(f"{self.path}: metadata with arrays of type {kind}; supported are scalars and strings")
 
     def _strings(self, count: int) -> list[str]:
-        """A vocabulary has a hundred thousand of them: good ones are read in place, an odd one is left to `string`."""
+        """Reads a vocabulary's hundred thousand strings in place; an invalid one is left to `string`, which raises."""
         data, at, end, strings = self.buffer, self.at, len(self.buffer), []
         for _ in range(count):
             stop = at + 8 + _LENGTH.unpack_from(data, at)[0] if at + 8 <= end else end + 1
@@ -149,7 +149,7 @@ class Cursor:
                 strings.append(str(data[at + 8 : stop], "utf-8"))
             except UnicodeDecodeError:
                 stop = end + 1
-            if stop > end:  # cut short, or not UTF-8
+            if stop > end:  # truncated, or not UTF-8
                 self.at = at
                 self.string()
             at = stop

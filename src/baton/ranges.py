@@ -1,5 +1,5 @@
-"""What the values of a setting may be, read from its type: `Annotated[int, Range(0, 65_535)]`, `Literal["lru", "lfu"]`,
-`Annotated[str, Names(("cpu", "cuda"), "baton.platforms")]`."""
+"""Allowed values of a setting, read from its type: `Annotated[int, Range(0, 65_535)]`, `Literal["lru", "lfu"]`, `Annotated[str,
+Names(("cpu", "cuda"), "baton.platforms")]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be. `low` itself is not allowed with `above=True`."""
+    """A range of numbers. With `above=True` `low` itself is excluded."""
 
     low: float
     high: float
@@ -29,7 +29,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a name may be: one of `own`, or the name of an installed entry point of `group`."""
+    """A set of names: `own`, and the installed entry points of `group`."""
 
     own: tuple[str, ...]
     group: str
@@ -38,7 +38,7 @@ class Names:
         return value in self.own or value in self.installed()
 
     def installed(self) -> list[str]:
-        """Read when a name is not ours: it looks through all installed packages."""
+        """Names of installed entry points. Slow, as it searches all installed packages: only for names outside of `own`."""
         from importlib.metadata import entry_points
 
         return sorted({entry.name for entry in entry_points(group=self.group)} - set(self.own))
@@ -50,16 +50,16 @@ class Names:
 
 class Allowed(NamedTuple):
     kind: Any
-    "The type, without None and without Annotated."
+    "The type without None and Annotated."
     bounds: Range | None
     optional: bool
-    "None is a value too."
+    "None is allowed too."
     names: Names | None
 
 
 @cache
 def allowed_values(cls: type) -> dict[str, Allowed]:
-    """By field of a dataclass."""
+    """Allowed values by field of a dataclass."""
     found = {}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
@@ -74,7 +74,7 @@ def allowed_values(cls: type) -> dict[str, Allowed]:
 
 
 def refusal(cls: type, name: str, value: object) -> str:
-    """What is wrong with a value, to be written after the name of its setting; empty where nothing is."""
+    """The error in a value, to follow the name of its setting; empty if it is allowed."""
     kind, bounds, optional, names = allowed_values(cls)[name]
     if value is None and optional:
         return ""

@@ -1,4 +1,4 @@
-"""The same trouble is logged once a minute, with how often it came: whoever causes it must not fill the disk."""
+"""Rate limit of repeated log messages: each is logged once per minute, with its count, so that no peer can fill the disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ TEXT_CHARACTERS_MAX: Final = 300
 
 
 class Repeats:
-    """By key, as (peer, reason). Of more than `keys_max` keys the one logged longest ago is forgotten."""
+    """Counts by key, e.g. (peer, reason). Beyond `keys_max` keys the one logged longest ago is forgotten."""
 
     def __init__(self, seconds: float = AGAIN_SECONDS, keys_max: int = KEYS_MAX) -> None:
         self._seconds = seconds
         self._keys_max = keys_max
         self._logged: dict[object, tuple[float, int]] = {}
-        "When it is logged again, and how often it came since it was logged."
+        "Time of the next log line, and the count since the last one."
 
     def due(self, key: object, now: float) -> int:
-        """How often it came since it was last logged, this time included. 0: it is not to be logged now."""
+        """The count since the last log line, this one included. 0: must not be logged now."""
         again, came = self._logged.get(key, (now, 0))
         if now < again:
             self._logged[key] = again, came + 1
@@ -32,6 +32,6 @@ class Repeats:
 
 
 def printable(text: str) -> str:
-    """What another process has sent, as it may be in a log or an error: on one line, and not long."""
+    """Text of another process for a log or an error: one line, truncated."""
     cut = text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 3] + "..."
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)

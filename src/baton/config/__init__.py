@@ -1,12 +1,12 @@
-"""Configuration: frozen, one class per owner, a sentence per field, checked once when it is made.
+"""Configuration: frozen, one class per owner, a sentence per field, checked once when it is created.
 
-serve.py     ServeConfig       what `baton serve` is told: every option; the front's own settings
-engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: where KV is kept
+serve.py     ServeConfig       every option of `baton serve`; the front's own settings
+engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: tiers of KV blocks
 instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
 router.py    RouterConfig      a router
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
-parts.py                       makes those classes from the options
-values.py                      what settings may be; a number's range is said once, at its field (`Annotated[int, Range(...)]`)
+parts.py                       builds those classes from the options
+values.py                      allowed values; a number's range is at its field (`Annotated[int, Range(...)]`)
 """
 
 from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig

@@ -1,4 +1,4 @@
-"""What the processes of one instance are told: engine, worker, cache service."""
+"""Settings of the processes of one instance: engine, worker, cache service."""
 
 from __future__ import annotations
 
@@ -35,76 +35,76 @@ from baton.config.wire import WireConfig
 from baton.ranges import Range, check_values
 
 _KV, _SCHEDULER, _TIER = KVConfig(), SchedulerConfig(), TierConfig()
-"""A default is said once, by the owner of the setting. Others take it from there."""
+"""Defaults are defined once, by the owner of the setting."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig:
-    """What the worker process is told."""
+    """Settings of the worker process."""
 
     model: str = "smollm2"
     "A folder, a .gguf file, a Hugging Face id, or an alias."
     device: Device = "auto"
     "Compute device (worker/platforms/choose.py)."
     device_index: Annotated[int, Range(0, 1023)] = 0
-    "Which of the GPUs that are visible (CUDA_VISIBLE_DEVICES). `baton up` spreads its instances over them."
+    "Index among the visible GPUs (CUDA_VISIBLE_DEVICES). `baton up` spreads its instances over them."
     device_sharers: Annotated[int, Range(1, 1024)] = 1
     "Instances on that GPU, this one included. They divide memory_utilization."
     device_place: Annotated[int, Range(0, 1023)] = 0
-    "Its place among them: so many have taken their part of the memory before it measures what is left (runtime/up.py)."
+    "Index of this instance on the GPU: instances before it have taken their memory when it measures the rest (runtime/up.py)."
     dtype: Dtype = "auto"
     "Data type of activations."
     deterministic: bool = False
-    "On a GPU: the bits of an answer do not depend on what else runs. Native kernels of a CPU are always so."
+    "On a GPU: the bits of an answer do not depend on the other requests. The C kernels of a CPU are always deterministic."
     load_format: LoadFormat = "auto"
-    "Where weights come from: the model's files, or chance."
+    "Source of weights: the model's files, or random numbers."
     model_shape: str = ""
     "With dummy weights: a name of models/shapes.py instead of the model's own shape."
     quantization: Quantization = "auto"
-    "How weights are kept and computed on."
+    "Storage and arithmetic of weights."
     kv_dtype: KVCacheType = "auto"
-    "What the KV cache holds."
+    "Data type of the KV cache."
     compute: Compute = "auto"
     "Kernel backend."
     threads: Threads = 0
     "Compute threads. 0: one per core."
     generation_config: GenerationConfig = "auto"
-    "Sampling of requests that do not say: as the model's files recommend, or OpenAI's defaults."
+    "Default sampling of requests: the recommendation of the model's files, or OpenAI's defaults."
     context_tokens_max: ContextTokens | None = None
-    "Longest sequence, prompt and output. None: what the model was made for, or what the pool holds if that is less."
+    "Maximum length of a sequence, prompt and output. None: the model's context, or what the pool holds if that is less."
     blocks: Blocks | None = None
     "KV blocks. None: as many as memory_utilization leaves room for, or kv_memory_gib holds."
     memory_utilization: Share | None = None
-    "Share of the memory for weights, steps and KV pool together; how much of it the pool gets is measured (worker/profile.py)."
+    "Share of the memory for weights, steps and KV pool together; the pool's part is measured (worker/profile.py)."
     kv_memory_gib: Gibibytes | None = None
-    "Memory for the KV pool, where neither of them is given. None: 2 on a CPU; on a GPU memory_utilization is 0.9 then."
+    "Memory for the KV pool, if blocks and memory_utilization are None. None: 2 on a CPU; on a GPU memory_utilization is 0.9."
     memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
-    "Memory that is taken after the KV pool: of memory_utilization the pool leaves so much."
+    "Memory of memory_utilization that the pool leaves free, because it is allocated later."
     block_size: BlockSize = _KV.block_size
     slots: Slots = CPU.slots
     tokens_per_step: StepTokens = CPU.tokens_per_step
-    "The largest step that is ever run."
+    "Maximum size of a step."
     by_device: tuple[str, ...] = ()
-    "Sizes of steps that the worker chooses for its device (device_defaults.py): these are not given."
+    "Step sizes that were not given; the worker chooses them for its device (device_defaults.py)."
     pool: PoolAccess = "private"
-    "Whose the KV pool is; the engine says it by its row of core/startup.py."
+    "Who creates the KV pool; set by the engine from its row of core/startup.py."
     start_seconds_max: Seconds = _SCHEDULER.worker_start_seconds_max
-    "How long it waits for a pool that it is to be handed."
+    "How long the worker waits for a pool that another process creates."
     epoch: int = 1
-    "Which life of the worker this is; the engine counts."
+    "Epoch of the worker, counted by the engine."
 
     def __post_init__(self) -> None:
         check_values(self)
 
 
 STAGING_GIB = 0.25
-"""Memory that blocks pass through on their way to and from storage, where there is no host tier."""
+"""Memory for blocks on their way to and from storage, without a host tier."""
 STAGING_BLOCKS_MIN = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TiersConfig:
-    """Where KV blocks are kept besides the device. Neither: there are no tiers."""
+    """Tiers of KV blocks below the device. Neither host nor storage: no tiers."""
 
     host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
     "Memory of the host tier. 0: none."
@@ -133,7 +133,7 @@ class TiersConfig:
 
     @property
     def memory_gib(self) -> float:
-        """Of the host pool. Without a host tier: what blocks need on their way to and from storage."""
+        """Size of the host pool. Without a host tier: the staging memory for storage."""
         if not self:
             return 0.0
         return self.host_gib if self.host_gib > 0 else STAGING_GIB
@@ -144,7 +144,7 @@ class TiersConfig:
         return max(STAGING_BLOCKS_MIN, int(self.memory_gib * 2**30) // max(block_bytes, 1))
 
     def machine(self, block_bytes: int) -> TierConfig:
-        """What the core is told of them."""
+        """The tiers in the form of the core."""
         lowest: Literal["storage", "host", "drop"] = "storage" if self.storage else "host" if self else "drop"
         return TierConfig(
             host_blocks=self.host_blocks(block_bytes),
@@ -157,16 +157,16 @@ class TiersConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """What the cache service is told."""
+    """Settings of the cache service."""
 
     tiers: TiersConfig = field(default_factory=TiersConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
-    "Of the worker beside it: a messenger that makes the pool before there is a worker looks there for the layout."
+    "The worker's settings: a messenger that creates the pool before there is a worker derives the layout from them."
     peer: str = ""
-    """Addresses at which its messenger lets other instances read the pool, with blanks between them; the engine says them.
-    Empty: nowhere by now."""
+    """Addresses at which the messenger lets other instances read the pool, separated by blanks; set by the engine. Empty: none
+    yet."""
     cluster_secret: str = ""
-    "File with the secret that messengers of other machines must know. Empty: only those of this one are read or served."
+    "File with the secret that messengers of other machines must know. Empty: only messengers of this machine."
     wire: WireConfig = field(default_factory=WireConfig)
     log_level: LogLevel
     log_format: LogFormat
@@ -174,29 +174,29 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """What the engine process is told."""
+    """Settings of the engine process."""
 
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     role: Role = "mixed"
     tiers: TiersConfig = field(default_factory=TiersConfig)
-    "Without prefix caching they are not used."
+    "Not used without prefix caching."
     peer: str = ""
-    "Where other instances may read its pool; the engine finds a place."
+    "Address at which other instances read its pool; the engine chooses it."
     routers: tuple[str, ...] = ()
-    "Addresses of the routers that it serves (addresses.py). None: only its front."
+    "Addresses of the routers that it serves (addresses.py). Empty: only its front."
     cluster_secret: str = ""
-    "File with the secret of the cluster. The secret itself is in no configuration."
+    "File with the secret of the cluster. No configuration contains the secret itself."
     transfer_address: str = "auto"
-    "Where messengers of other machines dial: HOST:PORT; auto: found out from the way to the router; none: nowhere."
+    "Address for messengers of other machines: HOST:PORT; auto: derived from the connection to the router; none: no address."
     name: str = ""
-    "In the cluster: unique, and the same after a restart."
+    "Name in the cluster: unique, and stable across restarts."
     health_url: str = ""
-    "Of the HTTP beside it, for people."
+    "URL of the HTTP server beside the engine, for operators."
     wire: WireConfig = field(default_factory=WireConfig)
-    "Bounds of its connections with routers and other instances."
+    "Limits of its connections with routers and other instances."
     drain_seconds_max: float = 30.0
-    "When it is told to end, requests of its routers may run so long; then others go on with them."
+    "After a request to stop, requests of its routers may run this long; then other instances continue them."
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
 

@@ -1,4 +1,4 @@
-"""What the core is told: one instance machine, with its pool, scheduler, queue and tiers."""
+"""Settings of the core: one instance machine, with its pool, scheduler, queue and tiers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class KVConfig:
     blocks: int = 1024
     "Blocks in the pool."
     block_size: int = 16
-    "Tokens a block holds."
+    "Tokens per block."
     prefix_caching: bool = True
     "Share computed blocks between requests. Off: only the n sequences of one request share their prompt."
     eviction: Literal["lru", "lfu"] = "lru"
-    "Which unreferenced cached block goes first (core/kv/eviction.py)."
+    "Which unreferenced cached block is evicted first (core/kv/eviction.py)."
 
     def __post_init__(self) -> None:
         require(self.blocks >= 1, f"kv.blocks is {self.blocks}: a pool needs at least one block")
@@ -28,51 +28,51 @@ class KVConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """What one step may hold, and how careful admission is."""
+    """Limits of one step, and the caution of admission."""
 
     slots: int = 256
-    "Sequences that may sit on the worker at once."
+    "Maximum of sequences on the worker."
     tokens_per_step: int = 8192
-    "Upper bound of tokens, prompt and decode together, in one step."
+    "Maximum of tokens per step, prompt and decode together."
     chunk_tokens_max: int | None = None
-    "Upper bound of prompt tokens of one sequence in one step. None: only tokens_per_step bounds it."
+    "Maximum of prompt tokens of one sequence per step. None: only tokens_per_step limits it."
     prompts_at_once: int = 4
-    """Prompts longer than a step that may be under way at once: while there are fewer, a prompt leaves half of a step to others
-    of its class that wait (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
+    """Prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a step to
+    waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
     prefill_tokens_beside_decodes: int | None = None
-    "Upper bound of prompt tokens in a step in which others decode: their next token waits for it. None: as tokens_per_step."
+    "Maximum of prompt tokens in a step with decodes, whose next token waits for it. None: tokens_per_step."
     decode_gap_seconds: float | None = None
-    "How long a step may take in which prompts are computed beside decodes (core/engine/pace.py). None: as long as it takes."
+    "Maximum duration of a step with prompts beside decodes (core/engine/pace.py). None: no limit."
     steps_in_flight: int = 2
-    "Plans handed to the worker before the oldest result is in. 2 hides the scheduler behind the worker."
+    "Plans sent to the worker before the oldest result is back. 2 hides the scheduler behind the worker."
     order: Literal["priority", "arrival"] = "priority"
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
     reserve_start: float = 0.05
-    "Share of max_tokens that a sequence is expected to use, before any has ended. Admission keeps that much room free."
+    "Expected share of max_tokens that a sequence uses, before any has ended. Admission keeps that much room free."
     reserve_learning: float = 0.0625
-    "How much the end of one sequence counts in that share. 0: it stays as it is."
+    "Weight of each ended sequence in that share. 0: the share is constant."
     reserve_clip_tokens: int = 4096
-    "A sequence's expected growth is counted up to this many tokens."
+    "Maximum of tokens of a sequence's expected growth."
     new_bytes_max: int = 1024 * 1024
-    "New sequences of one plan, in bytes on the wire. More wait for the next plan; one alone may be larger."
+    "Maximum bytes of new sequences per plan. More wait for the next plan; a single one may be larger."
     plan_bytes_max: int = 32 * 1024 * 1024
-    "A request that could need a plan of more bytes than this, at its longest, is refused. Half of what a frame may hold."
+    "A request that could need a larger plan at its longest is refused. Half of what a frame may hold."
     sleep_orders_max: int = 256
-    "Orders to sleep, and orders to wake, that wait for the worker at once. More are refused."
+    "Waiting orders to sleep and to wake. More are refused."
     step_seconds_max: float = 60.0
-    "A step without a result and without progress for this long means that the worker is lost; so does one 20 times as long."
+    "A step without result and progress for this long means that the worker is lost; so does a step 20 times as long."
     worker_start_seconds_max: float = 600.0
-    "A restarted worker that is not ready after this long is lost too."
+    "A restarted worker that is not ready after this long is lost."
     worker_stop_seconds_max: float = 60.0
-    "An order to sleep or to wake waits so long for the worker to end; then it is refused."
+    "How long an order to sleep or to wake waits for the worker to end; then it is refused."
     worker_restarts_max: int = 5
-    "Worker losses in a row, none of them healthy in between, after which the instance gives up."
+    "Consecutive worker losses, without a healthy worker in between, after which the instance gives up."
     worker_kills_max: int = 5
-    "Kills of the worker from outside, within worker_kill_seconds, that do not count as losses. Each one more does."
+    "External kills of the worker within worker_kill_seconds that do not count as losses."
     worker_kill_seconds: float = 60.0
-    "Time for those, in which workers were ready: their start is not counted."
+    "Window of worker_kills_max, in time during which workers were ready: their start is not counted."
     restart_backoff_seconds_max: float = 10.0
-    "Restarts in a row wait longer and longer, up to this."
+    "Maximum delay between consecutive restarts, which grows."
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, f"scheduler.slots is {self.slots}: at least one sequence must be able to run")
@@ -107,10 +107,10 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueConfig:
-    """How much may wait. Over it a request is refused at once, with the numbers."""
+    """Limits of the queue. Beyond them a request is refused at once, with the numbers."""
 
     requests_max: int = 1024
-    "Sequences waiting for their first admission; a preempted one keeps its place and does not count."
+    "Sequences waiting for their first admission; preempted ones do not count."
     tokens_max: int = 1_000_000
     "Prompt tokens of those sequences."
 
@@ -120,55 +120,55 @@ class QueueConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierConfig:
-    """Where KV goes that the device has no room for (core/kv/tiers.py)."""
+    """Tiers for KV blocks below the device (core/kv/tiers.py)."""
 
     host_blocks: int = 0
-    "Of the host tier. 0: there are no tiers. Storage needs some, which its blocks pass through."
+    "Blocks of the host tier. 0: no tiers. Storage needs some, because its blocks pass through them."
     storage: bool = False
     write: Literal["through", "selective", "back"] = "through"
-    """Which blocks are copied down. through: each when it is computed. selective: when it was found again `write_hits` times.
-    back: when the device runs out of blocks, the ones that would be evicted next."""
+    """Which blocks are copied to lower tiers. through: each when it is computed. selective: after `write_hits` prefix hits.
+    back: when the device runs out of blocks, those that would be evicted next."""
     write_outputs: bool = True
-    "With through: what was generated too, not only prompts."
+    "With through: generated tokens too, not only prompts."
     write_hits: int = 1
     watermark: float = 0.25
-    "With back: the share of blocks that are kept free or copied."
+    "With back: the share of blocks that is kept free or copied."
     write_back_blocks: int = 64
-    "With back: copied at once."
+    "With back: blocks per copy."
     preempted: Literal["storage", "host", "drop"] = "drop"
-    "How far down the KV of a preempted sequence goes at once."
+    "Lowest tier to which the KV of a preempted sequence is copied at once."
     storage_seconds_max: float = 1.0
-    "How long storage may take for a question or a move."
+    "Timeout of a query or a move of storage."
     memory_seconds_max: float = 10.0
     "A copy in memory that takes longer means that the cache service hangs."
     load_blocks_min: int = 1
-    "Fewer are computed rather than loaded."
+    "Fewer blocks are computed instead of loaded."
     peers: bool = False
     "The cache service can copy blocks of other instances: a prompt may be computed there (core/handoff/destination.py)."
     pull_seconds_max: float = 5.0
-    "How long such a copy may take. What is not here by then is computed."
+    "Timeout of such a copy. Blocks that are missing then are computed."
     release_seconds_max: float = 2.0
-    "How long the other instance may take to say that what was copied is what it offered."
+    "How long the other instance may take to confirm that the copied blocks are the offered ones."
     queries_max: int = 64
-    "Questions to storage at once. Those behind in line are asked for as answers come in."
+    "Concurrent queries to storage. Further requests are queried as replies come in."
     store_blocks_max: int = 1024
-    "Blocks that are being copied to the host at once. More are not copied: the service is far behind."
+    "Blocks that are being copied to the host. Beyond it blocks are not copied: the service is far behind."
     put_blocks: int = 32
-    "Blocks of one put to storage. Several puts are under way at once."
+    "Blocks per put to storage. Several puts run concurrently."
     spare_seconds: float = 0.05
-    "A request waits for a lower tier so much longer than computing would take."
+    "How much longer than computing a request waits for a lower tier."
     load_again_after: int = 32
-    "After so many loads that were not worth it one is made all the same: the rate is measured again."
+    "After this many loads that were not worth it, one is made anyway: the rate is measured again."
     reservations_max: int = 1024
-    "Requests that wait here for a prompt which another instance computes."
+    "Requests that wait for a prompt which another instance computes."
     kept_max: int = 256
-    "Computed prompts that wait for another instance to copy them. One more: the oldest lapses."
+    "Computed prompts that wait to be copied by another instance. Beyond it the oldest lapses."
     attempts_max: int = 4096
-    "Requests of hand-offs whose highest attempt is remembered."
+    "Requests whose highest hand-off attempt is remembered."
 
     @property
     def adopt_seconds_max(self) -> float:
-        """From the last offer of a prompt that another instance computed until it goes on here."""
+        """Time from the last offer of a prompt, computed by another instance, until it continues here."""
         return self.pull_seconds_max + self.release_seconds_max
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class TierConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceConfig:
-    """Everything the instance machine (core/instance.py) is told."""
+    """All settings of the instance machine (core/instance.py)."""
 
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

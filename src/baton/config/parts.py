@@ -1,4 +1,4 @@
-"""Makes the classes of owners from settings: by the names of their fields, or from a table of the YAML file."""
+"""Builds the owners' classes from settings: by field names, or from a table of the YAML file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 
 def part_of(settings: object, owner: type[T], names: Mapping[str, str] | None = None, /, **others: Any) -> T:
-    """The owner's configuration, from the settings that have its fields' names, or those in `names` (its field: the setting).
-    `others` are computed. A field that is nowhere keeps its default."""
+    """The owner's configuration from settings with its field names, or with those in `names` (field: setting). `others` are
+    computed values. Other fields keep their defaults."""
     found = {each.name: getattr(settings, each.name) for each in fields(owner) if hasattr(settings, each.name)}  # type: ignore[arg-type]
     found |= {name: getattr(settings, setting) for name, setting in (names or {}).items()}
     return owner(**{**found, **others})
 
 
 def with_changes(owner: type[T], changes: Mapping[str, Any], table: str, page: str, leave_out: Collection[str] = ()) -> T:
-    """The owner's defaults, but for `changes`: a table of the YAML file, whose names are on a page of the documentation."""
+    """The owner's defaults with `changes` applied: a table of the YAML file, documented on `page`. Raises InvalidConfig."""
     known = [field.name for field in fields(owner) if field.name not in leave_out]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:

@@ -1,4 +1,4 @@
-"""What a router is told."""
+"""Settings of a router."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
 PlacementPolicy = Literal["prefix", "load", "two_choices", "round_robin"]
-"""How an instance is chosen among those that can take a request (core/cluster/placement.py).
+"""Placement of a request among the instances with room (core/cluster/placement.py).
 
-prefix        where the least is left to be computed: its prompt less what is cached there, plus what waits there already
+prefix        the least left to compute: uncached prompt tokens plus waiting work
 load          the least loaded, in tokens
-two_choices   the less loaded of two drawn ones: routers that know little of each other do not all choose the same
+two_choices   the less loaded of two random ones: several routers do not all choose the same
 round_robin   in turn
 """
 
@@ -32,71 +32,71 @@ _SCHEDULER, _QUEUE = SchedulerConfig(), QueueConfig()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
-    """What a router lets in, how it chooses instances, and how long it waits for what."""
+    """Limits, placement and timeouts of a router."""
 
     policy: PlacementPolicy = "prefix"
-    "How an instance is chosen."
+    "Placement policy."
     order: Literal["priority", "arrival"] = _SCHEDULER.order
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
 
     queue_requests_max: Count = _QUEUE.requests_max
-    "Sequences that wait for their first instance. Over it a request is turned away."
+    "Sequences that wait for their first instance. Beyond it a request is refused."
     queue_tokens_max: Count = _QUEUE.tokens_max
     "Prompt tokens of those sequences."
     requests_open_max: Count = 65_536
-    "Requests that are owed something, waiting or not."
+    "Open requests, waiting or not."
     queue_seconds_max: Seconds = 300.0
-    "A request that no instance had room for in this time is turned away."
+    "A request without an instance for this long is refused."
     no_instance_seconds: Seconds = 10.0
-    "A request waits so long while there is no instance that works; then it is turned away, or broken off."
+    "How long a request waits without any working instance; then it is refused, or failed."
 
     beat_seconds: Seconds = 0.25
-    "Instances say something at least this often."
+    "Interval of heartbeats: instances send at least this often."
     suspect_seconds: Seconds = 1.0
-    "An instance that said nothing for so long gets no new requests."
+    "An instance silent for this long gets no new requests."
     lapse_seconds: Seconds = 2.0
-    "An instance that said nothing for so long is given up; its requests go on elsewhere."
+    "An instance silent for this long is lost; its requests continue elsewhere."
     instances_max: Count = 1024
-    "Instances at once. One more is refused."
+    "Maximum of instances. Another one is refused."
 
     waiting_prompts_max: Many = 1
-    "Prompts that an instance is sent beyond those that it can begin at once, so that it never waits for the router. A prefill \
-instance is sent prompts worth two of its steps, where these are more."
+    """Prompts sent to an instance beyond those that it can begin at once, so that it never waits for the router. A prefill
+    instance gets prompts worth two of its steps, if these are more."""
     overdrawn_max: Count = 8
-    "Requests that wait at one instance for room, whatever their priorities are."
+    "Requests that wait at one instance for room, regardless of priority."
     handoff: HandoffPolicy = "auto"
-    "Whether prompts are handed over from prefill to decode instances. auto: where that is cheaper than computing them there."
+    "Whether prompts are handed over from prefill to decode instances. auto: if that is cheaper than computing them there."
     handoff_tokens_min: Many = 128
-    "An uncached part shorter than this is computed where it is decoded."
+    "A shorter uncached part is computed on the decode instance."
     handoff_seconds_start: Seconds = 0.02
-    "What a hand-off takes, before one was measured."
+    "Estimated duration of a hand-off, before one is measured."
     handoff_retry_interval: Count = 32
-    "One of so many prompts that are cheaper to compute at decode is handed over all the same, to measure what that takes now."
+    "Of this many prompts that are cheaper to compute at decode, one is handed over anyway, to measure its cost."
     migrations_max: Many = 3
-    "Losses of its instance that a request survives. One more breaks it off: it may be what they die of."
+    "Losses of its instance that a request survives. One more fails it: it may be their cause."
     again_seconds: Seconds = 0.5
-    "An instance that refused or lost a request is not tried again with it before that."
+    "Delay before an instance that refused or lost a request is tried again with it."
 
     preempted_seconds: Seconds = 10.0
-    "An instance that preempted a request is the last choice for it for so long."
+    "How long an instance that preempted a request is its last choice."
 
     reserve_seconds_max: Seconds = 2.0
-    "Within this time a decode instance says whether it has room."
+    "How long a decode instance may take to reserve room."
     lease_seconds: Seconds = 10.0
-    "How long a decode instance keeps room without being told again."
+    "Lease of a reservation on a decode instance without renewal."
     prefill_seconds_max: Seconds = 600.0
-    "A prompt of which nothing new was computed for so long is computed elsewhere."
+    "A prompt without progress for this long is computed elsewhere."
     handing_seconds_max: Seconds = 10.0
-    "From the last computed block until decode goes on."
+    "Maximum time from the last computed block until decode continues."
     silence_seconds_max: Seconds = 600.0
-    "A request that got no token for so long is sent elsewhere."
+    "A request without a token for this long is sent elsewhere."
     withdraw_seconds_max: Seconds = 2.0
-    "Within this time an instance says how a withdrawn sequence ended. Then the router says it."
+    "How long an instance may take to report the end of a withdrawn sequence. Then the router ends it."
 
     prefix_keys_max: Count = 1_000_000
-    "Keys of blocks that the router remembers for all instances together: what each was sent, and so probably has cached."
+    "Block keys that the router remembers for all instances: blocks sent to each, which it has probably cached."
     prefix_blocks_max: Count = 8192
-    "Blocks of one prompt that are looked up there."
+    "Blocks of one prompt that are looked up in that index."
 
     def __post_init__(self) -> None:
         check_values(self)

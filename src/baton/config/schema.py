@@ -5,8 +5,8 @@ help                             the string under the field
 group, basic, metavar            the tables below
 aliases                          other names that mean the same (familiar/)
 
-Command line, YAML file, --help, GET /config, docs/options.md and the tests are made from it, so a new field needs no line
-anywhere else; one that GROUPS does not name is in the group "More".
+Command line, YAML file, --help, GET /config, docs/options.md and the tests are generated from it, so a new field needs no line
+anywhere else; a field outside of GROUPS is in the group "More".
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
 }
-"""In the order in which --help and the page show them."""
+"""Groups in the order of --help and of the page."""
 MORE = "More"
 
 BASIC = (
@@ -118,12 +118,12 @@ BASIC = (
     *("max_num_seqs", "gpu_memory_utilization", "kv_memory_gib", "kv_storage"),
     *("prefill", "decode", "mixed", "cluster_host", "cluster_port", "placement"),
 )
-"""Shown by --help; --help-all shows the others too."""
+"""Options that --help shows; --help-all shows the others too."""
 BASIC_BESIDE: Mapping[str, str] = {"cluster_secret": "cluster_port"}
-"""The same, where the command has the other option too."""
+"""Options that --help shows if the command also has the second one."""
 
 SECRET = ("api_key", "admin_api_key")
-"""Values that no message and no page repeats."""
+"""Values that no message and no page shows."""
 
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("host", "admin_host", "cluster_host"), "HOST"),
@@ -140,12 +140,12 @@ METAVARS: Mapping[str, str] = {
     "gpu_memory_utilization": "SHARE",
     "decode_gap_ms": "MS",
 }
-"""Where the type does not say enough."""
+"""Words for values, where the type is not specific enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a class of settings, as users see it."""
+    """One field of a class of settings, as an option."""
 
     owner: type
     name: str
@@ -161,7 +161,7 @@ class Setting:
 
     @property
     def kind(self) -> Any:
-        """The type of one value: without None, lists for tuples, and text (YAML) for what has structure."""
+        """The type of one value: without None, lists for tuples, and text (YAML) for structures."""
         bare = [part for part in get_args(self.hint) if part is not type(None)] if is_union(self.hint) else [self.hint]
         if len(bare) == 1 and (bare[0] in (bool, int, float, str) or get_origin(bare[0]) is Literal):
             return bare[0]
@@ -169,13 +169,13 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The names to choose from. Plug-ins may bring more of them (`brought`)."""
+        """The allowed names. Plug-ins may add more (`brought`)."""
         names = allowed_values(self.owner)[self.name].names
         return names.own if names is not None else tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
 
     @property
     def brought(self) -> str:
-        """The group of entry points that bring more names. Empty: there is none."""
+        """The entry point group that adds names. Empty: none."""
         names = allowed_values(self.owner)[self.name].names
         return "" if names is None else names.group
 
@@ -185,7 +185,7 @@ class Setting:
 
     @property
     def metavar(self) -> str:
-        """What stands behind the flag. Empty: it takes no value."""
+        """The placeholder after the flag. Empty: it takes no value."""
         if self.kind is bool or self.name in METAVARS:
             return METAVARS.get(self.name, "")
         if self.kind is float:
@@ -194,7 +194,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """Empty: there is none, and the help says what happens without the option."""
+        """The default as text. Empty: none; the help describes it."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if isinstance(self.default, float):
@@ -203,7 +203,7 @@ class Setting:
 
     @property
     def type_text(self) -> str:
-        """For readers of the page: `number from 1 to 64`, `auto, cpu or cuda`."""
+        """The type for the page: `number from 1 to 64`, `auto, cpu or cuda`."""
         if self.choices:
             return ", ".join(self.choices) + (f", or a plug-in of {self.brought}" if self.brought else "")
         if self.bounds is not None:
@@ -219,7 +219,7 @@ class Setting:
         return first + "." if separator else first
 
     def explained(self, text: str) -> str:
-        """A help text with what may be given and what is taken without it."""
+        """A help text with choices and default."""
         notes = [*([f"one of {', '.join(self.choices)}"] if self.choices else [])]
         notes += [f"default: {self.default_text}"] if self.default_text else []
         return f"{text} [{'; '.join(notes)}]" if notes else text
@@ -234,7 +234,7 @@ def is_union(hint: Any) -> bool:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The string under each field of a class, from its source: Python itself throws those away."""
+    """The string under each field of a class, from its source: Python discards them."""
     tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
     docs = {}
@@ -262,7 +262,7 @@ def _schema_of(owner: Any) -> tuple[Setting, ...]:
 
 
 def by_group(settings: Collection[Setting]) -> dict[str, list[Setting]]:
-    """In the order of GROUPS, and in each group in its order; without empty groups."""
+    """Settings by group, in the order of GROUPS; without empty groups."""
     places = {name: place for names in GROUPS.values() for place, name in enumerate(names)}
     found: dict[str, list[Setting]] = {group: [] for group in (*GROUPS, MORE)}
     for setting in settings:

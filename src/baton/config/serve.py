@@ -1,7 +1,7 @@
-"""What `baton serve` is told: every option of the command line and the configuration file, with its line of --help.
+"""Options of `baton serve`, on the command line and in the configuration file, with their help.
 
-It owns the settings of the front alone. All others have another owner, whose default it takes; `engine()` makes the owners'
-classes, by the names of their fields.
+ServeConfig owns only the settings of the front. All others have another owner, whose default is used; `engine()` builds the
+owners' classes by field names.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ _TIERS_OPTIONS = {
     "write_outputs": "kv_write_outputs",
     "preempted": "preempted_kv",
 }
-"""Fields of the owners that have another name as an option. Options with the owner's name need no line (parts.py)."""
+"""Fields of the owners that have another name as an option. Options with the owner's name need no entry (parts.py)."""
 
 OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
     *("reset_prefix_cache", "openai", "v2", "rerank", "score", "pooling", "infill"),
 )
-"""First parts of the paths of all routes (api/app.py)."""
+"""First path segments of all routes (api/app.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
-    """Everything `baton serve` can be told. Each field is a flag, a YAML key and a line of GET /config."""
+    """Every option of `baton serve`. Each field is a flag, a YAML key and a line of GET /config."""
 
     model: str = _WORKER.model
     """A folder, a .gguf file, a Hugging Face id (owner/model, or owner/model:QUANT for a GGUF file), or an alias (baton models
@@ -343,11 +343,11 @@ class ServeConfig:
 
     @property
     def by_device(self) -> tuple[str, ...]:
-        """Sizes of steps that were not given: the worker takes those of its device (device_defaults.py)."""
+        """Step sizes that were not given: the worker uses those of its device (device_defaults.py)."""
         return tuple(field for field, option in zip(BY_DEVICE, OPTIONS, strict=True) if getattr(self, option) is None)
 
     def engine(self) -> EngineConfig:
-        # What was not given is a CPU's until the worker says what it took.
+        # Sizes that were not given are a CPU's until the worker reports its own.
         slots = CPU.slots if self.max_num_seqs is None else self.max_num_seqs
         tokens = CPU.tokens_per_step if self.max_num_batched_tokens is None else self.max_num_batched_tokens
         slots = min(slots, tokens) if self.max_num_seqs is None else slots
@@ -385,20 +385,20 @@ class ServeConfig:
 
 
 def shown(config: ServeConfig) -> dict[str, object]:
-    """For GET /config and the start-up message: everything but the keys, of which only the number is told, and passwords."""
+    """Settings for GET /config and the start-up message, without passwords; keys are replaced by their number."""
     keys = {"api_key": len(config.api_key), "admin_api_key": len(config.admin_api_key)}
     wire = asdict(wire_config(config.wire))
     return {**asdict(config), **keys, "wire": wire, "kv_storage": without_password(config.kv_storage)}
 
 
 def without_password(url: str) -> str:
-    """The address of a store, as it may be shown. What is before an @ may be a password, however the address is written."""
+    """The address of a store without its password: everything before an @ is hidden."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}://***@{rest.rpartition('@')[2]}" if separator and "@" in rest else url
 
 
 def lowered_context(config: ServeConfig, context_tokens: int, model_context_tokens: int) -> str | None:
-    """What is said at the start where the KV pool, and nobody's wish, makes the context shorter than the model's."""
+    """A message if the KV pool, not a setting, limits the context below the model's."""
     if config.max_model_len is not None or context_tokens >= model_context_tokens:
         return None
     if config.kv_blocks is not None:

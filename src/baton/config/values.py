@@ -1,4 +1,4 @@
-"""What settings may be: the names to choose from, and the range of each kind of number. ranges.py checks them."""
+"""Allowed values of settings: names, and the range of each kind of number. ranges.py checks them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from baton.errors import InvalidConfig
 from baton.ranges import Names, Range
 
 Quantization = Literal["auto", "int8", "int4", "fp8", "none"]
-"""How weights are kept and computed on. What becomes of which tensor: models/quantise.py."""
+"""Storage and arithmetic of weights. models/quantise.py has the type of each tensor."""
 KVCacheType = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
-"""What the KV cache holds. bfloat16 and fp8 need a GPU, int8 heads whose width is a multiple of 64."""
+"""Data types of the KV cache. bfloat16 and fp8 need a GPU, int8 heads whose width is a multiple of 64."""
 Compute = Literal["auto", "native", "torch"]
 PLATFORMS = "baton.platforms"
-"""Group of the entry points that bring devices which are not ours (docs/internals/adding-a-platform.md)."""
+"""Entry point group of devices that plug-ins add (docs/internals/adding-a-platform.md)."""
 Device = Annotated[str, Names(("auto", "cpu", "cuda"), PLATFORMS)]
 Dtype = Literal["auto", "float32", "bfloat16"]
-"""Of activations, and on a GPU of weights and KV cache too."""
+"""Data type of activations, and on a GPU also of weights and KV cache."""
 LoadFormat = Literal["auto", "dummy"]
 GenerationConfig = Literal["auto", "none"]
-"""Whether requests that do not say are sampled as the model's files recommend (models/generation.py)."""
+"""Whether default sampling follows the recommendation of the model's files (models/generation.py)."""
 Role = Literal["mixed", "prefill", "decode"]
-"""What an instance does: both, or one half of a split deployment."""
+"""Work of an instance: prefill, decode, or both."""
 PoolAccess = Literal["private", "announced", "attached"]
-"""How a worker comes to its KV pool: it makes one for itself, makes and announces it, or attaches to the one it is handed."""
+"""How a worker gets its KV pool: creates a private one, creates and announces it, or attaches to one."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 _CallFormat = Literal[
@@ -42,13 +42,13 @@ _CallFormat = Literal[
 _CallAlias = Literal["qwen", "qwen25", "qwen3_xml", "llama3", "llama4_pythonic", "openai", "gpt-oss"]
 ToolCallParser = Literal[_CallFormat, _CallAlias]
 ReasoningParser = Literal["auto", "qwen3", "deepseek_r1", "mistral", "harmony", "none", "openai_gptoss", "gpt-oss"]
-"""Formats of text/parsers/styles.py, and behind `none` their names in vLLM and SGLang."""
+"""Formats of text/parsers/styles.py, and after `none` their names in vLLM and SGLang."""
 
 
 API_KEY_CHARACTERS_MAX = 1024
 SERVED_NAME_CHARACTERS_MAX = 256
 ANY_NAME = "*"
-"""As a served model name: a request may call the model what it likes."""
+"""A served model name that accepts any name in a request."""
 NODE_NAME_CHARACTERS_MAX = 64
 
 

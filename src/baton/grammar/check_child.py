@@ -1,10 +1,10 @@
 """The process that checks grammars (check_process.py, text/helper_child.py).
 
-A grammar comes from a client and is compiled by code that is not ours, so it is compiled here first: where it takes too much
-time or memory, or ends the process, nobody else is hurt.
+A grammar comes from a client and foreign code compiles it, so it is compiled here first: too much time or memory, or a crash,
+affects only this process.
 
     first    [tokens, special ids, width of the head]
-    then     [kind, text]    -> [kind, text, ""] in a form that workers take, or ["", "", why not]
+    then     [kind, text]    -> [kind, text, ""] in a form that workers accept, or ["", "", why not]
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from baton.protocol.grammar import Grammar
 from baton.text.helper_child import Answer, run
 
 COMPILE_SECONDS_MAX: Final = 0.5
-"""Of a processor, for the grammar and its first mask. A worker compiles it too, and others may have to wait for that."""
+"""CPU time for the grammar and its first mask. A worker compiles it too, and other requests may wait for that."""
 _KILL_SECONDS: Final = 2 * COMPILE_SECONDS_MAX
-"""Of a processor. What is not done by then is refused in any case, and another child starts in half a second."""
+"""CPU time. Slower grammars are refused anyway, and another child starts in half a second."""
 
 
 def begin(first: Any) -> Answer:
@@ -42,7 +42,7 @@ def begin(first: Any) -> Answer:
 
 
 def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
-    signal.setitimer(signal.ITIMER_PROF, _KILL_SECONDS)  # ends the process: compiling cannot be broken off otherwise
+    signal.setitimer(signal.ITIMER_PROF, _KILL_SECONDS)  # ends the process: compiling cannot be interrupted otherwise
     try:
         return _judged(vocabulary, canonical(grammar))
     except BadGrammar as error:
@@ -53,7 +53,7 @@ def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
 
 def _judged(vocabulary: Vocabulary, checked: Grammar) -> tuple[str, str, str]:
     begin = time.process_time()
-    matcher = Matcher(vocabulary, structs.replace(checked, ends=(0,)))  # which token ends does not matter here, but one must
+    matcher = Matcher(vocabulary, structs.replace(checked, ends=(0,)))  # any end token will do, but there must be one
     matcher.fill(np.zeros(vocabulary.words, np.uint32))
     seconds = time.process_time() - begin
     if matcher.error:

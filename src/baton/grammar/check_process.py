@@ -1,7 +1,6 @@
-"""The process in which grammars are checked (check_child.py, text/helper.py), and what is known of those that were.
+"""The process in which grammars are checked (check_child.py, text/helper.py), and a cache of the results.
 
-It is started by the first grammar. What was found out about a grammar is kept, for the last of them: most clients send few
-different ones.
+The first grammar starts the process. The last results are cached: most clients send few different grammars.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from baton.text.helper_wire import frame
 MEMORY_BYTES_MAX: Final = 2 * 1024**3
 """Address space of the child. With a vocabulary of 150,000 tokens it has 0.5 GiB before the first grammar."""
 CHECK_SECONDS_MAX: Final = 5.0
-"""On the clock. An honest grammar takes milliseconds; the child itself refuses what takes half a second of a processor."""
+"""Wall-clock time. An ordinary grammar takes milliseconds; the child itself refuses more than half a second of CPU time."""
 GRAMMARS_MAX: Final = 256
-"""So many answers are kept."""
+"""Number of cached results."""
 TOO_MUCH: Final = ("", "", "it takes too much time or memory to compile: make it smaller")
 _REPLY_BYTES_MAX: Final = 16 * 1024**2
 _ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -30,7 +29,7 @@ _ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLA
 
 
 class GrammarCheck:
-    """May be asked from any thread; a thread that asks waits."""
+    """Thread-safe; the calling thread blocks."""
 
     def __init__(self, vocabulary: VocabularySource, *, check_seconds_max: float = CHECK_SECONDS_MAX) -> None:
         self._check_seconds_max = check_seconds_max
@@ -41,15 +40,15 @@ class GrammarCheck:
             start_with=vocabulary,
             environment=_ONE_THREAD,
         )
-        # Only who has the helper's turn writes to it.
+        # Written only by the thread that holds the helper's turn.
         self._known: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     def knows(self, grammar: Grammar) -> bool:
-        """Whether `check` answers at once."""
+        """Whether `check` returns at once."""
         return (grammar.kind, grammar.text) in self._known
 
     def check(self, grammar: Grammar) -> Grammar:
-        """The same in a form that workers take. Raises BadGrammar, or Unavailable where nobody can say."""
+        """The grammar in a form that workers accept. Raises BadGrammar, or Unavailable if it cannot be checked."""
         asked = (grammar.kind, grammar.text)
         kind, text, why = self._known.get(asked) or self._ask(asked)
         if why:
@@ -57,7 +56,7 @@ class GrammarCheck:
         return structs.replace(grammar, kind=kind, text=text)
 
     def learn(self, grammar: Grammar) -> None:
-        """`check` answers at once from now on, until many others were asked for. Raises Unavailable."""
+        """Fills the cache, so that `check` returns at once until the entry is evicted. Raises Unavailable."""
         with contextlib.suppress(BadGrammar):
             self.check(grammar)
 
@@ -68,7 +67,7 @@ class GrammarCheck:
         seconds = self._check_seconds_max
         message = frame([seconds, asked])
         with self.helper.turn():
-            answer = self._known.get(asked)  # who was before us may have asked the same
+            answer = self._known.get(asked)  # the thread before us may have checked the same
             if answer is None:
                 try:
                     kind, text, why = self.helper.ask_in_turn(message, seconds, _REPLY_BYTES_MAX)

@@ -1,13 +1,13 @@
-"""Every kind of grammar as the one text that llguidance reads: Lark.
+"""Converts every kind of grammar to llguidance's Lark.
 
-`canonical` is for the front, where a grammar comes in: GBNF and choices become Lark, so that a worker never parses them.
-`lark_of` is what a matcher is made of.
+The front calls `canonical`: GBNF and choices become Lark, so that a worker never parses them. A matcher is built from
+`lark_of`.
 
-    no_forcing          where only one text can follow, its tokens are still the model's choice. Else llguidance would cut that
-                        text into tokens by calling back into Python, which takes a second for a megabyte. It stands behind
-                        the grammar: of several such lines the last one holds, and a client may have written one
-    whitespace_pattern  between the parts of a JSON value: a space, or a line break with its indentation, once. Where any amount
-                        is allowed, a small model may go on with spaces until it is cut
+    no_forcing          forced text is still tokenised by the model. Otherwise llguidance would tokenise it by calling back into
+                        Python, which takes a second per megabyte. The line is the last one, because the last of several counts,
+                        and a client may have written one
+    whitespace_pattern  between the parts of a JSON value: one space, or one line break with indentation. With any amount
+                        allowed, a small model may write spaces until max_tokens
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _JSON_OPTIONS: Final = {
     "whitespace_pattern": _WHITESPACE,
     "item_separator": ",",
     "key_separator": ":",
-    "lenient": False,  # a keyword that it does not know is an error, not a wish
+    "lenient": False,  # an unknown keyword is an error
     "coerce_one_of": False,  # oneOf must be provably disjoint
 }
 _PLACE: Final = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _ADVICE: Final = ("Enable 'coerce_one_of' option to approximate oneOf with anyOf", "Use anyOf")
-"What llguidance tells its embedder, and what a client can do."
+"llguidance's advice to its embedder, and the advice for a client."
 SHOWN_CHARACTERS: Final = 300
-"""Of what llguidance says of a grammar."""
+"""Maximum length of llguidance's message."""
 
 
 def canonical(grammar: Grammar) -> Grammar:
-    """The same as JSON Schema, regular expression or Lark."""
+    """The grammar as JSON Schema, regular expression or Lark. Raises BadGrammar."""
     match grammar.kind:
         case "json_object":
             return structs.replace(grammar, kind="json_schema", text='{"type":"object"}')
@@ -63,15 +63,15 @@ def lark_of(grammar: Grammar) -> str:
 
 
 def reason_of(message: str, *, kind: str = "") -> str:
-    """What llguidance says is wrong with a grammar: the first line of its words; behind it comes the grammar itself. Where in
-    the text it is, is told of Lark only, whose text is the client's own."""
+    """llguidance's error: the first line of its message, because the grammar itself follows. The position is included only for
+    Lark, whose text is the client's own."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and "<non-verbose/>" not in line]
     if not lines:
         return "it cannot be used"
     if lines[0] == "NoExtensionBias":
         return "no text belongs to it"
     reason = _PLACE.sub(r"line \1, column \2: " if kind == "lark" else "", lines[0]).replace(*_ADVICE)
-    if reason.endswith("regex parse error:"):  # what that is, stands behind the expression
+    if reason.endswith("regex parse error:"):  # the cause follows after the expression
         what = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "it is not one")
         reason = f"{reason.removesuffix('regex parse error:')}{what}"
     return reason[:SHOWN_CHARACTERS]
@@ -90,12 +90,12 @@ def _with_options(text: str) -> Any:
 
 
 def _choice(text: str) -> str:
-    """One terminal, however many there are: each would cost as much as a rule."""
+    """One terminal for all choices: each separate one would cost as much as a rule."""
     return "start: CHOICE\nCHOICE: " + " | ".join(_quoted(choice) for choice in json.loads(text)) + "\n"
 
 
 def _quoted(text: str) -> str:
-    """As JSON quotes it; and the one control character that JSON leaves as it is, and Lark does not take."""
+    """JSON's quoting, with U+007F escaped, which Lark does not accept."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

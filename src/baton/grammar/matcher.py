@@ -1,7 +1,7 @@
-"""A grammar and the tokens so far -> which tokens may come next, a bit each. A function of the two and of nothing else.
+"""Computes the allowed next tokens, one bit each, from a grammar and the tokens so far, and from nothing else.
 
-The limits here are counts of steps, not of time: a grammar that is too much for one machine is too much for all, at the same
-token. What they let through and still takes long, a worker ends by its time (worker/grammar_masks.py).
+The limits here count steps, not time: a grammar that exceeds them does so on every machine, at the same token. A worker ends
+slower ones by time (worker/grammar_masks.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Words = NDArray[np.uint32]
 """Bit i % 32 of word i // 32 is token i."""
 
 LIMITS: Final = LLParserLimits(
-    max_items_in_row=2_500,  # four for each property of an object that may be left out
+    max_items_in_row=2_500,  # four per optional property of an object
     initial_lexer_fuel=500_000,
     step_lexer_fuel=100_000,  # about 7 ms
     step_max_items=20_000,  # about 1 ms
@@ -37,7 +37,7 @@ LIMITS: Final = LLParserLimits(
 
 @lru_cache(64)
 def checked(grammar: Grammar) -> Grammar:
-    """In a form that workers take. Raises BadGrammar. For who has nobody to protect: it is compiled right here."""
+    """The grammar in a form that workers accept, compiled in this process. Raises BadGrammar."""
     made = canonical(grammar)
     is_error, words = LLMatcher.validate_grammar_with_warnings(lark_of(made), None, limits=LIMITS)
     if is_error:
@@ -46,17 +46,17 @@ def checked(grammar: Grammar) -> Grammar:
 
 
 class Matcher:
-    """Of one sequence. For one thread at a time; llguidance releases the interpreter's lock."""
+    """The state of one sequence. Not thread-safe; llguidance releases the interpreter lock."""
 
     __slots__ = ("_ends", "_ends_late", "_matcher", "_thought", "_width", "ended", "error")
 
     def __init__(self, vocabulary: Vocabulary, grammar: Grammar) -> None:
-        """Never raises: `error` says what is wrong."""
+        """Never raises: `error` has the reason."""
         self._width = vocabulary.width
         self._ends = [end for end in grammar.ends if end < vocabulary.width]
         self._ends_late = grammar.ends_late
         self._thought: Thinking | None = None
-        "The text begins behind it. None: it has begun."
+        "The reasoning before the text. None: the text has begun."
         self.ended = False
         "A token that ends the text was drawn."
         self.error = ""
@@ -68,7 +68,8 @@ class Matcher:
         self._judge(grammar.kind)
 
     def copy(self, thinking: Thinking | None = None) -> Matcher:
-        """For a sequence with this grammar: compiled once. `thinking`: what it says before its answer is free."""
+        """A matcher for another sequence, without compiling again. `thinking`: the reasoning before the answer is
+        unconstrained."""
         other = Matcher.__new__(Matcher)
         other._width, other._ends, other._ends_late = self._width, self._ends, self._ends_late
         other.ended, other.error = self.ended, self.error
@@ -78,7 +79,7 @@ class Matcher:
         return other
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """These follow."""
+        """Consumes the tokens that were drawn."""
         for token in tokens:
             if self.error or self.ended:
                 return
@@ -91,7 +92,7 @@ class Matcher:
                 self.error = self.error or f"token {token} is not one that the grammar allows"
 
     def fill(self, words: Words) -> None:
-        """Which tokens may come next: `words` is Vocabulary.words long. Of an error nothing."""
+        """Writes the mask of allowed next tokens to `words`, of length Vocabulary.words. After an error none is allowed."""
         if self.error or self.ended:
             words[:] = 0
             return
@@ -115,7 +116,7 @@ class Matcher:
             self.error = "the grammar allows no token that the model has"
 
     def _thinks(self, thought: Thinking, token: int) -> bool:
-        """Whether the token belongs to a thought. One that the prompt has not opened may open with the first token."""
+        """Whether the token belongs to the reasoning. If the prompt has not opened it, the first token may."""
         if thought.is_open:
             self._thought = None if token == thought.end else thought
             return True
@@ -123,13 +124,13 @@ class Matcher:
         return token == thought.start
 
     def _judge(self, kind: str = "") -> None:
-        """`kind`: of what was compiled just now."""
+        """`kind`: kind of the grammar that was just compiled."""
         if self._matcher.is_error():
             self.error = reason_of(self._matcher.get_error(), kind=kind)
 
 
 def _take_bit(words: Words, at: int) -> bool:
-    """Whether it was set; it is not any more."""
+    """Clears the bit, and returns whether it was set."""
     bit = np.uint32(1 << (at & 31))
     was = bool(words[at >> 5] & bit)
     words[at >> 5] &= ~bit
@@ -137,7 +138,7 @@ def _take_bit(words: Words, at: int) -> bool:
 
 
 def allows_only(words: Words, tokens: NDArray[np.int64]) -> bool:
-    """Whether no other token is allowed."""
+    """Whether all other tokens are forbidden."""
     if not words.size:
         return False
     others = words.copy()
@@ -147,16 +148,16 @@ def allows_only(words: Words, tokens: NDArray[np.int64]) -> bool:
 
 
 def allowed(words: Words, width: int) -> NDArray[np.bool_]:
-    """A flag a token."""
+    """A flag per token."""
     return np.unpackbits(words.view(np.uint8), count=width, bitorder="little").view(np.bool_)
 
 
 def ceilings(words: Words, width: int) -> NDArray[np.float32]:
-    """Infinity for each token that is allowed, minus infinity for the others. A logit is at most that: with np.minimum this is
-    ten times faster than writing minus infinity where a mask says so."""
+    """Infinity for allowed tokens, minus infinity for the others: an upper bound of the logits. np.minimum with it is ten times
+    faster than masked assignment."""
     return _CEILINGS.take(words.view(np.uint8), axis=0).reshape(-1)[:width]
 
 
 _BITS: Final = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _CEILINGS: Final[NDArray[np.float32]] = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf)).astype(np.float32)
-"""Of the eight tokens of a byte."""
+"""Ceilings of the eight tokens of a byte."""

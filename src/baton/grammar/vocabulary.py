@@ -1,7 +1,7 @@
-"""The tokens of a model as llguidance wants them. Made once a process: it takes a quarter of a second for 50,000 tokens.
+"""The tokens of a model in llguidance's form. Built once per process: 50,000 tokens take a quarter of a second.
 
-id        0 ... width - 1     the model's; those without text, and special ones, never match a text
-id        width               ours, and no token: "the text may end here". Which tokens of the model mean that, a request says
+id        0 ... width - 1     the model's tokens; special ones and those without text never match
+id        width               not a token: "the text may end here". A request names the model's tokens for it
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ END: Final = b"<end>"
 
 class Vocabulary:
     def __init__(self, tokens: Sequence[bytes], special_ids: Iterable[int], width: int) -> None:
-        """`width`: of the model's head. A tokenizer may know fewer tokens, or more."""
+        """`width`: of the model's head. A tokenizer may have fewer tokens, or more."""
         self.width = width
         known = [*tokens[:width], *[b""] * (width - len(tokens)), END]
         special = sorted({token for token in special_ids if token < width} | {width})

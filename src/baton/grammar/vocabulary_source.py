@@ -1,4 +1,4 @@
-"""A tokenizer's tokens, as plain values: for who passes them on and does not need llguidance itself."""
+"""A tokenizer's tokens as plain values, for code that does not need llguidance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VocabularySource = Callable[[], tuple[list[bytes], list[int], int]]
 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[list[bytes], list[int]]:
-    """The bytes of each token, and which are special. What ends a text is never part of it, whatever the file calls it."""
+    """The bytes of each token, and the special ids. Stop tokens count as special, even if the file does not mark them."""
     tokens = [tokenizer.id_to_bytes(token) for token in range(tokenizer.vocab_size)]
     return tokens, sorted({*tokenizer.special_ids, *tokenizer.eos_ids})
 
