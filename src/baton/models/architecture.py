@@ -1,5 +1,5 @@
-"""In what architectures differ: how files name them and their parameters, and which traits they have. All of them share one
-decoder (models/decoder.py, native/, worker/cuda/)."""
+"""Differences between architectures: names in files, names of parameters, and traits. All share one decoder (models/decoder.py,
+native/, worker/cuda/)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
 
 RotaryPairs = Literal["halves", "neighbours"]
-"""Which dimensions of a head turn together in a file: i and i + half of them, or 2 i and 2 i + 1."""
+"""Dimensions of a head that rotate together in a file: i and i + half of them, or 2 i and 2 i + 1."""
 
 ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 )
-"""By the name in a config.json."""
+"""Activations by their name in a config.json."""
 
 
 class Architecture(ABC):
-    """One file a family; never made an object of."""
+    """One subclass per family; never instantiated."""
 
     name: ClassVar[str]
     "ModelConfig.architecture."
@@ -33,24 +33,24 @@ class Architecture(ABC):
     hf_pairs: ClassVar[RotaryPairs] = "halves"
     gguf_pairs: ClassVar[RotaryPairs] = "halves"
     activation: ClassVar[Activation] = "silu"
-    "The only one that the family has."
+    "The family's only activation."
     norm_plus_one: ClassVar[bool] = False
     "Norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
     hf_stacked_experts: ClassVar[bool] = False
-    "A Hugging Face folder has all experts of a layer in one tensor, in floats or MXFP4 (loaders/stacked_experts.py)."
+    "A Hugging Face folder stores all experts of a layer in one tensor, in floats or MXFP4 (loaders/stacked_experts.py)."
     gguf_yarn_truncates: ClassVar[bool] = True
-    "YarnScaling.truncate, which no GGUF file says."
+    "YarnScaling.truncate, which GGUF files lack."
     hf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    "Our names of parameters that a layer of this family calls otherwise than loaders/safetensors.py says."
+    "Our names of layer parameters whose names differ from those in loaders/safetensors.py."
     gguf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    "The same of loaders/gguf.py."
+    "The same for loaders/gguf.py."
     hf_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    "Settings that this family's config.json may leave out."
+    "Defaults of settings that this family's config.json may omit."
 
     @classmethod
     @abstractmethod
     def traits_from_hf(cls, fields: ConfigFields) -> Traits:
-        """From config.json."""
+        """Traits from config.json. Raises ModelUnsupported."""
 
     @classmethod
     def rope_from_hf(cls, fields: ConfigFields) -> RopeConfig:
@@ -62,13 +62,13 @@ class Architecture(ABC):
 
     @classmethod
     def experts_from_hf(cls, fields: ConfigFields) -> Experts | None:
-        """From config.json. None: the architecture has none."""
+        """Experts from config.json. None: the architecture has none."""
         return None
 
     @classmethod
     @abstractmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        """From metadata (keys without the architecture's prefix) and the names of the tensors."""
+        """Traits from metadata (keys without the architecture's prefix) and the names of the tensors."""
 
     @classmethod
     def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
@@ -86,5 +86,5 @@ def windows_by_kind(fields: ConfigFields, window: int | None) -> tuple[int | Non
 
 
 def layer_kinds(fields: ConfigFields) -> list[str]:
-    """`layer_types`: of each layer, whether its attention slides or is full."""
+    """`layer_types`: sliding or full attention, by layer."""
     return fields.texts("layer_types", ("sliding_attention", "full_attention"), fields.layer_count("num_hidden_layers"))

@@ -1,7 +1,7 @@
 """The shape of a model: everything forward() needs to know that is not a tensor.
 
-One frozen value, made by config_from_hf.py or config_from_gguf.py (or by hand, for dummy weights), checked when it is
-made. It holds no file names and no torch types, so any process may carry it.
+One frozen value, built by config_from_hf.py or config_from_gguf.py (or by hand, for dummy weights), and checked then. It holds
+no file names and no torch types, so any process can use it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def _require(ok: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearScaling:
-    """Every position is divided by `factor`."""
+    """Divides every position by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Llama3Scaling:
-    """Slow frequencies are divided by `factor`, fast ones are kept, those between are blended."""
+    """Divides slow frequencies by `factor`, keeps fast ones, blends those between."""
 
     factor: float
     low_freq_factor: float
@@ -44,18 +44,18 @@ class YarnScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    "Multiplies cos and sin, so scores grow by its square. The readers work it out where a file leaves it open."
+    "Multiplies cos and sin, so scores grow by its square. The readers compute it if a file omits it."
     truncate: bool = True
     "Round the ends of the ramp to whole dimensions."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrequencyDivisors:
-    """One divisor a frequency: how a GGUF file stores any of the schemes above, already worked out."""
+    """One divisor per frequency: how a GGUF file stores any of the schemes above."""
 
     divisors: tuple[float, ...]
     attention_factor: float = 1.0
-    "As YarnScaling's."
+    "As in YarnScaling."
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
@@ -63,13 +63,13 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. Loaders lay every head out so that dimension i and dimension i + head_dim/2 turn together
-    (loaders/arranged.py), whatever the pairs of the file are."""
+    """Rotary position embedding. Loaders arrange every head so that dimensions i and i + head_dim/2 rotate together
+    (loaders/arranged.py), whatever the file's pairs."""
 
     theta: float = 10000.0
     scaling: RopeScaling | None = None
     dimensions: int | None = None
-    "Of a head, how many dimensions turn; the others keep their values at every position. None: all of them."
+    "Dimensions of a head that rotate; the others keep their values at every position. None: all."
 
     def __post_init__(self) -> None:
         scaling = self.scaling
@@ -92,82 +92,82 @@ class RopeConfig:
 
 
 NO_ROPE = RopeConfig(dimensions=0)
-"""Of a layer without positions."""
+"""RopeConfig of a layer without positions."""
 
 Activation = Literal["silu", "gelu_tanh", "swiglu_oai"]
 OAI_LIMIT, OAI_SLOPE = 7.0, 1.702
-"""Of swiglu_oai: where gate and up are cut off, and how steep the sigmoid is."""
+"""Clamp of gate and up, and slope of the sigmoid, of swiglu_oai."""
 NormPlaces = Literal["before", "after", "both"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """In what one architecture differs from the next. Each family's file says which it has; every way to compute (torch, C,
-    CUDA) reads them, and refuses by name those that it does not compute (worker/platforms/lacks.py)."""
+    """Differences between architectures. Each family's file sets them; every backend (torch, C, CUDA) reads them, and refuses
+    by name those that it does not implement (worker/platforms/lacks.py)."""
 
     qkv_bias: bool = False
     output_bias: bool = False
     "Bias on the attention's output projection."
     mlp_bias: bool = False
     qk_norm: bool = False
-    "Queries and keys are normalised before the rotation: every head by itself, with one weight for all heads."
+    "Queries and keys are normalised before the rotation: each head separately, with one weight for all heads."
     qk_norm_across_heads: bool = False
-    "With qk_norm: all heads of a token as one row, with a weight for every dimension of every head."
+    "With qk_norm: all heads of a token as one row, with a weight per dimension of every head."
     layer_windows: tuple[int | None, ...] = ()
     "Sliding window of each layer in tokens, None for full attention. Empty: full attention everywhere."
     layer_ropes: tuple[RopeConfig, ...] = ()
-    "Rotary positions of each layer. Empty: ModelConfig.rope everywhere."
+    "Rotary positions by layer. Empty: ModelConfig.rope everywhere."
     sinks: bool = False
-    "Each head has a learned score that takes its share of the softmax and gives nothing."
+    "Each head has a learned score that takes part in the softmax and has no value."
     activation: Activation = "silu"
-    "Of the gate, in MLPs and experts."
+    "Activation of the gate, in MLPs and experts."
     norms: NormPlaces = "before"
-    "Attention and MLP are normalised before them, after them (what they add to the residual), or both."
+    "Place of the norms: before attention and MLP, after them (on what is added to the residual), or both."
     layer_norm: bool = False
-    "Norms of the residual subtract the mean first (LayerNorm); else they do not (RMSNorm)."
+    "Norms of the residual are LayerNorm (subtract the mean); else RMSNorm."
     norm_bias: bool = False
-    "Those norms add a bias."
+    "These norms have a bias."
     parallel: bool = False
-    "Attention and MLP both read what the attention's norm gives, and both are added to the residual. There is no MLP norm."
+    "Attention and MLP read the same normalised input, and both are added to the residual. There is no MLP norm."
     embedding_scale: float = 1.0
-    "What an embedding is multiplied by before the first layer."
+    "Factor of embeddings before the first layer."
     attention_scale: float | None = None
-    "What scores are multiplied by before the softmax. None: 1 / sqrt(head_dim)."
+    "Factor of scores before the softmax. None: 1 / sqrt(head_dim)."
     logits_scale: float = 1.0
-    "What logits are multiplied by. Loaders multiply it into the last norm's weight."
+    "Factor of logits. Loaders fold it into the last norm's weight."
 
 
 Scoring = Literal["softmax", "sigmoid"]
 EXPERTS_MAX, EXPERTS_OF_ALL_LAYERS_MAX = 4096, 131_072
-"""Bounded, because names are made for every expert of every layer before any tensor could contradict the numbers. The largest
+"""Limits, because names are built for every expert of every layer before any tensor could contradict the numbers. The largest
 models have some 25,000."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experts:
-    """A mixture of experts in place of a layer's MLP: a router picks a few of many small ones for each token."""
+    """A mixture of experts in place of a layer's MLP: a router picks a few of many small MLPs per token."""
 
     count: int
     per_token: int
-    "How many work on a token."
+    "Experts per token."
     inner_size: int
-    "Width of one expert; ModelConfig.intermediate_size is that of an MLP without experts."
+    "Width of one expert; ModelConfig.intermediate_size is the width of an MLP without experts."
     normalised: bool
-    "The shares of the picked ones are scaled to add up to 1."
+    "The shares of the picked experts are scaled to sum 1."
     layers: tuple[bool, ...] = ()
-    "Which layers have experts; the others have an MLP. Empty: all of them."
+    "Which layers have experts; the others have an MLP. Empty: all."
     scoring: Scoring = "softmax"
-    "How the router's logits become shares."
+    "Conversion of the router's logits to shares."
     bias: bool = False
-    "Of the router and of every expert's matrices."
+    "Router and experts' matrices have biases."
     correction: bool = False
-    "A bias for each expert is added to the shares to pick by, and not to the shares themselves."
+    "A bias per expert is added to the shares for the choice, but not to the shares themselves."
     scale: float = 1.0
-    "What the shares are multiplied by in the end."
+    "Final factor of the shares."
     shared_size: int = 0
-    "Width of an MLP that every token goes through beside the picked ones. 0: there is none."
+    "Width of an MLP that every token passes besides the picked experts. 0: none."
     shared_gate: bool = False
-    "What that MLP gives is multiplied by the sigmoid of one more product."
+    "The output of that MLP is multiplied by the sigmoid of another product."
 
     def __post_init__(self) -> None:
         ok = 1 <= self.per_token <= self.count and self.inner_size >= 1
@@ -187,7 +187,7 @@ class ModelConfig:
     hidden_size: int
     heads: int
     kv_heads: int
-    "Key and value heads; each serves heads / kv_heads query heads."
+    "Key and value heads; each is shared by heads / kv_heads query heads."
     head_dim: int
     "Width of one head. Need not be hidden_size / heads."
     intermediate_size: int
@@ -199,10 +199,10 @@ class ModelConfig:
     experts: Experts | None = None
     "None: one MLP for all tokens."
     context_tokens_max: int
-    "Positions the model was made for, prompt and output together."
+    "Maximum of positions, prompt and output together."
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    "Tokens that end an answer."
+    "Stop tokens."
 
     def __post_init__(self) -> None:
         for field in (
@@ -247,17 +247,17 @@ class ModelConfig:
 
     @property
     def kv_size(self) -> int:
-        """Values that one token adds to the keys of one layer, and again to its values."""
+        """Values per token in the keys of one layer, and as many in its values."""
         return self.kv_heads * self.head_dim
 
     @property
     def attention_scale(self) -> float:
-        """What scores are multiplied by before the softmax."""
+        """Factor of scores before the softmax."""
         given = self.traits.attention_scale
         return float(self.head_dim**-0.5) if given is None else given
 
     def window(self, layer: int) -> int | None:
-        """How many tokens, itself included, a token of this layer may look back on. None: all of them."""
+        """Tokens, itself included, that a token of this layer attends to. None: all."""
         return self.traits.layer_windows[layer] if self.traits.layer_windows else None
 
     def layer_rope(self, layer: int) -> RopeConfig:

@@ -12,7 +12,7 @@ LAYERS_MAX = 10_000
 
 
 class ConfigFields:
-    """A mapping from keys to values of any type. `origin` is what errors call it; `prefix` goes before every key."""
+    """Settings of any type by key. `origin`: the name in errors; `prefix`: prepended to every key."""
 
     def __init__(self, values: Mapping[str, Any], origin: str, prefix: str = "") -> None:
         self.values = values
@@ -26,14 +26,14 @@ class ConfigFields:
         return self._typed(key, default, int, "a whole number")  # type: ignore[no-any-return]
 
     def layer_count(self, key: str) -> int:
-        """Bounded, because things are made for every layer before any tensor could contradict the number."""
+        """Limited, because objects are built for every layer before any tensor could contradict the number."""
         count = self.integer(key)
         if count > LAYERS_MAX:
             raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {count}; more than {LAYERS_MAX} is no model")
         return count
 
     def integer_or_none(self, key: str, default: int | None) -> int | None:
-        """None is a value here: a key that is null means none, and an absent key means `default`."""
+        """A null key means None; an absent key means `default`."""
         return None if self.get(key, default) is None else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -52,7 +52,7 @@ class ConfigFields:
         return self._typed(key, None, str, "a string")  # type: ignore[no-any-return]
 
     def texts(self, key: str, allowed: Collection[str], count: int) -> list[str]:
-        """A list of so many words, each one of `allowed`."""
+        """A list of `count` words, each one of `allowed`."""
         value = self.get(key)
         if not isinstance(value, list) or len(value) != count or not all(isinstance(v, str) and v in allowed for v in value):
             raise ModelUnsupported(
@@ -61,7 +61,7 @@ class ConfigFields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing."""
+        """Ids from one id, a list of ids, or null."""
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):

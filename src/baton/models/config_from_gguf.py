@@ -1,7 +1,7 @@
-"""The metadata of a GGUF file becomes a ModelConfig.
+"""Builds a ModelConfig from the metadata of a GGUF file.
 
-Keys carry the architecture as a prefix ("llama.block_count"). What a file leaves out is read off its tensors: an output
-head of its own or not, biases, and Llama 3's rotary scaling, which is stored as a tensor of divisors.
+Keys carry the architecture as a prefix ("llama.block_count"). Missing facts are derived from its tensors: a separate output
+head, biases, and Llama 3's rotary scaling, which is stored as a tensor of divisors.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _rope(fields: ConfigFields, file: GGUFFile, head_dim: int, *, truncates: boo
 
 
 def _context(fields: ConfigFields, file: GGUFFile) -> int:
-    """Within the original context, where there are long factors (models/rope_from_hf.py says why)."""
+    """The original context, if there are long factors (models/rope_from_hf.py has the reason)."""
     context = fields.integer("context_length")
     return fields.integer("rope.scaling.original_context_length", context) if SHORT_FACTORS in file.tensors else context
 
@@ -128,6 +128,6 @@ def _scaling(fields: ConfigFields, file: GGUFFile, *, truncates: bool) -> RopeSc
 
 
 def _eos_ids(top: ConfigFields) -> tuple[int, ...]:
-    """The end of text, of a turn, and of a message: any of them ends an answer."""
+    """Ends of text, of a turn, and of a message: any of them ends an answer."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     return tuple(dict.fromkeys(i for key in keys for i in top.token_ids(f"tokenizer.ggml.{key}")))

@@ -1,6 +1,6 @@
-"""A Hugging Face config.json (and generation_config.json) becomes a ModelConfig.
+"""Builds a ModelConfig from a Hugging Face config.json (and generation_config.json).
 
-Settings that would change the result and that we do not run are refused, never ignored.
+Unsupported settings that change the result are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.models.support import supported_architecture
 def config_from_hf(
     raw: Mapping[str, Any], origin: str = "config.json", generation: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """`raw` is config.json, `generation` is generation_config.json if there is one, `origin` is what errors name."""
+    """`raw`: config.json. `generation`: generation_config.json if there is one. `origin`: the name in errors."""
     model = supported_architecture(raw, origin)
     fields = ConfigFields({**model.hf_defaults, **raw}, origin)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
@@ -37,7 +37,7 @@ def config_from_hf(
         experts=model.experts_from_hf(fields),
         context_tokens_max=longrope_context(fields) or fields.integer("max_position_embeddings"),
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),
-        # generation_config.json goes first: for chat models it lists the end of a turn, which config.json may not.
+        # generation_config.json first: for chat models it lists the end of a turn, which config.json may not.
         eos_ids=ConfigFields(generation or {}, "generation_config.json").token_ids("eos_token_id")
         or fields.token_ids("eos_token_id"),
     )

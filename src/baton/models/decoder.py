@@ -1,8 +1,8 @@
-"""The decoder all our architectures share, over a flat batch.
+"""The decoder of all architectures, over a flat batch.
 
-A step's tokens lie in one row after another, whatever sequence they belong to: a chunk of one prompt, the next token of
-twenty others. Only attention cares whose they are, and attention is a socket. The last norm and the output head run in
-`logits`, for the few rows that are sampled and not for a whole prompt.
+A step's tokens are consecutive rows of all its sequences: a chunk of one prompt, the next token of twenty others. Only
+attention distinguishes sequences, and attention is an interface. The last norm and the output head run in `logits`, only for
+the few rows that are sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from baton.models.torch_weights import Weights
 
 
 class DecoderLayer:
-    """hidden += attention(norm(hidden)), hidden += mlp(norm(hidden)); traits say where norms are, and if both read the same."""
+    """hidden += attention(norm(hidden)), hidden += mlp(norm(hidden)); traits set the places of the norms, and whether both read
+    the same input."""
 
     __slots__ = ("attention", "attention_norm", "attention_post_norm", "mlp", "mlp_norm", "mlp_post_norm", "parallel", "rope")
 
@@ -49,7 +50,7 @@ class DecoderLayer:
             self.mlp = ExpertMixture(experts, weights, layer, traits.activation)
 
     def add_to(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> None:
-        """Both halves of the layer add their part to `hidden`, in place."""
+        """Adds both halves of the layer to `hidden`, in place."""
         normed = self.attention_norm(hidden)
         attended = self.attention_post_norm(self.attention(normed, angles, attention))
         if self.parallel:
@@ -67,7 +68,7 @@ def _as_it_is(rows: Tensor) -> Tensor:
 
 
 class Decoder:
-    """Of any architecture: in what they differ is in ModelConfig.traits."""
+    """A decoder of any architecture: ModelConfig.traits has the differences."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -80,7 +81,7 @@ class Decoder:
         head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
         self.head = head_beside(head, [linear for layer in self.layers for linear in layer.linears()])
         self.on_layer: Callable[[], None] = lambda: None
-        "Called when a layer is done: somebody may watch that it gets on."
+        "Called after each layer, for progress watchdogs."
         ropes = {layer.rope for layer in self.layers}
         self.ropes = {rope: Rope(rope, config.head_dim, weights.device) for rope in ropes}
 

@@ -1,7 +1,7 @@
-"""Stored numbers to float32, bit for bit what the GGUF format's own reference gives; and fp8, which comes in safetensors.
+"""Converts stored numbers to float32, bit for bit as the GGUF format's reference; and fp8 of safetensors.
 
-Each function takes blocks as bytes, uint8 [n, block_bytes], and fills float32 out [n, block_elements]. The layouts,
-with the byte counts in brackets (d, m: float16 scale and minimum; qs: packed numbers; qh: their high bits):
+Each function reads blocks as bytes, uint8 [n, block_bytes], and fills float32 out [n, block_elements]. The layouts, with the
+byte counts in brackets (d, m: float16 scale and minimum; qs: packed numbers; qh: their high bits):
 
 Q4_0  d[2] qs[16]                         value = d * (q - 8)      low nibbles first, then high nibbles
 Q4_1  d[2] m[2] qs[16]                    value = d * q + m
@@ -13,7 +13,7 @@ Q5_K  d[2] m[2] scales[12] qh[32] qs[128] the same; bit g of qh[i] belongs to va
 Q6_K  ql[128] qh[64] scales[16] d[2]      value = d * scale * (q - 32), for 16 groups of 16 values
 MXFP4 e[1] qs[16]                         value = 2^(e - 127) * one of 0, 0.5, 1, 1.5, 2, 3, 4, 6 or their negatives
 
-F8_E4M3  a sign, 4 bits of exponent, 3 behind the point; scales lie beside the matrix (tensor_types.SCALE_BLOCK)
+F8_E4M3  a sign, 4 bits of exponent, 3 of mantissa; scales are stored beside the matrix (tensor_types.SCALE_BLOCK)
 
 Multiplication and addition stay separate steps: a fused one would round differently from the reference.
 """
@@ -30,18 +30,18 @@ from baton.models.raw_tensor import Bytes, Floats, RawTensor
 from baton.models.tensor_types import SCALE_BLOCK
 
 CHUNK_ELEMENTS = 1 << 16
-"""Values per pass: 256 KiB of float32, so that the passes over a chunk find it in the cache."""
+"""Values per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
 
 
 def dequantise(raw: RawTensor) -> Floats:
-    """The values, in an array of their own."""
+    """The values in a new array."""
     values = np.empty(raw.shape, np.float32)
     dequantise_into(raw, values)
     return values
 
 
 def dequantise_into(raw: RawTensor, out: Floats) -> None:
-    """`out`: dense, of the tensor's shape."""
+    """`out`: dense, in the tensor's shape."""
     if out.shape != raw.shape or not out.flags.c_contiguous:
         raise ValueError(f"a dense array of shape {raw.shape} is needed, not one of shape {out.shape}")
     kind, fill = raw.type, _FILL[raw.type.name]
@@ -68,7 +68,7 @@ def _nibbles(packed: Bytes, out: Floats) -> None:
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """16 for every value whose bit in the four bytes from here on is set, else 0: [n, 32]."""
+    """16 for every value whose bit in the four bytes from `at` on is set, else 0: [n, 32]."""
     bits = (blocks[:, at : at + 4, None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
     return (bits << np.uint8(4)).reshape(-1, 32)
 
@@ -86,13 +86,12 @@ def _f16(blocks: Bytes, out: Floats) -> None:
 
 
 def _bf16(blocks: Bytes, out: Floats) -> None:
-    """The upper half of a float32."""
+    """A bfloat16 is the upper half of a float32."""
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
 def _e4m3_values() -> Floats:
-    """Of all 256 bytes. Exponents begin at 2 ** -7, where 0 stands for what is below; the largest number of all would be
-    480, and is none."""
+    """Values of all 256 bytes. Exponent 0 marks subnormals; the largest encoding would be 480, and is NaN."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
@@ -105,13 +104,13 @@ E4M3_VALUES = _e4m3_values()
 
 @cache
 def _e4m3_pairs() -> NDArray[np.uint64]:
-    """Of two bytes that lie side by side, read as one number: both values, as the bits of two floats."""
+    """Both values of two adjacent bytes, as the bits of two floats."""
     both = np.arange(1 << 16)
     return np.stack((E4M3_VALUES[both & 255], E4M3_VALUES[both >> 8]), 1).view(np.uint64).reshape(-1)
 
 
 def _f8_e4m3(blocks: Bytes, out: Floats) -> None:
-    """Two at a time: twice as fast as one. No index can be out of range, and "clip" is the mode that does not look for it."""
+    """Converts two values at a time: twice as fast as one. No index can be out of range, and mode "clip" skips that check."""
     stored, values = blocks.reshape(-1), out.reshape(-1)
     even = len(stored) // 2 * 2
     np.take(_e4m3_pairs(), stored[:even].view(np.uint16), out=values[:even].view(np.uint64), mode="clip")
@@ -181,7 +180,7 @@ def _q5_k(blocks: Bytes, out: Floats) -> None:
 
 
 def _q6_k(blocks: Bytes, out: Floats) -> None:
-    # Both halves of a block are alike: 64 bytes of ql and 32 of qh make 128 values, in four runs of 32.
+    # Both halves of a block are alike: 64 bytes of ql and 32 of qh hold 128 values, in four runs of 32.
     # run      0              1               2              3
     # ql       low of 0..31   low of 32..63   high of 0..31  high of 32..63
     # qh bits  0-1            2-3             4-5            6-7
@@ -203,7 +202,7 @@ def _mxfp4(blocks: Bytes, out: Floats) -> None:
     packed = blocks[:, 1:]
     out[:, :16] = E2M1_TWICE[packed & 0x0F]
     out[:, 16:] = E2M1_TWICE[packed >> 4]
-    # Half the scale, from the bits of a float: below 2 ** -126 they are those of the fraction.
+    # Half the scale, from the bits of a float: below 2 ** -126 they are subnormal.
     exponent = blocks[:, :1].astype(np.uint32)
     bits = np.where(exponent < 2, np.uint32(0x00200000) << exponent, (np.maximum(exponent, 1) - 1) << 23).astype(np.uint32)
     with np.errstate(over="ignore"):

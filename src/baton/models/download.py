@@ -1,7 +1,6 @@
-"""What a download reports: a sentence before it begins, then bytes while another program (pip, the hub's library) fetches them.
+"""Progress of a download by another program (pip, the hub's library): a sentence before it begins, then bytes.
 
-The bytes are read off the folder into which that program writes. This holds for every version of both, and for every transport
-of theirs.
+The bytes are measured in the folder into which that program writes, which works with every version and transport.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ JOIN_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What is called while a model is fetched."""
+    """Callbacks during the download of a model."""
 
     announce: Callable[[str], None] = lambda what: None
-    "With a sentence, before something that takes a while begins."
+    "Called with a sentence before a long stage begins."
     progress: Callable[[int, int], None] = lambda done, total: None
-    "With (bytes done, bytes in all)."
+    "Called with (bytes done, bytes in total)."
 
 
 SILENT = Listener()
@@ -31,7 +30,7 @@ SILENT = Listener()
 
 @contextmanager
 def watched(folder: Path, total: int, progress: Callable[[int, int], None]) -> Iterator[None]:
-    """Reports by how much the folder grows until the block ends. The last report is (total, total), unless the block fails."""
+    """Reports the growth of the folder until the block ends. The last report is (total, total), unless the block fails."""
     before, ended = folder_bytes(folder), Event()
 
     def watch() -> None:
@@ -52,20 +51,20 @@ def watched(folder: Path, total: int, progress: Callable[[int, int], None]) -> I
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below it. Links are not followed: what they mean is counted where it lies."""
+    """Bytes of all files below the folder. Links are not followed: their targets are counted in their own place."""
     return sum(_file_bytes(path) for path in folder.rglob("*"))
 
 
 def _file_bytes(path: Path) -> int:
     try:
         stat = path.lstat()
-    except OSError:  # renamed or removed meanwhile
+    except OSError:  # renamed or removed in the meantime
         return 0
     return stat.st_size if path.is_file() and not path.is_symlink() else 0
 
 
 def size_text(nbytes: int) -> str:
-    """As file managers show it."""
+    """Size in decimal units, as in file managers."""
     if nbytes >= 1e9:
         return f"{nbytes / 1e9:.1f} GB"
     return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"

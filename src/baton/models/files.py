@@ -1,4 +1,4 @@
-"""Files of a model: what an open one offers, and small checks that turn a puzzling failure into a plain sentence."""
+"""Files of a model: the interface of an open file, and checks that turn an obscure failure into a clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIT_LFS_MAGIC = b"version https://git-lfs"
 
 
 class MappedFile(Protocol):
-    """A file of weights, as it was when it was opened."""
+    """A file of weights, in its state at opening."""
 
     path: Path
     buffer: mmap.mmap
@@ -27,14 +27,14 @@ def is_pickle(path: Path) -> bool:
 
 
 def refuse_git_lfs_pointer(path: Path) -> None:
-    """A clone without LFS leaves a short text in place of every large file."""
+    """Raises for the text file that a clone without LFS leaves in place of a large file."""
     with path.open("rb") as file:
         if file.read(len(GIT_LFS_MAGIC)) == GIT_LFS_MAGIC:
             raise ModelFileBroken(f"{path}: only a Git LFS pointer, not the file itself; run `git lfs pull`")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON table; anything else is a broken file."""
+    """Reads a JSON object. Raises ModelFileBroken."""
     value = _json(path)
     if not isinstance(value, dict):
         raise ModelFileBroken(f"{path}: holds a {type(value).__name__}, not a table of settings")

@@ -1,12 +1,12 @@
-"""Models of the Hugging Face hub, by name.
+"""Downloads models of the Hugging Face hub by name.
 
-owner/repo                        its folder with config.json and *.safetensors; of GGUF files Q4_K_M, or the only one
+owner/repo                        the folder with config.json and *.safetensors; else the GGUF file Q4_K_M, or the only one
 owner/repo:QUANT                  the GGUF file of that quantisation (Q4_K_M, q8_0, ...), or of that file name
-owner/repo@REVISION               a branch, a tag or a commit; also behind :QUANT
+owner/repo@REVISION               a branch, a tag or a commit; also after :QUANT
 
-Files go to the hub's own cache (hub_cache.py), so that other programs share them. The hub is asked every time, which costs a
-moment and finds a newer version; where it does not answer, what is in the cache is used. Neither pickles nor Python code are
-ever fetched. What a model is, is looked at first: nothing else is fetched of one that cannot run here.
+Files go to the hub's own cache (hub_cache.py), so that other programs share them. The hub is queried every time, to find a
+newer version; if it does not answer, the cache is used. Pickles and Python code are never fetched. The architecture is checked
+first: nothing else is downloaded of an unsupported model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HUB_NAME = re.compile(
 )
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
 NOT_NEEDED = ["consolidated*", "original/*"]
-"""The same weights once more, in their maker's own form."""
+"""Copies of the same weights in their authors' own format."""
 HEAD_SECONDS_MAX = 20.0
 QUANT_DEFAULT = "Q4_K_M"
 QUANT = re.compile(r"(?:^|[-._])((?:I?Q\d\w*)|BF16|F16|F32)$", re.IGNORECASE)
@@ -40,7 +40,7 @@ PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """owner/repo, and what of it."""
+    """owner/repo, with optional file and revision."""
 
     repo: str
     quant: str | None = None
@@ -52,7 +52,7 @@ class HubName:
 
 
 def hub_name(text: str) -> HubName | None:
-    """None: no name of a hub's model. A path that ends in .gguf is a file that is not there."""
+    """None: not a hub name. A path that ends in .gguf is a missing file."""
     found = HUB_NAME.fullmatch(text)
     if found is None or found["repo"].endswith(".gguf") or ".." in (found["revision"] or ""):
         return None
@@ -60,7 +60,8 @@ def hub_name(text: str) -> HubName | None:
 
 
 def fetch_from_hub(name: HubName, listener: Listener = SILENT) -> Path:
-    """A folder, or a GGUF file, in the hub's cache. Raises ModelUnsupported before any weights are downloaded."""
+    """A folder, or a GGUF file, in the hub's cache. Raises ModelUnsupported before any weights are downloaded, and
+    ModelNotFound."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
@@ -74,7 +75,7 @@ def fetch_from_hub(name: HubName, listener: Listener = SILENT) -> Path:
         return _downloaded(name, listener)
     except (ModelFileBroken, ModelNotFound, ModelUnsupported):
         raise
-    except Exception as error:  # the hub's client lets the errors of several HTTP libraries through
+    except Exception as error:  # the hub's client passes on the errors of several HTTP libraries
         if (cached := find_cached(name)) is not None:
             return cached
         raise ModelNotFound(
@@ -108,7 +109,7 @@ def _is_needed(file: str) -> bool:
 
 
 def _refuse_unsupported(name: HubName, gguf: str | None) -> None:
-    """config.json, or the first bytes of the GGUF file, say what the model is."""
+    """Checks the architecture in config.json, or in the first bytes of the GGUF file."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -122,8 +123,8 @@ def _refuse_unsupported(name: HubName, gguf: str | None) -> None:
 
 
 def _first_bytes(name: HubName, file: str, count: int) -> bytes:
-    """By a range request. A server that does not know those is read as far as that, and no further. Empty: they cannot be had
-    so, and the file is looked at once it is here."""
+    """Reads the first bytes by a range request; a server without ranges is read only that far. Empty: not available, and the
+    file is checked after the download."""
     from huggingface_hub import hf_hub_url, utils
 
     url = hf_hub_url(name.repo, file, revision=name.revision)
@@ -142,13 +143,13 @@ def _first_bytes(name: HubName, file: str, count: int) -> bytes:
                 head += piece
                 if len(head) >= count:
                     break
-    except Exception:  # as above: the errors of several HTTP libraries
+    except Exception:  # as above: errors of several HTTP libraries
         return b""
     return head[:count]
 
 
 def find_cached(name: HubName) -> Path | None:
-    """What is here already, of the version that the revision meant when it was last fetched."""
+    """The cached files of the revision, as it was when last fetched."""
     for snapshot in cached_snapshots(name.repo, name.revision):
         files = [str(path.relative_to(snapshot)) for path in sorted(snapshot.rglob("*")) if path.is_file()]
         try:
@@ -163,7 +164,7 @@ def find_cached(name: HubName) -> Path | None:
 
 
 def is_meant(name: HubName, model: CachedModel) -> bool:
-    """Is it one of those that the name can stand for?"""
+    """Whether the name can refer to this cached model."""
     if name.repo != model.repo:
         return False
     if name.revision is not None and name.revision not in model.revisions and not model.commit.startswith(name.revision):
@@ -177,7 +178,7 @@ def is_meant(name: HubName, model: CachedModel) -> bool:
 
 
 def chosen_gguf(name: HubName, files: Sequence[str]) -> str | None:
-    """Which of the files is meant. None: the folder as a whole."""
+    """The file that the name refers to. None: the whole folder. Raises ModelNotFound."""
     ggufs = [file for file in files if file.lower().endswith(".gguf") and not Path(file).name.lower().startswith("mmproj")]
     if name.quant is None:
         if "config.json" in files and any(file.endswith(".safetensors") for file in files):
@@ -209,6 +210,6 @@ def _named(name: HubName, files: Sequence[str]) -> str:
 
 
 def quant_of(file: str) -> str:
-    """What is written behind the colon for it: its quantisation, or where the name has none, the name."""
+    """The text after the colon for this file: its quantisation, or its name if that has none."""
     found = QUANT.search(PART.sub("", Path(file).stem))
     return found[1].upper() if found else Path(file).name

@@ -1,8 +1,8 @@
-"""The hub's cache on this machine: what is in it, and how something is removed.
+"""The hub's cache on this machine: lists and removes models.
 
 models--OWNER--REPO/
-  refs/main                  commit that the branch meant when it was last fetched
-  snapshots/COMMIT/FILE      a link into blobs, or a file of its own where the system has no links
+  refs/main                  commit of the branch when it was last fetched
+  snapshots/COMMIT/FILE      a link into blobs, or a copy on systems without links
   blobs/HASH                 the bytes, which several commits may share
 
 The layout is documented by the hub's library, which is not needed to read it.
@@ -19,20 +19,20 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """Something that could be served."""
+    """A model in the cache that could be served."""
 
     repo: str
     file: str | None
     "A GGUF file. None: a folder with config.json and safetensors."
     commit: str
     revisions: tuple[str, ...]
-    "Branches and tags that mean this commit."
+    "Branches and tags that point to this commit."
     path: Path
     nbytes: int
 
 
 def hub_folder() -> Path:
-    """Where the Hugging Face client keeps its models; it is the one that reads these variables."""
+    """The cache folder of the Hugging Face client, from the same variables."""
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
@@ -42,7 +42,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def cached_snapshots(repo: str, revision: str | None) -> list[Path]:
-    """Folders of that revision, none or one; without a revision of the main branch, else of all commits."""
+    """Snapshot folders of the revision, none or one; without a revision of the main branch, else of all commits."""
     folder = repo_folder(repo)
     ref = folder / "refs" / (revision or "main")
     commit = ref.read_text("utf-8").strip() if ref.is_file() else revision
@@ -74,7 +74,7 @@ def _models_in(repo: str, folder: Path, snapshot: Path) -> Iterator[CachedModel]
 
 
 def remove(models: Sequence[CachedModel]) -> int:
-    """Removes them, and what nothing else needs then. Returns the bytes that came free."""
+    """Removes the models, and files that nothing else uses. Returns the freed bytes."""
     freed = 0
     for repo in dict.fromkeys(model.repo for model in models):
         folder = repo_folder(repo)
@@ -97,7 +97,7 @@ def _unlink(model: CachedModel) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Empty snapshots, refs to none, blobs that no snapshot links to. Nothing of it: the folder goes."""
+    """Removes empty snapshots, refs to missing commits, and unlinked blobs; the whole folder if nothing is left."""
     for snapshot in sorted(folder.glob("snapshots/*")):
         if not any(path.is_file() for path in snapshot.rglob("*")):
             shutil.rmtree(snapshot)

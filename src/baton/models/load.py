@@ -1,4 +1,4 @@
-"""Name in, torch model out: the walk through all the stages that models/__init__.py lists."""
+"""From a name to a torch model, through all the stages in models/__init__.py."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def load_model(
     quantization: Quantization = "none",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """`name` is a folder, a .gguf file, an alias or a Hugging Face id. `progress` is called with (bytes done,
-    bytes in all) while the weights are read."""
+    """`name`: a folder, a .gguf file, an alias or a Hugging Face id. `progress` is called with (bytes done, bytes in total)
+    while the weights are read."""
     opened = open_model(resolve(name))
     model = build_model(opened.config, opened.weights, dtype=dtype, device=device, quantization=quantization, progress=progress)
     return LoadedModel(opened.path, opened.config, model)

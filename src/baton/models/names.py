@@ -1,10 +1,10 @@
-"""From what a user types to files on this machine.
+"""Resolves a user's model name to files on this machine.
 
 tried in this order    example                        becomes
 a .gguf file           ./SmolLM2.Q4_1.gguf            itself
 a folder               /models/qwen2                  itself, or the one .gguf file in it
-an alias               smollm2                        a file in our cache, fetched if need be (aliases.py)
-a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cache, fetched if need be (hub.py)
+an alias               smollm2                        a file in our cache, fetched if missing (aliases.py)
+a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cache, fetched if missing (hub.py)
                        owner/repo:Q4_K_M@v1           a .gguf file of that quantisation and revision
 """
 
@@ -29,9 +29,9 @@ def resolve(
     cache: Path | None = None,
     listener: Listener = SILENT,
 ) -> Path:
-    """A folder with a config.json, or a .gguf file. `revision`: of a hub's model whose name has none. `listener` is called
-    while something is fetched."""
-    if not str(name).strip():  # of an unset variable, say: not the folder that we happen to be in
+    """A folder with a config.json, or a .gguf file. `revision`: for a hub name without one. `listener`: called during a
+    download. Raises ModelNotFound."""
+    if not str(name).strip():  # e.g. from an unset variable: not the current folder
         raise ModelNotFound("the name of the model is empty")
     path = Path(name).expanduser()
     if revision:

@@ -1,4 +1,4 @@
-"""A model's files, looked at and not yet loaded: what it is, how it should be sampled, which tensors there are."""
+"""Opens a model's files without loading weights: config, recommended sampling, list of tensors."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class OpenedModel:
     config: ModelConfig
     weights: WeightSource
     recommended: Mapping[str, Any] = field(default_factory=dict)
-    "How its makers want it sampled, for generation.sampling_defaults()."
+    "The authors' recommended sampling, for generation.sampling_defaults()."
     files: Sequence[MappedFile] = ()
-    "That the weights are in."
+    "Files of the weights."
     pooling: str = ""
-    "How its makers want embeddings pooled (models/pooling.py). Empty: they do not say."
+    "The authors' pooling of embeddings (models/pooling.py). Empty: not stated."
     scoring: str = ""
-    "How it scores a pair of texts (models/scoring.py). Empty: it was not made for that."
+    "How the model scores a pair of texts (models/scoring.py). Empty: it was not trained for that."
 
 
 def open_model(path: Path) -> OpenedModel:
-    """Config and a list of the tensors; no weights are read. `path` is what names.resolve() gave."""
+    """Reads the config and lists the tensors; no weights are read. `path`: from names.resolve()."""
     if sys.byteorder != "little":
         raise InvalidConfig(
             "this processor stores the high byte of a number first, model files the low one: their numbers would be wrong; "
@@ -72,7 +72,7 @@ def open_model(path: Path) -> OpenedModel:
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:
-    """Scales of blocks of another size may have the same shape."""
+    """Refuses fp8 without a config: scales of other block sizes may have the same shape."""
     for stored in weights.stored().values():
         if stored.type == F8_E4M3:
             raise ModelFileBroken(

@@ -7,17 +7,16 @@ layers.N.attention_norm.{weight,bias}        [hidden], before the attention
 layers.N.attention.{q,k,v,o}.{weight,bias}
 layers.N.attention.{q,k}_norm.weight         [head_dim], or [heads * head_dim] across heads
 layers.N.attention.sinks                     [heads]
-layers.N.attention_post_norm.weight          [hidden], of what the attention adds to the residual
+layers.N.attention_post_norm.weight          [hidden], of the attention's output
 layers.N.mlp_norm.{weight,bias}              [hidden]
 layers.N.mlp.{gate,up,down}.{weight,bias}
 layers.N.mlp_post_norm.weight                [hidden]
-layers.N.mlp.router.{weight,bias}            [experts, hidden], in place of those where there are experts, with
+layers.N.mlp.router.{weight,bias}            [experts, hidden]; with experts in place of the MLP:
 layers.N.mlp.router.correction               [experts]
-layers.N.mlp.experts.E.{gate,up,down}.{weight,bias}
-layers.N.mlp.shared.{gate,up,down}.weight
+layers.N.mlp.experts.E.{gate,up,down}.{weight,bias} layers.N.mlp.shared.{gate,up,down}.weight
 layers.N.mlp.shared_gate.weight              [1, hidden]
 final_norm.{weight,bias}                     [hidden]
-lm_head.weight                               [vocab, hidden], absent where the embedding is used again
+lm_head.weight                               [vocab, hidden], absent if tied to the embedding
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LM_HEAD = "lm_head.weight"
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every parameter that a model of this config has: no more, no less."""
+    """Name and shape of every parameter of a model with this config."""
     shapes: dict[str, Shape] = {EMBED: (config.vocab_size, config.hidden_size)}
     for layer in range(config.layers):
         shapes |= _layer_shapes(config, layer)
@@ -43,7 +42,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def layer_norms(config: ModelConfig) -> list[str]:
-    """Names of a layer's norms of the residual, and of what is added to it."""
+    """Names of a layer's norms, before and after attention and MLP."""
     before = ["attention_norm"] if config.traits.parallel else ["attention_norm", "mlp_norm"]
     after = ["attention_post_norm", "mlp_post_norm"]
     return {"before": before, "after": after, "both": before + after}[config.traits.norms]
@@ -107,5 +106,5 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, t
 
 
 def expert_names(layer: int, experts: int, *parts: str, kind: str = "weight") -> list[str]:
-    """Of these parts (gate, up, down) of all experts of a layer, expert by expert."""
+    """Parameter names of these parts (gate, up, down) of all experts of a layer, expert by expert."""
     return [f"layers.{layer}.mlp.experts.{expert}.{part}.{kind}" for expert in range(experts) for part in parts]

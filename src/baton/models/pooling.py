@@ -1,11 +1,11 @@
-"""How a model's makers want its embeddings pooled, as its files say it.
+"""The pooling of embeddings that a model's files state.
 
     folder      modules.json and 1_Pooling/config.json, as sentence-transformers writes them
     GGUF file   <architecture>.pooling_type, as llama.cpp writes it
 
-What a vector is worth depends on it: a model that was trained for the last token (Qwen3-Embedding) gives poor vectors from the
-mean, without a word. A pooling that we do not have is passed on by its name, and a request that does not choose another is
-refused (api/embeddings/shape.py). A model without any statement was not made for embeddings: the mean is taken.
+The quality of vectors depends on it: a model trained for the last token (Qwen3-Embedding) silently gives poor vectors with the
+mean. An unsupported pooling is passed on by its name, and a request that does not choose another is refused
+(api/embeddings/shape.py). A model without a statement was not trained for embeddings: the default is the mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.errors import ModelFileBroken
 from baton.models.files import read_json, read_json_list
 
 UNSTATED: Final = "mean"
-"""For models whose files say nothing."""
+"""Default for models without a statement."""
 
 OUR_NAMES: Final[Mapping[str, str]] = {
     "cls": "cls",
@@ -31,14 +31,14 @@ OUR_NAMES: Final[Mapping[str, str]] = {
     "mean_sqrt_len": "mean",
 }
 GGUF_NAMES: Final[Mapping[int, str]] = {0: "", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
-"""llama.cpp's enum; 0 says that nothing is pooled."""
+"""llama.cpp's enum; 0 means no pooling."""
 MODE: Final = "pooling_mode"
 HARMLESS_MODULES: Final = ("Transformer", "Pooling", "Normalize")
-"""Parts of a sentence-transformers model that change no direction; all vectors are scaled to length 1 here."""
+"""Modules of sentence-transformers that do not change a vector's direction; all vectors are scaled to length 1."""
 
 
 def pooling_by_hf(folder: Path) -> str:
-    """Empty: the folder says nothing."""
+    """Empty: the folder has no statement."""
     path = folder / "1_Pooling"
     if (folder / "modules.json").is_file():
         modules = [module for module in read_json_list(folder / "modules.json") if isinstance(module, dict)]
@@ -52,7 +52,7 @@ def pooling_by_hf(folder: Path) -> str:
 
 
 def _of_config(path: Path) -> str:
-    """A name under `pooling_mode`, or a flag for each of them. Several together are vectors one behind the other."""
+    """A name under `pooling_mode`, or a flag per mode. Several modes mean concatenated vectors. Raises ModelFileBroken."""
     config = read_json(path)
     if isinstance(named := config.get(MODE), str):
         return OUR_NAMES.get(named, named)

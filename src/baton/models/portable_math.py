@@ -1,10 +1,10 @@
-"""Cosine and sine with the same bits on every host: none of them asks the system's math library, whose results differ between
-libraries and versions. (Power and logarithm: portable_logarithm.py.)
+"""Cosine and sine with the same bits on every host: the system's math library is not used, because its results differ between
+libraries and versions.
 
-Cosine and sine are a sequence of float64 additions and multiplications, each rounded as IEEE 754 says: first the angle is
-taken modulo a quarter turn (Cody and Waite: a quarter turn in three parts, of which the first two have so few digits that
-their products are exact), then the two polynomials of Sun's fdlibm. The error is a unit or two in the last place of a float64,
-so the float32 next to it is the correctly rounded one but for about one angle in 10^8.
+(Power and logarithm: portable_logarithm.py.) Both are a sequence of float64 additions and multiplications, each rounded by IEEE
+754: first the angle is reduced modulo a quarter turn (Cody and Waite: a quarter turn in three parts, of which the first two
+have so few digits that their products are exact), then the two polynomials of Sun's fdlibm. The error is a unit or two in the
+last place of a float64, so the float32 next to it is the correctly rounded one but for about one angle in 10^8.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SINE = tuple(
         "-0x1.5555555555549p-3",
     )
 )
-"""Of (sin x - x) / x^3, in powers of x^2, the highest first."""
+"""Coefficients of (sin x - x) / x^3, in powers of x^2, highest first."""
 COSINE = tuple(
     float.fromhex(text)
     for text in (
@@ -49,11 +49,11 @@ COSINE = tuple(
         "0x1.555555555554cp-5",
     )
 )
-"""Of (cos x - 1 + x^2 / 2) / x^4."""
+"""Coefficients of (cos x - 1 + x^2 / 2) / x^4."""
 
 
 def cosines_and_sines(angles: Floats) -> tuple[Doubles, Doubles]:
-    """Of float32 angles of at most ANGLE_MAX."""
+    """Cosines and sines of float32 angles up to ANGLE_MAX."""
     x = angles.astype(np.float64)
     quarters = np.rint(x * QUARTERS_PER_RADIAN)
     for part in QUARTER:

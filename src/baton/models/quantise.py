@@ -1,12 +1,11 @@
-"""Float32 matrices to blocks of 8 or 4 bits, and which of a model's weights become what.
+"""Quantises float32 matrices to blocks of 8 or 4 bits, and decides the type of each weight.
 
 Q8_0   value = d * q          d = the largest magnitude of 32 neighbours / 127, q from -127 to 127
-Q4_1   value = d * q + m      m = about the least of 32 neighbours, d = about their range / 15, q from 0 to 15
+Q4_1   value = d * q + m      m = about the minimum of 32 neighbours, d = about their range / 15, q from 0 to 15
 
-Q4_K becomes Q4_1 without a new rounding: its numbers stay, and each group's scale and minimum become halves of their own.
-
-Of floats, for Q4_1 a range that is a little too small is often better: the few values at its ends are cut, all others are
-rounded more finely. So a few ranges are tried on each block, and the one with the least squared error is taken.
+Q4_K becomes Q4_1 without rounding its numbers again; each group's scale and minimum become float16. For Q4_1 of floats a
+slightly smaller range is often better: the few values at its ends are clipped, all others are rounded more finely. So a few
+ranges are tried per block, and the one with the least squared error is used.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from baton.models.tensor_types import F32, Q4_0, Q4_1, Q4_K, Q8_0, TensorType
 
 BLOCK = 32
 CHUNK_BLOCKS = 2048
-"""Blocks per pass: 256 KiB of float32, so that the passes over a chunk find it in the cache."""
+"""Blocks per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
 SHRINKS = (0.0, 0.01, 0.02, 0.03)
-"""Shares of the range that are cut off at both ends. The first wins a tie, so numbers on a grid of 16 stay what they are."""
+"""Shares of the range that are clipped at both ends. The first wins a tie, so numbers on a grid of 16 are unchanged."""
 
 ROW_MOST = 65536
-"""Numbers of a row that is computed on as bytes: 65,536 products of 127 and 255 fit 31 bits."""
+"""Maximum row length for integer arithmetic: 65,536 products of 127 and 255 fit 31 bits."""
 
 BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
-"""What quantised linears (models/layers/linear.py) compute on."""
+"""Types that quantised linears (models/layers/linear.py) compute with."""
 
 
 def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorType:
-    """What a parameter is computed on: one of BLOCK_TYPES, or F32. `name` is ours (models/parameters.py).
+    """The compute type of a parameter: one of BLOCK_TYPES, or F32. `name`: ours (models/parameters.py).
 
-    none    float32; also fp8, which is a GPU's: there weights are quantised after they are loaded
+    none    float32; also for fp8: a GPU quantises weights after loading
     int8    Q8_0
-    int4    Q4_0 and Q4_1 as they are, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
-    auto    Q8_0, Q4_0 and Q4_1 as they are, the rest Q8_0
+    int4    Q4_0 and Q4_1 unchanged, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
+    auto    Q8_0, Q4_0 and Q4_1 unchanged, the rest Q8_0
 
     Q4_K counts as Q4_1 (it has the same numbers).
 
-    Vectors, matrices whose rows are not whole blocks, and those whose rows are so long that sums of products of bytes would
-    not fit 32 bits, are float32 in any case.
+    Vectors, matrices whose rows are not whole blocks, and matrices with rows so long that integer sums would overflow 32 bits,
+    are always float32.
     """
-    if name.endswith((".mlp.router.weight", ".mlp.shared_gate.weight")):  # small, and a wrong turn there is a large error
+    if name.endswith((".mlp.router.weight", ".mlp.shared_gate.weight")):  # small, and errors in routing are costly
         return F32
     if quantization in ("none", "fp8") or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
         return F32
@@ -68,7 +67,7 @@ def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTens
 
 
 def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
-    """`kind`: F32, Q8_0 or Q4_1, or what it is already."""
+    """`kind`: F32, Q8_0 or Q4_1, or the tensor's own type."""
     if kind == F32:
         return _as_float32(raw)
     if kind == raw.type:
@@ -79,7 +78,7 @@ def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
 
 
 def _as_float32(raw: RawTensor) -> RawTensor:
-    """A tensor that is float32 already stays where it is, unless its numbers lie across word boundaries."""
+    """Float32 tensors are not copied, unless they are unaligned."""
     if raw.type != F32:
         return RawTensor.of_floats(dequantise(raw))
     return RawTensor(F32, raw.shape, np.require(raw.data.view(np.float32), requirements="A").view(np.uint8))
@@ -113,7 +112,7 @@ def _in_chunks(values: Floats, kind: TensorType, fill: Callable[[Floats, Bytes],
     blocks, out = values.reshape(-1, BLOCK), data.reshape(-1, kind.block_bytes)
     for start in range(0, len(blocks), CHUNK_BLOCKS):
         part = slice(start, start + CHUNK_BLOCKS)
-        # Turned, so that numpy's inner loops run over blocks and not over the 32 values of one.
+        # Transposed, so that numpy's inner loops run over blocks and not over the 32 values of one.
         fill(np.ascontiguousarray(blocks[part].T), out[part])
     return RawTensor(kind, (rows, width), data)
 
@@ -154,12 +153,12 @@ def _q4_1(x: Floats, out: Bytes) -> None:
 
 
 def _rounded_to_half(x: Floats) -> Floats:
-    """What the block's float16 will say: the numbers are rounded against that, not against what it should have been."""
+    """The value that the block's float16 will have: numbers are rounded against it, not against the exact scale."""
     return x.astype(np.float16).astype(np.float32)
 
 
 def _divisor(d: Floats) -> Floats:
-    """A block without a scale has nothing but zeros, whatever they are divided by."""
+    """A block with scale 0 has only zeros, whatever the divisor."""
     return np.where(d == 0, np.float32(np.inf), d)
 
 

@@ -1,4 +1,4 @@
-"""A parameter as it is stored: bytes and what they mean. What every file gives, and what every way to compute starts from."""
+"""A parameter as stored: bytes and their type. The output of every loader, and the input of every backend."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Floats = NDArray[np.float32]
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the scales of a matrix in fp8."""
+    """Shape of the scales of an fp8 matrix."""
     return tuple(-(-extent // SCALE_BLOCK) for extent in shape)
 
 
 class TensorFacts(Protocol):
-    """What a parameter is like, without its bytes."""
+    """Type and shape of a parameter, without its bytes."""
 
     @property
     def type(self) -> TensorType: ...
@@ -37,11 +37,11 @@ class TensorFacts(Protocol):
 class RawTensor:
     type: TensorType
     shape: tuple[int, ...]
-    "Of the values. The last dimension is a row: a vector is one row."
+    "Shape of the values. The last dimension is a row: a vector is one row."
     data: Bytes
-    "[rows, bytes of a row]. Often a view of the mapped file: not to be written to, and its numbers may lie at any byte."
+    "[rows, bytes of a row]. Often a view of the mapped file: must not be written to, and may be unaligned."
     scales: Floats | None = None
-    "Of a matrix in fp8: what the numbers of each SCALE_BLOCK x SCALE_BLOCK are multiplied with; the last ones may be smaller."
+    "For an fp8 matrix: the factor of each SCALE_BLOCK x SCALE_BLOCK block; the last ones may be smaller."
 
     def __post_init__(self) -> None:
         if self.data.shape != (self.rows, self.type.row_bytes(self.row_elements)):
@@ -51,7 +51,7 @@ class RawTensor:
 
     @classmethod
     def of_floats(cls, values: Floats) -> RawTensor:
-        """Without a copy where the array is dense."""
+        """Copies only if the array is not dense."""
         rows, width = prod(values.shape[:-1]), values.shape[-1]
         return cls(F32, values.shape, np.ascontiguousarray(values, np.float32).reshape(rows, width).view(np.uint8))
 

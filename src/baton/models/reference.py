@@ -1,11 +1,10 @@
-"""The plainest attention that is right, and greedy decoding on top: what every faster way is measured against.
-
-A DenseCache keeps the keys and values of one sequence as they come; a DenseAttention is one step over some sequences:
+"""The simplest correct attention, and greedy decoding with it: the oracle of all faster versions. A DenseCache holds the keys
+and values of one sequence; a DenseAttention is one step over some sequences:
 
     caches = [DenseCache(config), DenseCache(config)]
     hidden = model.forward(tokens, positions, DenseAttention(config, [(caches[0], 7), (caches[1], 1)]))
 
-says that the first seven rows belong to the first sequence and the eighth to the second.
+means that the first seven rows belong to the first sequence and the eighth to the second.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class DenseCache:
         self.values: list[Tensor | None] = [None] * config.layers
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the new tokens' keys and values; returns all of them."""
+        """Appends the new tokens' keys and values; returns all of them."""
         old_k, old_v = self.keys[layer], self.values[layer]
         k = k.clone() if old_k is None else torch.cat((old_k, k))
         v = v.clone() if old_v is None else torch.cat((old_v, v))
@@ -37,7 +36,7 @@ class DenseCache:
 
 
 class DenseAttention:
-    """An AttentionContext: `rows` says, in the order of the flat batch, how many rows each sequence has."""
+    """An AttentionContext: `rows` has the number of rows per sequence, in the order of the flat batch."""
 
     def __init__(self, config: ModelConfig, rows: Sequence[tuple[DenseCache, int]]) -> None:
         self.config = config
@@ -73,7 +72,7 @@ def all_logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
 
 
 def greedy_tokens(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
-    """The `count` likeliest next tokens, one after another. End-of-text tokens do not stop it."""
+    """The `count` likeliest next tokens, one after another. Stop tokens do not end it."""
     cache = DenseCache(model.config)
     fresh, at, output = list(prompt), 0, list[int]()
     while len(output) < count:

@@ -1,4 +1,4 @@
-"""Which architecture a model is of. An unknown name is refused with the list of those we run."""
+"""Finds the architecture of a model. An unknown name raises an error with the list of supported ones."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _BY_GGUF_NAME = {name: model for model in ARCHITECTURES.values() for name in mod
 
 
 def architecture(name: str) -> type[Architecture]:
-    """By our own name, as in ModelConfig.architecture."""
+    """Looks up our own name, as in ModelConfig.architecture."""
     return _look_up(ARCHITECTURES, name, "model config")
 
 
 def architecture_of_hf(names: Iterable[str], origin: str) -> type[Architecture]:
-    """By the `architectures` of a config.json; the first that we know wins."""
+    """Looks up the `architectures` of a config.json; the first known one is used."""
     names = list(names)
     known = [name for name in names if name in _BY_HF_NAME]
     return _look_up(_BY_HF_NAME, known[0] if known else ", ".join(names) or "(none given)", origin)
 
 
 def architecture_of_gguf(name: str, origin: str) -> type[Architecture]:
-    """By the `general.architecture` of a GGUF file."""
+    """Looks up the `general.architecture` of a GGUF file."""
     return _look_up(_BY_GGUF_NAME, name, origin)
 
 

@@ -1,7 +1,7 @@
 """Rotary settings of a config.json.
 
-Two generations of the format are about: transformers 4 wrote `rope_theta` and `rope_scaling`, transformers 5 writes both into
-`rope_parameters`, which may hold one table for each kind of layer.
+There are two generations of the format: transformers 4 wrote `rope_theta` and `rope_scaling`, transformers 5 writes both into
+`rope_parameters`, which may hold one table per kind of layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SUPPORTED = "default, linear, llama3, yarn and, within the original context, lon
 
 
 def rope_from_hf(fields: ConfigFields, kind: str = "") -> RopeConfig:
-    """`kind`: of layers, where the file has a table for each."""
+    """`kind`: the kind of layers, if the file has a table per kind."""
     raw = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if isinstance(raw, dict) and kind and kind in raw:
         raw = raw[kind]
@@ -68,8 +68,8 @@ def _scaling(rope: ConfigFields, fields: ConfigFields) -> RopeScaling | None:
 
 
 def longrope_context(fields: ConfigFields) -> int | None:
-    """Positions up to which longrope's short factors hold. Beyond it a model turns *all* keys otherwise, those it has computed
-    already too, which no cache of keys can follow: the context ends there. None: another scaling, or none."""
+    """Positions up to which longrope's short factors hold. Beyond it the model rotates *all* keys differently, including cached
+    ones, so the context ends there. None: another scaling, or none."""
     raw = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if not isinstance(raw, dict) or (raw.get("rope_type") or raw.get("type")) not in ("longrope", "su"):
         return None

@@ -1,6 +1,6 @@
-"""Rotary frequencies: how far each pair of dimensions turns from one position to the next; and their cosines and sines.
+"""Rotary frequencies: the angle per position of each pair of dimensions; and their cosines and sines.
 
-The numbers must be the same on every host: instances exchange keys that were rotated with them (models/portable_math.py).
+The numbers must be equal on every host: instances exchange keys that were rotated with them (models/portable_math.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from baton.models.portable_math import ANGLE_MAX, cosines_and_sines
 from baton.models.raw_tensor import Floats
 
 CHUNK_NUMBERS = 16384
-"""Angles that are worked out at once: the dozen float64 arrays of a chunk fit a core's cache."""
+"""Angles per chunk: its dozen float64 arrays fit a core's cache."""
 
 
 class RotaryTable:
-    """Cosines and sines by position and pair of dimensions, with the factor on both."""
+    """Cosines and sines by position and pair of dimensions, both multiplied by the attention factor."""
 
     __slots__ = ("cosines", "sines")
 
@@ -37,18 +37,18 @@ class RotaryTable:
 
 
 def rotary_angles(frequencies: Floats, factor: float, positions: NDArray[np.integer]) -> tuple[Floats, Floats]:
-    """Cosines and sines, float32 [positions, head_dim / 2]. The angle itself is a float32, as models are trained with it."""
+    """Cosines and sines, float32 [positions, head_dim / 2]. The angle itself is a float32, as in training."""
     angles = positions.astype(np.float32)[:, None] * frequencies
     if angles.size and float(np.abs(angles).max()) > ANGLE_MAX:
         raise ValueError(f"an angle of more than {ANGLE_MAX:g} radians: positions must be below that")
     cosines, sines = cosines_and_sines(angles)
-    factors = np.where(frequencies == 0, np.float32(1.0), np.float32(factor))  # what does not turn keeps its length too
+    factors = np.where(frequencies == 0, np.float32(1.0), np.float32(factor))  # pairs that do not rotate keep their length too
     return cosines.astype(np.float32) * factors, sines.astype(np.float32) * factors
 
 
 def rotary_frequencies(config: RopeConfig, head_dim: int) -> tuple[Floats, float]:
-    """Radians a position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin. Pairs that do not
-    turn come last and have 0."""
+    """Radians per position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin. Pairs that do
+    not rotate come last and have 0."""
     turned = head_dim if config.dimensions is None else config.dimensions
     frequencies, factor = _turning(config, turned) if turned else (np.zeros(0, np.float32), 1.0)
     return np.concatenate([frequencies, np.zeros((head_dim - turned) // 2, np.float32)]), factor
@@ -86,7 +86,7 @@ def _yarn(plain: Floats, scaling: YarnScaling, theta: float) -> Floats:
     turned = 2 * plain.size
 
     def pair_that_turns(times: float) -> float:
-        """Which pair turns so many times within the original context."""
+        """The pair that makes this many turns within the original context."""
         return turned * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
 
     low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)

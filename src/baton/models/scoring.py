@@ -1,10 +1,10 @@
-"""How a model scores a pair of texts, as its files say it.
+"""How a model scores a pair of texts, according to its files.
 
-    yes_no    a decoder of Qwen3-Reranker's kind: a question by template, and the logits of "yes" and "no" at its end
+    yes_no    a decoder of Qwen3-Reranker's kind: a question by template, and the logits of "yes" and "no" after it
     vectors   an embedding model: the cosine of two vectors
 
-A model of neither kind was not trained for it, and a request for scores is refused (api/rerank/). Qwen3-Reranker's folder is
-that of an ordinary decoder: its name says what it is, or a module of sentence-transformers does.
+For other models a request for scores is refused (api/rerank/). Qwen3-Reranker's folder looks like an ordinary decoder: it is
+recognised by its name, or by a module of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 Scoring = Literal["yes_no", "vectors", ""]
 YES_NO_ARCHITECTURES: Final = ("qwen3",)
 LOGIT_MODULES: Final = ("LogitScore",)
-"""Of sentence-transformers: the scores are logits of tokens."""
+"""Modules of sentence-transformers whose scores are logits of tokens."""
 RERANK_TEMPLATE: Final = "tokenizer.chat_template.rerank"
 
 
@@ -38,7 +38,7 @@ def scoring_by_gguf(path: Path, architecture: str, metadata: Mapping[str, Any]) 
 
 
 def _is_named_reranker(path: Path) -> bool:
-    """A download has the name in one of the folders above its files."""
+    """Whether one of the folders above the files has the name, as in a download."""
     return any("reranker" in part.lower() for part in path.parts[-4:])
 
 

@@ -1,4 +1,4 @@
-"""Shapes of well-known models by name: for random weights (--load-format dummy), to measure a model nobody has downloaded."""
+"""Shapes of well-known models by name: for random weights (--load-format dummy), to measure a model without its download."""
 
 from __future__ import annotations
 

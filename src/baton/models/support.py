@@ -1,6 +1,5 @@
-"""Whether a model can run here, from the first bytes of its files: asked before its weights are downloaded, and before its
-tokenizer is read. Loads no numpy: the command line asks too.
-"""
+"""Checks from the first bytes of its files whether a model is supported: before its weights are downloaded, and before its
+tokenizer is read. Imports no numpy, because the command line uses it."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from baton.models.registry import architecture_of_gguf, architecture_of_hf
 from baton.models.tensor_types import SCALE_BLOCK
 
 GGUF_HEAD_BYTES = 1 << 16
-"""The settings of a model are the first pairs of its GGUF file; the vocabulary, which is megabytes, comes behind them."""
+"""A model's settings are the first pairs of its GGUF file; the vocabulary, which is megabytes, follows."""
 
 
 def refuse_unsupported(path: Path) -> None:
-    """Raises ModelUnsupported. `path` is what names.resolve() gave."""
+    """Raises ModelUnsupported. `path`: from names.resolve()."""
     if path.is_dir():
         supported_architecture(read_json(path / "config.json"), str(path / "config.json"))
         return
@@ -31,7 +30,7 @@ def refuse_unsupported(path: Path) -> None:
 
 
 def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
-    """`head`: the first bytes of the file. What they do not tell is found out when the file is opened."""
+    """`head`: the first bytes of the file. Settings beyond them are checked when the file is opened."""
     metadata = leading_metadata(head, origin)
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -40,7 +39,7 @@ def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
 
 
 def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architecture]:
-    """Of a config.json. Raises ModelUnsupported."""
+    """The architecture of a config.json. Raises ModelUnsupported."""
     names = raw.get("architectures") or []
     if not isinstance(names, list):
         raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
@@ -61,7 +60,7 @@ def _refuse_what_we_do_not_run(fields: ConfigFields, model: type[Architecture]) 
 
 
 def _refuse_other_than_fp8_blocks(quantised: Any, origin: str, *, mxfp4: bool) -> None:
-    """Which modules are quantised is not asked for here (`modules_to_not_convert`): the type of each tensor says it."""
+    """`modules_to_not_convert` is not read: the type of each tensor tells whether it is quantised."""
     settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
     method = settings.get("quant_method")
     if mxfp4 and method == "mxfp4":

@@ -1,7 +1,7 @@
-"""The ways a file may store numbers: names and sizes. The arithmetic is in dequantise.py and quantise.py.
+"""Number formats of files: names and sizes.
 
-A quantised row is cut into blocks of `block_elements` values; a block shares its scales and takes `block_bytes` bytes. A plain
-number is a block of one.
+The arithmetic is in dequantise.py and quantise.py. A quantised row consists of blocks of `block_elements` values; a block has
+its own scales and takes `block_bytes` bytes. A plain number is a block of one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class TensorType:
     number: int
-    "As a GGUF file says it. Negative: no GGUF file has it."
+    "The number in a GGUF file. Negative: not in GGUF files."
     name: str
     block_elements: int
     block_bytes: int
@@ -41,7 +41,7 @@ MXFP4 = TensorType(39, "MXFP4", 32, 17)
 TENSOR_TYPES: dict[int, TensorType] = {
     kind.number: kind for kind in (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4)
 }
-"""Those that we read from GGUF files, by their numbers there."""
+"""Types supported in GGUF files, by their number."""
 
 SCALE_BLOCK = 128
-"""Outputs and inputs of a matrix in fp8 that share a scale."""
+"""Rows and columns of an fp8 matrix that share a scale."""

@@ -37,14 +37,14 @@ class Weights:
         return self.stacked([self.take_raw(name) for name in names])
 
     def take_raw(self, name: str) -> RawTensor:
-        """As it is computed on: in blocks only where the product is to be a quantised one."""
+        """The parameter in its compute type: in blocks only if the product is quantised."""
         raw = self._raw.take(name)
-        # fp8 is unpacked where its values go: floats of all experts of a layer beside their matrix would be gigabytes.
+        # fp8 is unpacked directly into its destination: floats of all experts of a layer would take gigabytes more.
         stays = self.quantization == "none" and (raw.type in PLAIN_TYPES or raw.type == F8_E4M3)
         return raw if stays else weights_as(raw, name, self.quantization)
 
     def take_mxfp4(self, names: Sequence[str]) -> Tensor | None:
-        """The bytes of these matrices as they are stored, uint8 [rows, bytes of a row]. None: not all of them are in MXFP4."""
+        """The stored bytes of these matrices, uint8 [rows, bytes of a row]. None: not all of them are in MXFP4."""
         if any(self._raw.stored[name].type != MXFP4 for name in names):
             return None
         return self.bytes_of([self._raw.take(name) for name in names])
@@ -53,7 +53,7 @@ class Weights:
         return torch.from_numpy(np.concatenate([raw.data for raw in parts])).to(self.device)
 
     def stacked(self, parts: Sequence[RawTensor]) -> Tensor:
-        """The values, whatever they are stored as."""
+        """The values, whatever their stored type."""
         rows = [raw.shape[0] for raw in parts]
         out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=self.dtype, device=self.device)
         for raw, place in zip(parts, torch.split(out, rows), strict=True):

@@ -1,1 +1,1 @@
-"""What each family of models is: its names in files, its traits, and where its parameters are. One file a family."""
+"""One file per family of models: its names in files, its traits, and the places of its parameters."""

@@ -1,4 +1,4 @@
-"""Command R, R+ and R7B: attention and MLP side by side behind one LayerNorm, and a factor on the logits. R7B has sliding
+"""Command R, R+ and R7B: attention and MLP in parallel after one LayerNorm, and a factor on the logits. R7B has sliding
 windows, and no positions in the layers without one."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Cohere(Architecture):
 
 
 def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """Older files say how often a layer is full instead of naming the kind of each."""
+    """Older files give the interval of full layers instead of the kind of each layer."""
     if fields.get("layer_types"):
         return fields
     every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)

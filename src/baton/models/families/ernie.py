@@ -1,5 +1,5 @@
-"""ERNIE 4.5, dense and with experts: neighbouring dimensions of a head turn together. With experts the first layers may be
-dense, every token also goes through shared experts, and a bias for each expert corrects which ones are picked."""
+"""ERNIE 4.5, dense and with experts: neighbouring dimensions of a head rotate together. With experts the first layers may be
+dense, every token also passes shared experts, and a bias per expert corrects the choice."""
 
 from __future__ import annotations
 

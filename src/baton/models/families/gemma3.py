@@ -1,5 +1,5 @@
-"""Gemma 3 (text): norms before and after attention and MLP, GELU, scaled embeddings, and five layers with a sliding window and
-a rotary base of their own to each one without."""
+"""Gemma 3 (text): norms before and after attention and MLP, GELU, scaled embeddings, and for each full layer five with a
+sliding window and another rotary base."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Gemma3(Architecture):
             tuple(None if whole else window for whole in full),
             tuple(turned if whole else local for whole in full),
             hidden,
-            # llama.cpp has the width of a head for all sizes but the largest (27B), whose scale is of its hidden size.
+            # llama.cpp uses the head width for all sizes but the largest (27B), whose scale derives from its hidden size.
             hidden / heads if layers == LAYERS_OF_27B else fields.positive("attention.key_length"),
         )
 
@@ -98,7 +98,7 @@ def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
 
 
 def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """Older files say how often a layer is full instead of naming the kind of each."""
+    """Older files give the interval of full layers instead of the kind of each layer."""
     if fields.get("layer_types"):
         return fields
     every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)

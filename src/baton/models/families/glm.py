@@ -1,5 +1,5 @@
-"""GLM-4: half of each head turns. GLM-4-0414 also has norms after attention and MLP. GLM-4.5 has experts: a sigmoid router with
-a correction, shared experts, and dense first layers."""
+"""GLM-4: half of each head rotates. GLM-4-0414 also has norms after attention and MLP. GLM-4.5 has experts: a sigmoid router
+with a correction, shared experts, and dense first layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""gpt-oss: experts in every layer with biases and a clamped SwiGLU, kept in MXFP4; a sink for each head; every other layer
-has a sliding window; YaRN, whose ramp is not rounded to whole dimensions."""
+"""gpt-oss: experts in every layer with biases and a clamped SwiGLU, stored in MXFP4; a sink per head; every other layer has a
+sliding window; YaRN, whose ramp is not rounded to whole dimensions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _traits(windows: tuple[int | None, ...], *, bias: bool) -> Traits:
 
 
 def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """A file without kinds of layers has a window on every other one, from the first on."""
+    """Default of a file without kinds of layers: a window on every other layer, from the first on."""
     if fields.get("layer_types"):
         return fields
     layers = range(fields.layer_count("num_hidden_layers"))

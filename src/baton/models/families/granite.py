@@ -1,8 +1,8 @@
 """Granite 3: Llama with four constant factors.
 
-The one on what a layer adds to the residual, r, needs no arithmetic of its own. Divide the whole residual by r: then layers add
-what they give, the embedding is scaled by 1 / r more, and norms do not see the difference but for their epsilon, which is
-divided by r * r."""
+The factor r on a layer's contribution to the residual needs no arithmetic of its own. Divide the whole residual by r: then
+layers add their output unscaled, the embedding is scaled by another 1 / r, and norms see no difference except in their epsilon,
+which is divided by r * r."""
 
 from __future__ import annotations
 

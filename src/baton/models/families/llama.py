@@ -9,7 +9,7 @@ from baton.models.config import Experts, Traits
 from baton.models.config_fields import ConfigFields
 
 MISTRAL_WINDOW_DEFAULT = 4096
-"""What a Mistral config.json without the key means. A null there means no window."""
+"""Default for a Mistral config.json without the key. A null there means no window."""
 
 
 class Llama(Architecture):
@@ -38,7 +38,7 @@ class Llama(Architecture):
 
     @classmethod
     def experts_from_gguf(cls, fields: ConfigFields) -> Experts | None:
-        """Of Mixtral, whose files have this name."""
+        """Experts of Mixtral, whose GGUF files have this architecture name."""
         count = fields.integer("expert_count", 0)
         if not count:
             return None

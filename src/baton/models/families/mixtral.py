@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer. Its GGUF files call themselves llama."""
+"""Mixtral: Mistral with a mixture of experts in every layer. Its GGUF files name llama as architecture."""
 
 from __future__ import annotations
 

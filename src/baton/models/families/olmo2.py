@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: norms after attention and MLP instead of before them, and of all query or key heads as one row. OLMo 3 has
-sliding windows on three layers of four, with rotary settings of their own."""
+"""OLMo 2 and 3: norms after attention and MLP instead of before them; query and key norms over all heads as one row. OLMo 3 has
+sliding windows on three layers of four, with other rotary settings."""
 
 from __future__ import annotations
 

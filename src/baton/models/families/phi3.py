@@ -1,6 +1,8 @@
-"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: fused matrices, rotary positions on a part of each head, perhaps a sliding window.
+"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: fused matrices, rotary positions on a part of each head, optionally a sliding
+window.
 
-Long contexts by `longrope` end at the original one (models/rope_from_hf.py says why)."""
+With `longrope` the context ends at the original one (models/rope_from_hf.py has the reason).
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,5 @@ class Phi3(Architecture):
 
 
 def _windowed(window: int | None, context: int, layers: int) -> Traits:
-    """A window as long as the context is none."""
+    """A window as long as the context is ignored."""
     return Traits(layer_windows=(window,) * layers if window and window < context else ())

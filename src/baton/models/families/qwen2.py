@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; a sliding window on the upper layers where it is on."""
+"""Qwen2 and Qwen2.5: biases on queries, keys and values; optionally a sliding window on the upper layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Qwen2(Architecture):
 
 
 def qwen_windows(fields: ConfigFields) -> tuple[int | None, ...]:
-    """Windows by layer: from `layer_types` where it is given, else layers from `max_window_layers` on."""
+    """Windows by layer: from `layer_types` if given, else on layers from `max_window_layers` on."""
     layers = fields.layer_count("num_hidden_layers")
     window = fields.integer_or_none("sliding_window", None)
     if not fields.boolean("use_sliding_window", False) or window is None:

@@ -1,4 +1,4 @@
-"""Qwen3 with a mixture of experts: otherwise as qwen3.py."""
+"""Qwen3 with a mixture of experts; otherwise like qwen3.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Qwen3Moe(Architecture):
 
     @classmethod
     def experts_from_hf(cls, fields: ConfigFields) -> Experts:
-        # transformers 5 may call them local experts.
+        # transformers 5 may name them local experts.
         count = fields.integer("num_experts", fields.get("num_local_experts"))
         return Experts(
             count=count,

@@ -1,4 +1,4 @@
-"""StableLM 2: LayerNorms with a bias, a quarter of each head turns, and perhaps attention and MLP side by side."""
+"""StableLM 2: LayerNorms with a bias, a quarter of each head rotates, and optionally attention and MLP in parallel."""
 
 from __future__ import annotations
 

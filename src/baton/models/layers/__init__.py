@@ -1,1 +1,1 @@
-"""The parts a decoder is made of: plain classes that hold tensors. No autograd, no modules, no state between calls."""
+"""The parts of a decoder: plain classes that hold tensors. No autograd, no modules, no state between calls."""

@@ -1,6 +1,6 @@
-"""The attention block, and the socket into which whoever owns the KV cache plugs the attention itself.
+"""The attention block, and the interface of attention, which the owner of the KV cache implements.
 
-hidden -> one product gives queries, keys and values of every token -> (norm) -> rotation -> the socket -> output
+hidden -> one product gives queries, keys and values of every token -> (norm) -> rotation -> AttentionContext -> output
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from baton.models.torch_weights import Weights
 
 
 class AttentionContext(Protocol):
-    """One step's attention: knows which sequence each row belongs to and where its keys and values are kept.
+    """One step's attention: knows the sequence of each row and the place of its keys and values.
 
-    Called once a layer. It stores k and v, and lets every row of q look at all rows of its own sequence up to and
-    including itself (within ModelConfig.window(layer), if that is set), with scores times ModelConfig.attention_scale.
-    Beside these scores stands the head's sink, where there are any.
+    Called once per layer. Stores k and v, and lets every row of q attend to all rows of its own sequence up to and including
+    itself (within ModelConfig.window(layer), if set), with scores times ModelConfig.attention_scale. The head's sink, if any,
+    takes part in the softmax.
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, /) -> Tensor:
@@ -34,7 +34,7 @@ class AttentionContext(Protocol):
 
 
 def shares_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax of scores [..., heads, rows, keys], beside the sinks [..., heads] where there are any."""
+    """The softmax of scores [..., heads, rows, keys], together with the sinks [..., heads] if given."""
     if sinks is None:
         return scores.softmax(-1)
     beside = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
@@ -63,7 +63,7 @@ class AttentionBlock:
     def __call__(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> Tensor:
         heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
         # The row of a token: |-- q of every head --|-- k of every kv head --|-- v of every kv head --|
-        # Queries and keys are neighbours, so norm and rotation treat them as one run of heads.
+        # Queries and keys are adjacent, so norm and rotation treat them as one run of heads.
         qkv = self.qkv(hidden).view(-1, heads + 2 * kv_heads, head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if self.head_norm is not None:

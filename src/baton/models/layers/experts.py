@@ -1,6 +1,7 @@
-"""A mixture of experts: each row is sent to the few that the router likes best, and their answers are added by shares.
+"""A mixture of experts: each row is sent to the few experts with the highest router scores, and their outputs are added by
+shares.
 
-Expert by expert, each with the rows that were sent to it: plain, and the oracle of grouped kernels.
+Computed expert by expert with its rows: the simple version, and the oracle of grouped kernels.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ExpertMixture:
         return [linear for mlp in mlps for linear in mlp.linears()]
 
     def _shared(self, hidden: Tensor) -> Tensor:
-        """What every row gets, whatever is picked."""
+        """The output of the shared expert, for every row."""
         if self.shared is None:
             return torch.zeros_like(hidden)
         answer = self.shared(hidden)
@@ -53,7 +54,7 @@ class ExpertMixture:
 
 
 def pick_experts(logits: Tensor, experts: Experts, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Of each row of the router's logits [rows, experts]: which ones, and their shares in float32. Both [rows, per_token]."""
+    """Picked experts and their float32 shares for each row of the router's logits [rows, experts]. Both [rows, per_token]."""
     all_shares = logits.float().softmax(-1) if experts.scoring == "softmax" else logits.float().sigmoid()
     picked = (all_shares if correction is None else all_shares + correction).topk(experts.per_token, -1).indices
     shares = all_shares.gather(-1, picked)

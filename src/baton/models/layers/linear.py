@@ -1,4 +1,4 @@
-"""A matrix and perhaps a bias: the one place where weights meet activations."""
+"""A matrix with an optional bias: the only place where weights are multiplied with activations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from baton.models.tensor_types import Q8_0
 from baton.models.torch_weights import Weights, is_quantised
 
 GROUP = 32
-"""Neighbouring activations that share a scale: as many as a block of weights holds."""
+"""Adjacent activations that share a scale: as many as a block of weights holds."""
 NARROW_MOST, WIDE_MOST = 127.0, 8159.0
 WIDE_OVER, MEAN_DEPTH = 9 << 19, 16 << 23
-"""As in csrc/matmul_q4.h."""
+"""Constants of csrc/matmul_q4.h."""
 
 
 class Linear:
@@ -40,18 +40,17 @@ class Linear:
 
 
 class Wide(Enum):
-    """Which groups of activations have numbers of two bytes."""
+    """Which groups of activations are rounded to two-byte numbers."""
 
     NONE = auto()
     LARGE = auto()
-    "Those that are larger than most groups of their row."
+    "Groups that are larger than most groups of their row."
     ALL = auto()
 
 
 class QuantisedLinear(Linear):
-    """What a kernel that multiplies rounded activations with blocks of weights computes, without being one: both sides are
-    rounded as the kernel rounds them (csrc/matmul_q4.h), and the product is taken in float32. The oracle of such kernels, and
-    their stand-in."""
+    """Simulates a kernel that multiplies rounded activations with blocks of weights: both sides are rounded as in the kernel
+    (csrc/matmul_q4.h), and the product is computed in float32. The oracle of such kernels, and their fallback."""
 
     __slots__ = ("wide",)
 
@@ -73,12 +72,12 @@ def wide_for(stored: RawTensor) -> Wide:
 
 
 def linear_of(stored: RawTensor, weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`stored`: what the weight was made of. Quantised weights are multiplied with quantised activations."""
+    """`stored`: the source of the weight. Quantised weights are multiplied with quantised activations."""
     return QuantisedLinear(weight, bias, wide_for(stored)) if is_quantised(stored) else Linear(weight, bias)
 
 
 def head_beside(head: Linear, others: Iterable[Linear]) -> Linear:
-    """An output head of 8 bits in a model with linears of 4 bits meets numbers of two bytes (native/packing.py)."""
+    """An 8-bit output head in a model with 4-bit linears gets two-byte activations (native/packing.py)."""
     of_four_bits = any(isinstance(each, QuantisedLinear) and each.wide == Wide.LARGE for each in others)
     if isinstance(head, QuantisedLinear) and head.wide == Wide.NONE and of_four_bits:
         return QuantisedLinear(head.weight, head.bias, Wide.ALL)
@@ -86,10 +85,10 @@ def head_beside(head: Linear, others: Iterable[Linear]) -> Linear:
 
 
 def rounded_activations(x: Tensor, wide: Wide) -> Tensor:
-    """x: float32 [rows, a multiple of 32]; each group of 32 is rounded to whole multiples of its own scale: up to 127, or 8159
-    where the group is wide.
+    """x: float32 [rows, a multiple of 32]; each group of 32 is rounded to multiples of its own scale: up to 127, or 8159 if the
+    group is wide.
 
-    Ties go to the even one. A group with a number that is none becomes not-a-number as a whole.
+    Ties round to even. A group with a NaN or infinity becomes NaN as a whole.
     """
     groups = x.reshape(x.shape[0], -1, GROUP)
     largest = groups.abs().amax(-1, keepdim=True)
@@ -97,15 +96,16 @@ def rounded_activations(x: Tensor, wide: Wide) -> Tensor:
     if wide == Wide.LARGE:
         most[wide_groups(largest[..., 0])] = WIDE_MOST
     inverse = most / largest
-    inverse.masked_fill_(inverse.isinf(), 0.0)  # all zero, or so small that its scale cannot be told from zero
+    inverse.masked_fill_(inverse.isinf(), 0.0)  # all zero, or so small that its scale rounds to zero
     whole = torch.minimum(torch.maximum((groups * inverse).round_(), -most), most)
     return whole.mul_(largest / most).flatten(1)
 
 
 def wide_groups(largest: Tensor) -> Tensor:
-    """Which groups are larger than most groups of their row. largest: [rows, groups].
+    """Which groups are larger than most groups of their row.
 
-    The bits of a float count up with its logarithm, nearly: so this compares with about the geometric mean, in integers.
+    largest: [rows, groups]. The bits of a float grow nearly with its logarithm, so this compares with about the geometric mean,
+    in integers.
     """
     bits = largest.contiguous().view(torch.int32).long()
     floor = bits.amax(-1, keepdim=True) - MEAN_DEPTH

@@ -11,11 +11,11 @@ from baton.models.torch_weights import Weights
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up. swiglu_oai: both are cut off, the sigmoid is steeper, and up has 1 added to it (gpt-oss)."""
+    """act(gate) * up. swiglu_oai: both are clamped, the sigmoid is steeper, and 1 is added to up (gpt-oss)."""
     if activation == "swiglu_oai":
         gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
         return (gate * OAI_SLOPE).sigmoid_().mul_(gate).mul_(up + 1.0)
-    # In place: for a step of 256 tokens on a CPU a fresh product tensor costs more than the product itself.
+    # In place: for a step of 256 tokens on a CPU a new product tensor costs more than the product itself.
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
 
@@ -25,7 +25,7 @@ class MLP:
     def __init__(
         self, weights: Weights, prefix: str, width: int, *, bias: bool = False, activation: Activation = "silu"
     ) -> None:
-        """`prefix`: of the names of its parameters."""
+        """`prefix`: of its parameters' names."""
         self.width, self.activation = width, activation
         self.gate_up = Linear.load(weights, [f"{prefix}gate", f"{prefix}up"], bias=bias)
         self.down = Linear.load(weights, [f"{prefix}down"], bias=bias)

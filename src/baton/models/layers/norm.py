@@ -1,4 +1,4 @@
-"""Norms over the last dimension: of the residual, of what is added to it, and of queries and keys."""
+"""Norms over the last dimension: of the residual, of layer outputs, and of queries and keys."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class LayerNorm:
 
 
 class HeadNorm:
-    """Query and key norms as one: each head is normalised alone, then scaled by its own row of `weight`.
+    """Query and key norms as one: each head is normalised separately, then scaled by its own row of `weight`.
 
-    Stacking the two saves a pass: queries and keys leave the projection side by side and go through here together.
+    Stacking saves a pass: queries and keys are adjacent in the projection's output.
     """
 
     __slots__ = ("eps", "weight", "width")
@@ -64,7 +64,7 @@ class HeadNorm:
 
 
 class RowNorm:
-    """Query and key norms where all heads of a token are one row."""
+    """Query and key norms over all heads of a token as one row."""
 
     __slots__ = ("eps", "heads", "k_weight", "q_weight")
 

@@ -1,7 +1,7 @@
-"""Rotary positions: dimension i of a head and dimension i + head_dim/2 turn together, by position * frequency(i).
+"""Rotary positions: dimensions i and i + head_dim/2 of a head rotate together, by position * frequency(i).
 
-`Rope.angles` is asked once a step, `rotate` once a layer. There is no table of all positions here: working out the angles of
-a step is a rounding error of its cost. The numbers are those of every other platform (models/rotary.py).
+`Rope.angles` is called once per step, `rotate` once per layer. There is no table of all positions: the cost of a step's angles
+is negligible. The numbers equal those of every other platform (models/rotary.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from baton.models.rotary import rotary_angles, rotary_frequencies
 
 
 class Angles(NamedTuple):
-    """Of one step's tokens, each [tokens, 1, head_dim]; the middle dimension spreads over the heads."""
+    """Angles of one step's tokens, each [tokens, 1, head_dim]; the middle dimension broadcasts over the heads."""
 
     cos: Tensor
     signed_sin: Tensor
-    "-sin in the first half, +sin in the second: what the swapped halves are multiplied by."
+    "-sin in the first half, +sin in the second: the factor of the swapped halves."
 
 
 class Rope:
@@ -31,7 +31,7 @@ class Rope:
         self.device = device
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """positions: [tokens]. The angles are float32, whatever the model computes in."""
+        """positions: [tokens]. The angles are float32, whatever the model's dtype."""
         cos, sin = (
             torch.from_numpy(numbers).to(self.device, dtype)[:, None]
             for numbers in rotary_angles(self.frequencies, self.attention_factor, positions.cpu().numpy())

@@ -1,1 +1,1 @@
-"""Where weights come from: safetensors.py (Hugging Face folders), gguf.py, dummy.py. All of them fill weights.py."""
+"""Sources of weights: safetensors.py (Hugging Face folders), gguf.py, dummy.py. All implement WeightSource of weights.py."""

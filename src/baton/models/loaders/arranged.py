@@ -1,11 +1,11 @@
-"""A file's parameters in the arrangement that every way to compute expects.
+"""Rearranges a file's parameters into the layout that every backend expects.
 
-cut         queries, keys and values, or gate and up, or all experts of a layer, that a file stores as one
-turned      rows of q and k: the pairs that rotate together go from the file's places to ours (dimension i with
-            i + head_dim/2; those that do not rotate come last in each half). Both move alike, so no score changes.
-folded      constant factors of a family go into a weight that exists: 1 + weight of its norms, the factor on the logits
+cut         splits queries, keys and values, or gate and up, or all experts of a layer, stored as one tensor
+turned      permutes rows of q and k: rotating pairs move from the file's places to ours (dimension i with i + head_dim/2;
+            dimensions that do not rotate come last in each half). Both move alike, so no score changes.
+folded      folds constant factors of a family into an existing weight: 1 + weight of its norms, the factor on the logits
 
-Rows move whole, so blocks of quantised rows keep their numbers.
+Whole rows move, so blocks of quantised rows keep their numbers.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Order = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """In what a file differs from ours."""
+    """Differences of a file's layout from ours."""
 
     pairs: RotaryPairs = "halves"
     norm_plus_one: bool = False
 
 
 def rotary_order(head_dim: int, turned: int, pairs: RotaryPairs) -> Order:
-    """Which dimension of a file's head becomes dimension 0, 1, ... of ours."""
+    """Source dimension in the file's head of our dimensions 0, 1, ..."""
     of_pair = np.arange(turned).reshape(2, -1) if pairs == "halves" else np.arange(turned).reshape(-1, 2).T
     rest = np.arange(turned, head_dim).reshape(2, -1)
     return np.concatenate([of_pair[0], rest[0], of_pair[1], rest[1]])
 
 
 class ArrangedWeights:
-    """A WeightSource made of another."""
+    """A WeightSource that wraps another."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, arrangement: Arrangement) -> None:
         self.origin = source.origin
@@ -85,7 +85,7 @@ class ArrangedWeights:
         return tensor if self._folds(name) is None else replace(tensor, type=F32)
 
     def _find_cuts(self) -> dict[str, tuple[str, int, int]]:
-        """Of each part of a fused parameter: whose rows it has, from which one to which."""
+        """For each part of a fused parameter: its source, and the first and last row."""
         cuts = {}
         for whole, tensor in self._source.stored().items():
             begin = 0
@@ -93,12 +93,12 @@ class ArrangedWeights:
                 cuts[part] = (whole, begin, begin + rows)
                 begin += rows
             rows = tensor.rows if len(tensor.shape) > 1 else tensor.row_elements
-            if begin and rows != begin:  # the check of shapes would not see rows that are left over
+            if begin and rows != begin:  # the check of shapes would not see extra rows
                 raise ModelFileBroken(f"{tensor.origin}: it has {rows} rows, but the config asks for {begin}")
         return cuts
 
     def _parts(self, whole: str) -> list[tuple[str, int]]:
-        """Our names of what is stored as one, each with its number of rows. Empty: it is not fused."""
+        """Our names of the parts of a fused tensor, each with its number of rows. Empty: it is not fused."""
         config, experts = self._config, self._config.experts
         match = ALL_EXPERTS.fullmatch(whole)
         if match is not None and experts is not None:
@@ -137,7 +137,7 @@ class ArrangedWeights:
             return raw
         heads = raw.shape[0] // config.head_dim
         rows = (np.arange(heads)[:, None] * config.head_dim + order).reshape(-1)
-        if len(raw.shape) == 1:  # a bias or a norm: its numbers are what moves
+        if len(raw.shape) == 1:  # a bias or a norm: single numbers move
             return RawTensor.of_floats(dequantise(raw).reshape(-1)[rows])
         if raw.scales is not None and SCALE_BLOCK % config.head_dim and config.head_dim % SCALE_BLOCK:
             raise ModelUnsupported(f"{name}: heads of {config.head_dim} rows share blocks of fp8 scales")
@@ -157,12 +157,12 @@ class ArrangedWeights:
         return RawTensor.of_floats((dequantise(raw).reshape(-1) + np.float32(plus)) * np.float32(times))
 
     def _folds(self, name: str) -> tuple[float, float] | None:
-        """What is added to a norm's weight, and what it is then multiplied by."""
+        """Summand and factor of a norm's weight. None: unchanged."""
         plus = 1.0 if self._arrangement.norm_plus_one and NORM.fullmatch(name) else 0.0
         times = self._config.traits.logits_scale if name in (FINAL_NORM, "final_norm.bias") else 1.0
         return None if (plus, times) == (0.0, 1.0) else (plus, times)
 
 
 def _shape_of_cut(name: str, rows: int, width: int) -> tuple[int, ...]:
-    """A bias of one of several experts is a row of a matrix."""
+    """The bias of one of several experts is a row of a matrix."""
     return (width,) if name.endswith(".bias") else (rows, width)

@@ -1,7 +1,7 @@
-"""Random weights of any shape: for tests, for measuring a model nobody has downloaded, for a cluster's dry run.
+"""Random weights of any shape: for tests, for benchmarks without a download, for a cluster's dry run.
 
-A tensor depends on the seed and on its own name only, so two processes, or two versions that load in another order, get
-the same model.
+A tensor depends only on the seed and its name, so two processes, or two versions with another loading order, get the same
+model.
 """
 
 from __future__ import annotations
@@ -41,6 +41,6 @@ class DummyWeights:
         elif name.endswith(".bias"):
             values *= 0.1
         else:
-            # Keeps the size of activations through the layers, so that logits are neither flat nor infinite.
+            # Keeps the size of activations constant through the layers, so that logits are neither flat nor infinite.
             values *= shape[-1] ** -0.5
         return RawTensor.of_floats(values)

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file, under our names and as the file has them (loaders/arranged.py puts them in order)."""
+"""Weights of a GGUF file under our names, in the file's layout (loaders/arranged.py rearranges them)."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ OUR_LAYER_NAMES = {
 }
 LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 YES_NO_ROWS = "cls.output.weight"
-"""Of a reranker of Qwen3's kind: two rows of the output head again."""
+"""Two rows of the output head, repeated, in a reranker of Qwen3's kind."""
 DERIVED = (ROPE_DIVISORS, LONG_FACTORS, SHORT_FACTORS, YES_NO_ROWS)
-"""Tensors that are part of the config (config_from_gguf.py), or are stored a second time."""
+"""Tensors that are part of the config (config_from_gguf.py), or duplicates."""
 
 
 def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str:
-    """Our name of a GGUF tensor; a name we do not know is returned as it is."""
+    """Our name of a GGUF tensor; an unknown name is returned unchanged."""
     match = LAYER_NAME.fullmatch(name)
     if match and f"{match[2]}.{match[3]}" in layer_names:
         return f"layers.{match[1]}.{layer_names[f'{match[2]}.{match[3]}']}"
@@ -67,7 +67,7 @@ class GGUFWeights:
         self._file = file
         self._ahead = ReadAhead(file.buffer)
         names = {**OUR_LAYER_NAMES, **model.gguf_layer_names}
-        # The divisors are part of the config by now (config_from_gguf.py).
+        # The divisors are already part of the config (config_from_gguf.py).
         self._tensors = {our_name(name, names): tensor for name, tensor in file.tensors.items() if name not in DERIVED}
 
     def stored(self) -> Mapping[str, StoredTensor]:

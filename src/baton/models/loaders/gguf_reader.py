@@ -1,8 +1,8 @@
-"""A GGUF file, open: its metadata (baton/gguf.py), and where each tensor lies. Reads no tensor.
+"""An open GGUF file: metadata (baton/gguf.py), and the place of each tensor. Reads no tensor.
 
 |- magic, version, counts -|- metadata: key, type, value -|- tensors: name, shape, type, offset -|- pad -|- data -|
 
-The file is memory-mapped; a tensor's bytes are read by whoever touches them.
+The file is memory-mapped; a tensor's bytes are read on access.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DIMENSIONS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     name: str
     shape: tuple[int, ...]
-    "Slowest dimension first, as everywhere else in Python; the file has them the other way round."
+    "Slowest dimension first, as in Python; the file has the reverse order."
     type: TensorType
     offset: int
     "From the start of the file."

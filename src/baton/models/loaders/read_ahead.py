@@ -1,7 +1,6 @@
-"""Asks the system to fetch what comes next of a mapped file while its user still works on what is there.
+"""Asks the system to prefetch the next part of a mapped file.
 
-Left to itself it fetches 128 KiB whenever somebody touches a page that is not in memory, and threads that walk through a file
-of gigabytes wait for the disk most of the time.
+By default it fetches 128 KiB per page fault, and threads that read a file of gigabytes wait for the disk most of the time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from contextlib import suppress
 
 AHEAD_BYTES = 256 << 20
 PIECE_BYTES = 128 << 10
-"""Linux fetches no more for one call than its own read-ahead is set to (128 KiB by default), however much it is asked for."""
+"""Linux prefetches per call at most its read-ahead setting (128 KiB by default)."""
 
 
 class ReadAhead:
@@ -20,11 +19,12 @@ class ReadAhead:
         self._asked = 0
 
     def reach(self, offset: int, nbytes: int) -> None:
-        """These bytes are read now, and those behind them next. A file is asked for once, from its beginning to its end."""
+        """Prefetches these bytes and the ones after them. Each byte is requested once, from the beginning of the file to its
+        end."""
         begin = max(self._asked, offset) // mmap.PAGESIZE * mmap.PAGESIZE
         end = min(offset + nbytes + AHEAD_BYTES, len(self._buffer))
         if self._asked < end:
             self._asked = end
-            with suppress(AttributeError, OSError, ValueError):  # a system that cannot be asked
+            with suppress(AttributeError, OSError, ValueError):  # not supported by the system
                 for piece in range(begin, end, PIECE_BYTES):
                     self._buffer.madvise(mmap.MADV_WILLNEED, piece, min(PIECE_BYTES, end - piece))

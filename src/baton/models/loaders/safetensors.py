@@ -1,7 +1,7 @@
 """Weights of a Hugging Face folder: model.safetensors, or shards with an index. Pickle files are never opened.
 
-A matrix in fp8 has its scales in a tensor of its own, NAME.weight_scale_inv: a number for each block, which its weights are
-multiplied with. To others it is part of the matrix.
+An fp8 matrix has its scales in a separate tensor, NAME.weight_scale_inv: a factor per block. Outside of this module the scales
+are part of the matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3, U8)}
 SUPPORTED = ", ".join(name for name in TYPES if name != U8.name)
 OF_BYTES = ("_blocks", "_scales")
-"""How names of parts of MXFP4 end. No other parameter is of bytes."""
+"""Suffixes of the parts of MXFP4. No other parameter consists of bytes."""
 
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -64,7 +64,7 @@ SCALES_SUFFIX = "_scale_inv"
 
 
 def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str:
-    """Our name of a Hugging Face parameter; a name we do not know is returned as it is."""
+    """Our name of a Hugging Face parameter; an unknown name is returned unchanged."""
     match = LAYER_NAME.fullmatch(name)
     if match is None:
         return layer_names.get(name) or OUR_TOP_NAMES.get(name, name)
@@ -78,7 +78,7 @@ def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str
 
 
 class SafetensorsWeights:
-    """The files are memory-mapped and stay so while this object lives, or a tensor of theirs."""
+    """The files stay memory-mapped as long as this object or one of its tensors lives."""
 
     def __init__(self, folder: Path, model: type[Architecture]) -> None:
         self.origin = str(folder)
@@ -107,7 +107,7 @@ class SafetensorsWeights:
             self._places[ours] = (file, theirs)
 
     def _take_scales(self) -> dict[str, tuple[SafetensorsFile, str]]:
-        """Where the scales of matrices in fp8 are, by the names of these. They are no parameters themselves."""
+        """The scales of fp8 matrices, by the matrix's name. They are removed from the parameters."""
         found = {}
         for name, stored in list(self._stored.items()):
             if not name.endswith(f".weight{SCALES_SUFFIX}"):
@@ -172,7 +172,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _check_index(folder: Path, found: set[str]) -> None:
-    """A tensor that the index promises must be in a shard, else the shards and the index are of different downloads."""
+    """Every tensor of the index must be in a shard; otherwise shards and index are of different downloads. Raises
+    ModelFileBroken."""
     if (folder / SINGLE).is_file():
         return
     promised = [name for name in _weight_map(folder) if not name.endswith(DERIVED_SUFFIX)]

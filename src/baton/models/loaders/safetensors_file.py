@@ -2,8 +2,8 @@
 
 |- length of the table, 8 bytes -|- table: name -> dtype, shape, [begin, end) -|- data, without gaps -|
 
-The file is memory-mapped; a tensor's bytes are read by whoever touches them. The `safetensors` package would give tensors of
-torch, or numpy arrays that cannot be bfloat16; we want the bytes.
+The file is memory-mapped; a tensor's bytes are read on access. The `safetensors` package returns torch tensors, or numpy arrays
+without bfloat16; we need the bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class SafeTensor:
-    """Where a tensor lies in the file."""
+    """The place of a tensor in the file."""
 
     dtype: str
-    "As the file says it."
+    "The file's name of the type."
     shape: tuple[int, ...]
     offset: int
     "From the start of the file."
@@ -50,7 +50,7 @@ class SafetensorsFile:
 
 
 def _tensors(buffer: mmap.mmap) -> dict[str, SafeTensor]:
-    """Raises ValueError, KeyError or TypeError for anything that is not as it should be."""
+    """Raises ValueError, KeyError or TypeError for an invalid table."""
     size = len(buffer)
     _require(size >= LENGTH.size, f"it has {size} bytes")
     (length,) = LENGTH.unpack_from(buffer)

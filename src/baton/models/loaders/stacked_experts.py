@@ -1,11 +1,11 @@
-"""Experts as gpt-oss' Hugging Face folders have them: all of a layer in one tensor, gate and up in alternating rows.
+"""Splits experts of gpt-oss' Hugging Face folders: all of a layer in one tensor, gate and up in alternating rows.
 
-floats    gate_up [experts, hidden, 2 * inner], down [experts, inner, hidden]: turned against every other matrix
+floats    gate_up [experts, hidden, 2 * inner], down [experts, inner, hidden]: transposed against every other matrix
 MXFP4     blocks [experts, outputs, inputs / 32, 16] and scales [experts, outputs, inputs / 32], in bytes
 biases    gate_up [experts, 2 * inner], down [experts, hidden]
 
-What comes out are matrices of single experts. MXFP4 stays what it is, in the order of a GGUF file: a block is its scale and
-then 16 bytes, each with a number of the first half and one of the second. (Here a byte has two neighbours.)
+The result is matrices of single experts. MXFP4 is kept, in the order of a GGUF file: a block is its scale and 16 bytes, each
+with a number of the first half and one of the second. (In safetensors a byte has two adjacent numbers.)
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class _Part(NamedTuple):
     whole: str
     expert: int
     rows: slice
-    "Of the expert's outputs."
+    "Rows of the expert's outputs."
 
 
 class StackedExperts:
-    """A WeightSource made of another."""
+    """A WeightSource that wraps another."""
 
     def __init__(self, source: WeightSource, config: ModelConfig) -> None:
         self.origin = source.origin
@@ -119,7 +119,7 @@ def _in_our_order(blocks: Bytes, scales: Bytes) -> Bytes:
     """blocks: [rows, groups, 16], scales: [rows, groups] -> [rows, bytes of a row]."""
     out = np.empty((*scales.shape, MXFP4.block_bytes), np.uint8)
     out[..., 0] = scales
-    # Two neighbours in a byte: bytes 0 to 7 have the first half of the numbers, 8 to 15 the second.
+    # Two adjacent numbers per byte: bytes 0 to 7 have the first half of the numbers, 8 to 15 the second.
     first, second = blocks[..., :8], blocks[..., 8:]
     out[..., 1::2] = first & 0x0F | second << 4
     out[..., 2::2] = first >> 4 | second & 0xF0

@@ -1,11 +1,11 @@
-"""From a file's tensors to a model's, whatever the file.
+"""From a file's tensors to a model's, for all kinds of files.
 
-A WeightSource (safetensors.py, gguf.py, dummy.py) says what it holds under our names (models/parameters.py) and gives one
-tensor at a time, as it is stored. `RawWeights` stands between source and model:
+A WeightSource (safetensors.py, gguf.py, dummy.py) lists its tensors under our names (models/parameters.py) and returns one at a
+time, as stored. `RawWeights` is between source and model:
 
-made    what the file holds is compared with what the config needs; nothing is read if they differ
-take    a parameter's stored bytes; most of them are read from disk when somebody looks at them
-close   a parameter that nobody took is our own mistake
+made    the file's tensors are compared with the config; nothing is read if they differ
+take    returns a parameter's stored bytes; most are read from disk on access
+close   raises if a parameter was not taken: a bug
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import TensorType
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), first with (0, total), last with (total, total)."""
+"""Called with (bytes done, bytes in total), first with (0, total), last with (total, total)."""
 
 NAMES_IN_AN_ERROR_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as it lies in a file."""
+    """Type, shape and origin of a tensor in a file."""
 
     type: TensorType
     shape: Shape
     nbytes: int
     origin: str
-    "For errors: the file, and the tensor's name in it."
+    "File and tensor name, for errors."
 
     @property
     def rows(self) -> int:
@@ -47,7 +47,7 @@ class StoredTensor:
 
 
 class WeightSource(Protocol):
-    """Where a model's parameters come from."""
+    """A source of a model's parameters."""
 
     @property
     def origin(self) -> str:
@@ -55,16 +55,16 @@ class WeightSource(Protocol):
         ...
 
     def stored(self) -> Mapping[str, StoredTensor]:
-        """What there is, by our names; a tensor we have no name for keeps its own. Reads no tensor."""
+        """All tensors by our names; a tensor without one keeps its own. Reads no tensor."""
         ...
 
     def raw(self, name: str) -> RawTensor:
-        """A parameter as it is stored, its rows in our order."""
+        """A parameter as stored, with its rows in our order."""
         ...
 
 
 class RawWeights:
-    """The parameters of one model, handed out once each."""
+    """The parameters of one model; each is taken once."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, progress: Progress | None = None) -> None:
         self._source = source
@@ -91,7 +91,7 @@ def _check(source: WeightSource, stored: Mapping[str, StoredTensor], expected: M
     missing = [name for name in expected if name not in stored]
     if missing:
         raise ModelFileBroken(f"{source.origin}: {len(missing)} of {len(expected)} tensors are missing: {_listed(missing)}")
-    # Some files carry the head although it is the embedding again; the config's word counts.
+    # Some files contain the head although it equals the embedding; the config decides.
     extra = [stored[name].origin for name in stored if name not in expected and not (tied and name == LM_HEAD)]
     if extra:
         raise ModelFileBroken(
