@@ -70,7 +70,7 @@ IMPURE_CALLS = {"open", "print", "input", "id", "hash", "vars", "globals", "brea
 TORCH_FILES = (
     *("models/decoder.py", "models/layers/*.py", "models/load.py", "models/reference.py", "models/torch_weights.py"),
     *("worker/attention/*.py", "worker/forward/torch_*.py", "worker/platforms/cuda.py", "worker/cuda/*.py"),
-    "worker/cuda/*/*.py",
+    *("worker/cuda/*/*.py", "models/encoders/torch_encoder.py", "worker/executors/torch_encoder.py"),
 )
 """Which files may import torch. What a process needs of them it imports late, so that one without torch never pays for it
 (test_torch_free.py)."""

@@ -121,7 +121,7 @@ def test_what_is_here_is_used_without_the_hub_s_library(hub: FakeHub, monkeypatc
 WEIGHTS = bytes(1 << 20)
 UNSUPPORTED = {
     "Gemma": ({"architectures": ["Gemma2ForCausalLM"]}, "architecture Gemma2ForCausalLM is not supported"),
-    "BERT": ({"architectures": ["BertModel"]}, "architecture BertModel is not supported"),
+    "MPNet": ({"architectures": ["MPNetModel"]}, "architecture MPNetModel is not supported"),
     "AWQ": (
         {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}},
         r"the weights are quantised \(awq\)",

@@ -54,12 +54,14 @@ def hub_models() -> list[dict[str, Any]]:
 
 
 def architectures() -> list[dict[str, Any]]:
+    from baton.models.encoders.families import FAMILIES
     from baton.models.registry import ARCHITECTURES
 
-    return [
-        {"name": name, "config_json": list(model.hf_names), "gguf": list(model.gguf_names)}
-        for name, model in ARCHITECTURES.items()
+    decoders = [(name, model.hf_names, model.gguf_names) for name, model in ARCHITECTURES.items()]
+    encoders: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        (name, each.hf_names, ()) for name, each in FAMILIES.items()
     ]
+    return [{"name": name, "config_json": list(hf), "gguf": list(gguf)} for name, hf, gguf in (*decoders, *encoders)]
 
 
 def file_kinds() -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
 from baton.models.download import SILENT, Listener, size_text, watched
 from baton.models.files import read_json
 from baton.models.hub_cache import CachedModel, cached_snapshots, repo_folder
-from baton.models.support import GGUF_HEAD_BYTES, refuse_unsupported_gguf, supported_architecture
+from baton.models.support import GGUF_HEAD_BYTES, refuse_unsupported_config, refuse_unsupported_gguf
 
 HUB_NAME = re.compile(
     r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?"
@@ -115,7 +115,7 @@ def _refuse_unsupported(name: HubName, gguf: str | None) -> None:
     try:
         if gguf is None:
             config = Path(hf_hub_download(name.repo, "config.json", revision=name.revision))
-            supported_architecture(read_json(config), f"{name}: config.json")
+            refuse_unsupported_config(read_json(config), f"{name}: config.json")
         elif head := _first_bytes(name, gguf, GGUF_HEAD_BYTES):
             refuse_unsupported_gguf(head, str(name))
     except ModelUnsupported as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ from baton.models.aliases import recommended_by_authors
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
+from baton.models.encoders.config import EncoderConfig
+from baton.models.encoders.families import classifies, encoder_family
+from baton.models.encoders.opening import encoder_config
 from baton.models.files import MappedFile, read_json
 from baton.models.generation import recommended_by_gguf, recommended_by_hf
 from baton.models.loaders.arranged import ArrangedWeights, Arrangement
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
-from baton.models.loaders.safetensors import SafetensorsWeights
+from baton.models.loaders.safetensors import OUR_LAYER_NAMES, SafetensorsWeights, our_name
 from baton.models.loaders.stacked_experts import StackedExperts
 from baton.models.loaders.weights import WeightSource
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.registry import architecture
-from baton.models.scoring import scoring_by_gguf, scoring_by_hf
+from baton.models.scoring import scoring_by_gguf, scoring_by_hf, scoring_of_head
 from baton.models.tensor_types import F8_E4M3
 
 
@@ -42,20 +46,50 @@ class OpenedModel:
     "How the model scores a pair of texts (models/scoring.py). Empty: it was not trained for that."
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedEncoder:
+    """The same of an encoder (models/encoders/)."""
+
+    path: Path
+    config: EncoderConfig
+    weights: WeightSource
+    files: Sequence[MappedFile] = ()
+    pooling: str = ""
+    scoring: str = ""
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+    "Nothing is sampled."
+
+
+Opened = OpenedModel | OpenedEncoder
+
+
+def open_any(path: Path) -> Opened:
+    """A decoder or an encoder."""
+    if path.is_dir() and encoder_family(read_json(path / "config.json")) is not None:
+        return open_encoder(path)
+    return open_model(path)
+
+
+def open_encoder(folder: Path) -> OpenedEncoder:
+    _require_little_endian()
+    raw, origin = read_json(folder / "config.json"), str(folder / "config.json")
+    family = encoder_family(raw)
+    assert family is not None
+    config = encoder_config(folder, raw, origin)
+    files = SafetensorsWeights(folder, partial(family.our_name, classifies=classifies(raw)))
+    return OpenedEncoder(folder, config, files, files.files, pooling_by_hf(folder), scoring_of_head(config.head))
+
+
 def open_model(path: Path) -> OpenedModel:
     """Reads the config and lists the tensors; no weights are read. `path`: from names.resolve()."""
-    if sys.byteorder != "little":
-        raise InvalidConfig(
-            "this processor stores the high byte of a number first, model files the low one: their numbers would be wrong; "
-            "use a little-endian machine (x86-64 or ARM64)"
-        )
+    _require_little_endian()
     if path.is_dir():
         file_name = path / "generation_config.json"
         generation = read_json(file_name) if file_name.is_file() else {}
         raw_config, origin = read_json(path / "config.json"), str(path / "config.json")
         config = config_from_hf(raw_config, origin=origin, generation=generation)
         model = architecture(config.architecture)
-        files = SafetensorsWeights(path, model)
+        files = SafetensorsWeights(path, partial(our_name, layer_names={**OUR_LAYER_NAMES, **model.hf_layer_names}))
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(files, origin)
         source: WeightSource = StackedExperts(files, config) if model.hf_stacked_experts else files
@@ -69,6 +103,14 @@ def open_model(path: Path) -> OpenedModel:
     weights = ArrangedWeights(GGUFWeights(file, model), config, Arrangement(model.gguf_pairs))
     pooling, scoring = pooling_by_gguf(file.metadata), scoring_by_gguf(path, config.architecture, file.metadata)
     return OpenedModel(path, config, weights, recommended, (file,), pooling, scoring)
+
+
+def _require_little_endian() -> None:
+    if sys.byteorder != "little":
+        raise InvalidConfig(
+            "this processor stores the high byte of a number first, model files the low one: their numbers would be wrong; "
+            "use a little-endian machine (x86-64 or ARM64)"
+        )
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

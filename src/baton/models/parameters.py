@@ -22,6 +22,8 @@ lm_head.weight                               [vocab, hidden], absent if tied to 
 from __future__ import annotations
 
 from baton.models.config import Experts, ModelConfig
+from baton.models.encoders.config import EncoderConfig
+from baton.models.encoders.parameters import encoder_shapes
 
 Shape = tuple[int, ...]
 
@@ -30,8 +32,10 @@ FINAL_NORM = "final_norm.weight"
 LM_HEAD = "lm_head.weight"
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, Shape]:
+def expected_shapes(config: ModelConfig | EncoderConfig) -> dict[str, Shape]:
     """Name and shape of every parameter of a model with this config."""
+    if isinstance(config, EncoderConfig):
+        return encoder_shapes(config)
     shapes: dict[str, Shape] = {EMBED: (config.vocab_size, config.hidden_size)}
     for layer in range(config.layers):
         shapes |= _layer_shapes(config, layer)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
+from baton.models.encoders.families import FAMILIES as ENCODERS
 from baton.models.families.cohere import Cohere
 from baton.models.families.ernie import Ernie
 from baton.models.families.gemma3 import Gemma3
@@ -44,7 +45,8 @@ def architecture_of_hf(names: Iterable[str], origin: str) -> type[Architecture]:
     """Looks up the `architectures` of a config.json; the first known one is used."""
     names = list(names)
     known = [name for name in names if name in _BY_HF_NAME]
-    return _look_up(_BY_HF_NAME, known[0] if known else ", ".join(names) or "(none given)", origin)
+    also = [name for family in ENCODERS.values() for name in family.hf_names]
+    return _look_up(_BY_HF_NAME, known[0] if known else ", ".join(names) or "(none given)", origin, also)
 
 
 def architecture_of_gguf(name: str, origin: str) -> type[Architecture]:
@@ -52,7 +54,8 @@ def architecture_of_gguf(name: str, origin: str) -> type[Architecture]:
     return _look_up(_BY_GGUF_NAME, name, origin)
 
 
-def _look_up(table: dict[str, type[Architecture]], name: str, origin: str) -> type[Architecture]:
+def _look_up(table: dict[str, type[Architecture]], name: str, origin: str, also: Iterable[str] = ()) -> type[Architecture]:
+    """`also`: names that are supported and stand in another table."""
     if name not in table:
-        raise ModelUnsupported(f"{origin}: architecture {name} is not supported; supported are {', '.join(table)}")
+        raise ModelUnsupported(f"{origin}: architecture {name} is not supported; supported are {', '.join([*table, *also])}")
     return table[name]

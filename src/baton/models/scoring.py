@@ -2,6 +2,10 @@
 
     yes_no    a decoder of Qwen3-Reranker's kind: a question by template, and the logits of "yes" and "no" after it
     vectors   an embedding model: the cosine of two vectors
+    sigmoid   an encoder that reads both texts at once and has one class: the sigmoid of its logit (encoders/)
+    logit     the same, and the logit itself
+    softmax   an encoder with several classes, of which one holds: it classifies texts and scores no pairs
+    sigmoids  the same, and any number of classes may hold
 
 For other models a request for scores is refused (api/rerank/). Qwen3-Reranker's folder looks like an ordinary decoder: it is
 recognised by its name, or by a module of sentence-transformers.
@@ -13,10 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from baton.models.encoders.config import ClassHead
 from baton.models.files import read_json_list
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 
-Scoring = Literal["yes_no", "vectors", ""]
+Scoring = Literal["yes_no", "vectors", "sigmoid", "logit", "softmax", "sigmoids", ""]
 YES_NO_ARCHITECTURES: Final = ("qwen3",)
 LOGIT_MODULES: Final = ("LogitScore",)
 """Modules of sentence-transformers whose scores are logits of tokens."""
@@ -35,6 +40,15 @@ def scoring_by_gguf(path: Path, architecture: str, metadata: Mapping[str, Any]) 
     if architecture in YES_NO_ARCHITECTURES and (named or pooling == "rank" or RERANK_TEMPLATE in metadata):
         return "yes_no"
     return "vectors" if pooling and pooling != "rank" else ""
+
+
+def scoring_of_head(head: ClassHead | None) -> Scoring:
+    """Of an encoder."""
+    if head is None:
+        return "vectors"
+    if len(head.labels) > 1:
+        return "sigmoids" if head.multi_label else "softmax"
+    return "sigmoid" if head.sigmoid else "logit"
 
 
 def _is_named_reranker(path: Path) -> bool:

@@ -11,6 +11,7 @@ from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.gguf import leading_metadata
 from baton.models.architecture import ACTIVATIONS, Architecture
 from baton.models.config_fields import ConfigFields
+from baton.models.encoders.families import encoder_config_from_hf, encoder_family
 from baton.models.files import read_json, refuse_git_lfs_pointer
 from baton.models.registry import architecture_of_gguf, architecture_of_hf
 from baton.models.tensor_types import SCALE_BLOCK
@@ -22,11 +23,19 @@ GGUF_HEAD_BYTES = 1 << 16
 def refuse_unsupported(path: Path) -> None:
     """Raises ModelUnsupported. `path`: from names.resolve()."""
     if path.is_dir():
-        supported_architecture(read_json(path / "config.json"), str(path / "config.json"))
+        refuse_unsupported_config(read_json(path / "config.json"), str(path / "config.json"))
         return
     refuse_git_lfs_pointer(path)
     with path.open("rb") as file:
         refuse_unsupported_gguf(file.read(GGUF_HEAD_BYTES), str(path))
+
+
+def refuse_unsupported_config(raw: Mapping[str, Any], origin: str) -> None:
+    """`raw`: config.json, of a decoder or an encoder."""
+    if encoder_family(raw) is not None:
+        encoder_config_from_hf(raw, origin)
+    else:
+        supported_architecture(raw, origin)
 
 
 def refuse_unsupported_gguf(head: bytes, origin: str) -> None:

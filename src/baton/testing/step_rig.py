@@ -22,6 +22,7 @@ from baton.kvpool.base import Pool
 from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
+from baton.models.encoders.config import EncoderConfig
 from baton.protocol.codec import decode, encode
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended, each_token
@@ -42,7 +43,7 @@ STEPS_MAX = 5000
 class RigModel:
     """Weights that are loaded once, for any number of rigs."""
 
-    config: ModelConfig
+    config: ModelConfig | EncoderConfig
     loaded: LoadedExecutor
     platform: Platform = field(default_factory=CpuPlatform)
     vocabulary: Callable[[], Vocabulary] | None = None

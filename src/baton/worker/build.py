@@ -15,15 +15,18 @@ from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
 from baton.kvpool.pool import pool_bytes
+from baton.models.encoders.config import EncoderConfig
 from baton.models.generation import sampling_defaults
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import Progress
 from baton.models.names import resolve
-from baton.models.open import OpenedModel, open_model
+from baton.models.open import Opened, OpenedEncoder, open_any
 from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
 from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
+from baton.worker.encoders import encoder_kind, encoder_settings, load_encoder
+from baton.worker.executors.base import LoadedExecutor
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
@@ -59,6 +62,10 @@ class BuiltWorker:
     "For embeddings that do not say (models/pooling.py)."
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py)."
+    generates: bool = True
+    "False: the model is an encoder."
+    labels: tuple[str, ...] = ()
+    "Names of the classes of a model that classifies."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +86,31 @@ def layout_of(config: WorkerConfig) -> KVLayout:
     """What a worker with these settings will compute on. Reads no weights."""
     path = resolve(config.model)
     platform, config = choose(config, path)
-    opened = opened_as(config, path)
-    return kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
+    return _layout(platform, opened_as(config, path), config)
 
 
-def opened_as(config: WorkerConfig, path: Path) -> OpenedModel:
+def _layout(platform: Platform, opened: Opened, config: WorkerConfig) -> KVLayout:
+    kind = encoder_kind(platform) if isinstance(opened, OpenedEncoder) else platform.kv_kind(opened.config, config)
+    return kv_layout(opened.config, config.block_size, kind)
+
+
+def _loaded(platform: Platform, opened: Opened, config: WorkerConfig, progress: Progress | None) -> LoadedExecutor:
+    if isinstance(opened, OpenedEncoder):
+        return load_encoder(platform, opened, config, progress)
+    return platform.load(opened, config, progress)
+
+
+def opened_as(config: WorkerConfig, path: Path) -> Opened:
     """The model's files, or what stands for them."""
-    opened = open_model(path)
+    opened = open_any(path)
     if config.load_format == "auto":
         if config.model_shape:
             raise InvalidConfig("--model-shape is for random weights: give --load-format dummy too")
         return opened
+    if isinstance(opened, OpenedEncoder):
+        if config.model_shape:
+            raise InvalidConfig("--model-shape is for decoders, and the model is an encoder")
+        return replace(opened, weights=DummyWeights(opened.config), files=())
     shape = opened.config
     if config.model_shape:
         if config.model_shape not in SHAPES:
@@ -122,14 +143,17 @@ def _built_worker(
     platform, config = choose(config, path)
     config, steps = with_steps(platform, config)
     opened = opened_as(config, path)
+    if isinstance(opened, OpenedEncoder):
+        config = encoder_settings(config, opened.config.context_tokens_max - 1)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
-    layout = kv_layout(opened.config, config.block_size, platform.kv_kind(opened.config, config))
+    layout = _layout(platform, opened, config)
     size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
     tokens = opened.config.vocab_size  # by itself: a closure over `opened` would keep the model's files mapped
-    grammars = GrammarMasks(lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens))
+    generates = not isinstance(opened, OpenedEncoder)
+    grammars = GrammarMasks((lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None)
     grammars.prepare()  # beside the weights
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
-        loaded = platform.load(opened, config, progress)
+        loaded = _loaded(platform, opened, config, progress)
         weights = digesting.result()
     profile = None
     if config.blocks is None and config.memory_utilization is not None:
@@ -153,6 +177,8 @@ def _built_worker(
         steps,
         opened.pooling or UNSTATED,
         opened.scoring,
+        generates,
+        opened.config.head.labels if isinstance(opened.config, EncoderConfig) and opened.config.head is not None else (),
     )
 
 

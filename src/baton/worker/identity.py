@@ -12,7 +12,8 @@ from typing import Final
 from baton.config import Quantization, WorkerConfig
 from baton.kvpool.layout import KVLayout
 from baton.models.config import ModelConfig
-from baton.models.open import OpenedModel
+from baton.models.encoders.config import EncoderConfig
+from baton.models.open import Opened
 from baton.models.parameters import expected_shapes
 from baton.models.quantise import type_for
 
@@ -54,7 +55,7 @@ class KVIdentity:
         return {field.name: _short(getattr(self, field.name)) for field in fields(self)}
 
 
-def identity_of(opened: OpenedModel, weights: bytes, config: WorkerConfig, layout: KVLayout, kernels: str) -> KVIdentity:
+def identity_of(opened: Opened, weights: bytes, config: WorkerConfig, layout: KVLayout, kernels: str) -> KVIdentity:
     return KVIdentity(
         weights=weights,
         model=model_text(opened.config),
@@ -74,12 +75,14 @@ def _short(value: bytes | str | int) -> str:
     return text if len(text) <= PART_TEXT_MAX else sha256(text.encode()).hexdigest()[:PART_DIGITS]
 
 
-def model_text(config: ModelConfig) -> str:
+def model_text(config: ModelConfig | EncoderConfig) -> str:
     """Without what says only how long an answer may be and when it ends."""
+    if isinstance(config, EncoderConfig):
+        return repr(replace(config, context_tokens_max=2))
     return repr(replace(config, context_tokens_max=1, bos_id=None, eos_ids=()))
 
 
-def weight_types(opened: OpenedModel, quantization: Quantization) -> str:
+def weight_types(opened: Opened, quantization: Quantization) -> str:
     stored = opened.weights.stored()
     types = (f"{name} {type_for(stored[name], name, quantization).name}" for name in sorted(expected_shapes(opened.config)))
     return sha256("\n".join(types).encode()).hexdigest()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from baton.kvpool.layout import KVKind, KVLayout
 from baton.models.config import ModelConfig
+from baton.models.encoders.config import EncoderConfig
 
 
-def kv_layout(config: ModelConfig, block_size: int, kind: KVKind) -> KVLayout:
+def kv_layout(config: ModelConfig | EncoderConfig, block_size: int, kind: KVKind) -> KVLayout:
+    """Blocks of an encoder hold nothing: they have the smallest layout, and the scheduler counts with them."""
+    if isinstance(config, EncoderConfig):
+        return KVLayout(layers=1, kv_heads=1, head_dim=2, block_size=block_size, dtype=kind.dtype, format=kind.format)
     return KVLayout(
         layers=config.layers,
         kv_heads=config.kv_heads,

@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from baton.models.config import ModelConfig
+from baton.models.encoders.config import EncoderConfig
 from baton.models.loaders.weights import StoredTensor
 from baton.models.parameters import expected_shapes
 from baton.models.raw_tensor import RawTensor
@@ -20,7 +21,7 @@ from baton.models.tensor_types import F32
 
 
 class DummyWeights:
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig | EncoderConfig, seed: int = 0) -> None:
         self.origin = f"dummy weights (seed {seed})"
         self._seed = seed
         self._shapes = expected_shapes(config)

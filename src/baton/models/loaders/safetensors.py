@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
-from baton.models.architecture import Architecture
 from baton.models.dequantise import dequantise
 from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
@@ -80,27 +79,30 @@ def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str
 class SafetensorsWeights:
     """The files stay memory-mapped as long as this object or one of its tensors lives."""
 
-    def __init__(self, folder: Path, model: type[Architecture]) -> None:
+    def __init__(self, folder: Path, rename: Callable[[str], str]) -> None:
+        """`rename`: our name of a tensor, its own where we have none, empty where the model does without the tensor."""
         self.origin = str(folder)
-        self._names = {**OUR_LAYER_NAMES, **model.hf_layer_names}
+        self._rename = rename
+        self._left_out: set[str] = set()
         self._stored: dict[str, StoredTensor] = {}
         self._places: dict[str, tuple[SafetensorsFile, str]] = {}
         self.files = tuple(SafetensorsFile(path) for path in _files(folder))
         for file in self.files:
             self._add(file)
         self._scales = self._take_scales()
-        _check_index(folder, {theirs for _, theirs in (*self._places.values(), *self._scales.values())})
+        _check_index(folder, {theirs for _, theirs in (*self._places.values(), *self._scales.values())} | self._left_out)
 
     def _add(self, file: SafetensorsFile) -> None:
         for theirs, tensor in sorted(file.tensors.items()):
-            if theirs.endswith(DERIVED_SUFFIX):
+            ours = "" if theirs.endswith(DERIVED_SUFFIX) else self._rename(theirs)
+            if not ours:
+                self._left_out.add(theirs)
                 continue
             origin = f"{file.path}: {theirs}"
             if tensor.dtype not in TYPES or (tensor.dtype == U8.name and not theirs.endswith(OF_BYTES)):
                 raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {SUPPORTED}")
             if tensor.nbytes != TYPES[tensor.dtype].row_bytes(prod(tensor.shape)):
                 raise ModelFileBroken(f"{origin}: {tensor.nbytes} bytes cannot be {list(tensor.shape)} of {tensor.dtype}")
-            ours = our_name(theirs, self._names)
             if ours in self._stored:
                 raise ModelFileBroken(f"{origin}: also stored as {self._stored[ours].origin}")
             self._stored[ours] = StoredTensor(TYPES[tensor.dtype], tensor.shape, tensor.nbytes, origin)

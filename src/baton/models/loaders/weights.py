@@ -17,6 +17,7 @@ from typing import Protocol
 
 from baton.errors import InvariantBroken, ModelFileBroken
 from baton.models.config import ModelConfig
+from baton.models.encoders.config import EncoderConfig
 from baton.models.parameters import LM_HEAD, Shape, expected_shapes
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import TensorType
@@ -66,7 +67,7 @@ class WeightSource(Protocol):
 class RawWeights:
     """The parameters of one model; each is taken once."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig, progress: Progress | None = None) -> None:
+    def __init__(self, source: WeightSource, config: ModelConfig | EncoderConfig, progress: Progress | None = None) -> None:
         self._source = source
         self.stored = source.stored()
         self._left = expected_shapes(config)

@@ -15,6 +15,7 @@ from typing import Protocol
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVKind
 from baton.models.config import ModelConfig
+from baton.models.encoders.config import EncoderConfig
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Int64s
@@ -55,11 +56,13 @@ class Executor(Protocol):
     name: str
     arithmetic: str
     "Two that differ in it may round differently: neither goes on with the keys and values of the other."
-    config: ModelConfig
     steps_ahead: int
     "How many steps may be launched and not collected."
     samples_on_host: bool
     "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
+
+    @property
+    def config(self) -> ModelConfig | EncoderConfig: ...
 
     def prepare(self) -> None:
         """Whatever would make a first step slow. Called once, before the first step."""

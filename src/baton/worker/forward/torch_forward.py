@@ -37,7 +37,7 @@ class TorchForward:
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         device = decoder.device
         self.name = "torch" if device.type == "cpu" else f"torch ({device.type})"
-        self.arithmetic = f"torch {TORCH} {torch.__version__} {_machine(device)}"
+        self.arithmetic = f"torch {TORCH} {torch.__version__} {machine_of(device)}"
         self.config = decoder.config
         norm = decoder.final_norm
         weight, bias = norm.weight, norm.bias if isinstance(norm, LayerNorm) else None
@@ -70,7 +70,7 @@ class TorchForward:
         del self.attention
 
 
-def _machine(device: torch.device) -> str:
+def machine_of(device: torch.device) -> str:
     """What torch chooses its kernels by."""
     if device.type != "cpu":
         return torch.cuda.get_device_name(device)

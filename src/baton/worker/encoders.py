@@ -1,0 +1,58 @@
+"""Which platforms compute encoders, and with what settings. Torch is imported when one is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from baton.config import WorkerConfig
+from baton.errors import InvalidConfig, ModelUnsupported
+from baton.kvpool.layout import KVKind
+from baton.models.loaders.weights import Progress, RawWeights
+from baton.models.open import OpenedEncoder
+from baton.worker.executors.base import LoadedExecutor
+from baton.worker.platforms.base import Platform
+from baton.worker.platforms.cpu import usable_cores
+
+KINDS: Final = {"cpu": KVKind("float32"), "cuda": KVKind("float32", "token-major")}
+"""By platform. The blocks of an encoder hold nothing."""
+
+
+def encoder_kind(platform: Platform) -> KVKind:
+    if platform.name not in KINDS:
+        raise ModelUnsupported(f"the model is an encoder, which --device {platform.name} does not compute: take cpu or cuda")
+    return KINDS[platform.name]
+
+
+def encoder_settings(config: WorkerConfig, longest: int) -> WorkerConfig:
+    """`longest`: tokens of an input that the model takes. The engine counts one token more, that of the answer."""
+    if config.quantization not in ("auto", "none"):
+        raise InvalidConfig(f"--quantization {config.quantization} is for decoders: an encoder is not rounded; leave it out")
+    if config.compute == "native":
+        raise InvalidConfig("--compute native is for decoders: an encoder runs in torch; leave it out")
+    asked = config.context_tokens_max
+    if asked is not None and asked > longest:
+        raise InvalidConfig(f"max_model_len is {asked}, and the model was made for inputs of {longest} tokens: lower it")
+    return replace(config, quantization="none", context_tokens_max=None if asked is None else asked + 1)
+
+
+def load_encoder(
+    platform: Platform, opened: OpenedEncoder, settings: WorkerConfig, progress: Progress | None
+) -> LoadedExecutor:
+    try:
+        from baton.models.encoders.torch_encoder import Encoder
+        from baton.worker.executors.torch_encoder import encoder_on_host, loaded_encoder
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(
+            f"the model is an encoder and runs in torch, and {error.name} is not installed: pip install torch"
+        ) from error
+    raw = RawWeights(opened.weights, opened.config, progress)
+    if platform.name == "cuda":
+        from baton.worker.cuda.loader import DeviceWeights
+
+        with DeviceWeights(raw, settings.dtype, opened.files) as weights:
+            encoder = Encoder(opened.config, weights)
+    else:
+        encoder = encoder_on_host(opened.config, raw, settings.threads or usable_cores())
+    raw.close()
+    return loaded_encoder(encoder, encoder_kind(platform), settings.tokens_per_step)
