@@ -175,7 +175,7 @@ def test_special_tokens_are_looked_for_the_longest_first(byte_level_folder, tmp_
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("tokenizer.json", {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "WordPiece"),
+        ("tokenizer.json", {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
         ("tokenizer.json", {"decoder": None}, "no decoder"),
         ("tokenizer.json", {"model": {"type": "Nonsense"}}, "cannot read"),
         ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id"),

@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from baton.errors import InvalidConfig
-from baton.text.pieces import SPACE_MARK, byte_level_bytes, sentencepiece_bytes
+from baton.text.pieces import SPACE_MARK, byte_level_bytes, sentencepiece_bytes, word_piece_bytes
 from baton.text.tokenizer_parts import TokenizerParts
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -143,10 +143,14 @@ class _PieceStyle:
     def __init__(self, decoder: object) -> None:
         self.is_byte_level = False
         self.strips_leading_space = False
+        self.word_prefix = ""
+        "WordPiece: marks a piece that continues a word. All others begin one, behind a space."
         for step in _steps(decoder):
             self._learn(step)
 
     def bytes_of(self, piece: str) -> bytes:
+        if self.word_prefix:
+            return word_piece_bytes(piece, self.word_prefix)
         return byte_level_bytes(piece) if self.is_byte_level else sentencepiece_bytes(piece)
 
     def _learn(self, step: dict[str, Any]) -> None:
@@ -162,10 +166,12 @@ class _PieceStyle:
             case "Metaspace" if step.get("replacement") == SPACE_MARK:
                 never = step.get("prepend_scheme") == "never" or step.get("add_prefix_space") is False
                 self.strips_leading_space = not never
+            case "WordPiece" if isinstance(step.get("prefix"), str) and step["prefix"]:
+                self.word_prefix, self.strips_leading_space = step["prefix"], True
             case kind:
                 raise InvalidConfig(
                     f"tokenizer.json: the decoder step {kind} cannot be turned into the bytes of a token. "
-                    "Supported are byte-level and SentencePiece tokenizers"
+                    "Supported are byte-level, SentencePiece and WordPiece tokenizers"
                 )
 
 

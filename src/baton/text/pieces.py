@@ -3,6 +3,8 @@
 byte level      "Ġhi"     every character stands for one byte, by the table of GPT-2          -> b" hi"
 sentencepiece   "▁hi"     text, with U+2581 for a space                                       -> b" hi"
                 "<0xE4>"  byte fallback: one byte of a character the vocabulary does not have -> b"\\xe4"
+word piece      "hi"      the beginning of a word, which had a space or another mark before it  -> b" hi"
+                "##s"     goes on with a word                                                 -> b"s"
 added token     "<|end|>" text as it is; its characters are not looked up in any table        -> b"<|end|>"
 """
 
@@ -43,3 +45,9 @@ def sentencepiece_bytes(piece: str) -> bytes:
     if byte_piece:
         return bytes([int(byte_piece[1], 16)])
     return piece.replace(SPACE_MARK, " ").encode("utf-8", "replace")
+
+
+def word_piece_bytes(piece: str, prefix: str) -> bytes:
+    """Bytes of a WordPiece piece. What stood between two words is not kept by such a vocabulary: a space is put there."""
+    text = piece.removeprefix(prefix) if piece.startswith(prefix) and piece != prefix else f" {piece}"
+    return text.encode("utf-8", "replace")

@@ -8,6 +8,7 @@ give the same for well-formed text; unlike their byte fallback, it can be done t
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +42,10 @@ _WINDOW = 32 * 1024
 "Characters per search."
 _CHARACTERS_PER_TOKEN = 16
 "A text with more characters than this per allowed token is tokenised in part first. Most texts have fewer."
+
+
+_UNSURE_TOKENS = 64
+"Last tokens of a beginning, which the rest of its text could change."
 
 
 class TooManyTokens(CallerError):
@@ -162,6 +167,29 @@ class Tokenizer:
             return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids]
         return ids
 
+    def encode_beginning(self, text: str, tokens_max: int, *, parse_special: bool = False) -> list[int]:
+        """The first ids of `text`, so many at most, without what stands around a prompt. The rest of a long text is not cut
+        into tokens; what follows could change only the last tokens of a beginning, and those are left out."""
+        backend = self._parts.backend if parse_special else self._plain_backend()
+        return _beginning(backend, replace_lone_surrogates(text), tokens_max).ids
+
+    def encode_pair(self, first: str, second: str, tokens_max: int, *, second_max: int | None = None) -> list[int]:
+        """Ids of two texts as the tokenizer's own post-processor joins them. The longer text is cut first, as transformers'
+        `longest_first` does it; `second_max`: tokens of the second text. Special tokens in the texts are plain characters."""
+        backend = self._plain_backend()
+        room = tokens_max - backend.num_special_tokens_to_add(True)
+        if room < 2:
+            raise CallerError(f"a pair of texts does not fit {tokens_max} tokens")
+        texts = replace_lone_surrogates(first), replace_lone_surrogates(second)
+        one, other = _beginning(backend, texts[0], room), _beginning(backend, texts[1], min(room, second_max or room))
+        known = len(one), len(other)
+        if known == (room, room) and room % 2 == 1:  # the odd token goes to the longer text: its beginning does not say which
+            known = len(_cut(backend, texts[0])), min(len(_cut(backend, texts[1])), second_max or sys.maxsize)
+        lengths = longest_first(*known, room)
+        one.truncate(lengths[0])
+        other.truncate(lengths[1])
+        return backend.post_process(one, other).ids
+
     def encode_words(self, words: list[str]) -> list[list[int]]:
         """Ids of many short texts; special tokens are parsed."""
         batch = self._parts.backend.encode_batch_fast(
@@ -214,6 +242,28 @@ class Tokenizer:
 def _cut(backend: Backend, text: str) -> Encoding:
     """Tokenises a batch of one: `encode` gives the same ids but holds the interpreter lock, for seconds with a large text."""
     return backend.encode_batch_fast([text], add_special_tokens=False)[0]
+
+
+def _beginning(backend: Backend, text: str, tokens_max: int) -> Encoding:
+    characters = _CHARACTERS_PER_TOKEN * (tokens_max + _UNSURE_TOKENS)
+    encoding = _cut(backend, text[:characters])
+    while len(text) > characters and len(encoding) < tokens_max + _UNSURE_TOKENS:
+        characters *= 8
+        encoding = _cut(backend, text[:characters])
+    encoding.truncate(tokens_max)
+    return encoding
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Tokens that are left of two texts of these lengths: the longer one is cut to the length of the other, then both."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    longer = max(shorter, room - shorter)
+    if shorter + longer > room:
+        shorter = room // 2
+        longer = shorter + room % 2
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _stretches(special: tuple[str, ...], text: str, mark: str) -> Iterator[tuple[str, bool]]:
