@@ -122,7 +122,9 @@ def test_an_embedding_model_scores_by_the_cosine(http, embedder):
     assert len(requests) == 3  # the text that comes twice is computed once
     assert {request.sampling.pooling for request in requests} == {"last"}
     vectors = [struct.unpack("<3f", a_vector(request)) for request in requests]
-    expected = [sum(x * y for x, y in zip(vectors[0], vectors[place], strict=True)) for place in (1, 0, 2)]
+    products = [sum(x * y for x, y in zip(vectors[0], vectors[place], strict=True)) for place in (1, 0, 2)]
+    lengths = [math.hypot(*vectors[0]) * math.hypot(*vectors[place]) for place in (1, 0, 2)]
+    expected = [product / length for product, length in zip(products, lengths, strict=True)]
     assert [each["score"] for each in answer["data"]] == pytest.approx(expected)
 
 

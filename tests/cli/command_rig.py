@@ -87,7 +87,7 @@ def serving(
             line = process.stdout.readline()
             assert line, process.communicate()[1]
             lines.append(line)
-        url = next(line.split()[-1] for line in lines if "chat page" in line).rstrip("/")
+        url = next(line.split()[-1] for line in lines if line.split()[:1] == ["API"]).removesuffix("/v1")
         yield Running(process, url, "".join(lines))
     finally:
         if process.poll() is None:

@@ -60,6 +60,26 @@ def test_what_is_served_is_told_in_a_user_s_words():
     assert lines[-1] == "Ctrl-C ends it."
 
 
+@pytest.mark.parametrize(
+    ("facts", "words", "route"),
+    [
+        ({}, "vectors", "/v1/embeddings"),
+        ({"labels": ("LABEL_0",)}, "scores of pairs", "/v1/rerank"),
+        ({"labels": ("bad", "good")}, "2 classes", "/classify"),
+    ],
+)
+def test_an_encoder_is_called_what_it_is(facts, words, route):
+    """No chat page, no KV cache, and a request that it answers."""
+    ready = InstanceReady(100, 16, 64, 258, 513, 513, plan=ROW, generates=False, **facts)
+    lines = ready_text(ServeConfig(model="tiny", served_model_name=["tiny"]), ready, 1.0).splitlines()
+    assert lines[1:-2] == [
+        "  API        http://127.0.0.1:8000/v1",
+        f"  model      4-bit weights as in the file, on the CPU; an encoder, for {words}; texts of 512 tokens",
+        "  at once    64 requests",
+    ]
+    assert lines[-2].startswith(f"  try        curl http://127.0.0.1:8000{route} ")
+
+
 def test_a_small_pool_has_its_size_in_mib():
     ready = InstanceReady(100, 16, 64, 258, 512, 512, plan={**ROW, "kv_pool_gib": 0.05})
     text = ready_text(ServeConfig(model="tiny", served_model_name=["tiny"]), ready, 1.0)

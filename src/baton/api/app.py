@@ -26,6 +26,7 @@ from baton.api.infill.shape import InfillShape
 from baton.api.ollama import shape as ollama
 from baton.api.ollama.shape import OLLAMA
 from baton.api.openai.shape import ChatShape, CompletionShape
+from baton.api.rerank.classify import ClassifyShape
 from baton.api.rerank.shape import CohereRerankShape, RerankShape, ScoreShape
 from baton.api.responses.shape import ResponseShape, stored_input, stored_response
 from baton.api.routes import admin, models, tokens
@@ -47,6 +48,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/detokenize", tokens.detokenize, methods=["POST"]),
     ApiRoute("/v1/embeddings", GenerateRoute(EmbeddingShape), methods=["POST"]),
     ApiRoute("/pooling", GenerateRoute(PoolingShape), methods=["POST"]),
+    ApiRoute("/classify", GenerateRoute(ClassifyShape), methods=["POST"]),
     ApiRoute("/rerank", GenerateRoute(RerankShape), methods=["POST"]),
     ApiRoute("/v1/rerank", GenerateRoute(RerankShape), methods=["POST"]),
     ApiRoute("/v2/rerank", GenerateRoute(CohereRerankShape), methods=["POST"]),

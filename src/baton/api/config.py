@@ -15,6 +15,8 @@ from baton.protocol.request import OPENAI_SAMPLING
 
 _SERVE = ServeConfig()
 "Source of the default values below."
+PAIR_SCORES = ("yes_no", "vectors", "sigmoid", "logit")
+"Kinds of models/scoring.py that score a pair of texts."
 _DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
 
 
@@ -45,7 +47,11 @@ class ServedModel:
     pooling: str = "mean"
     "Default pooling of embeddings: one of request.POOLINGS, or a name that the engine does not support."
     scoring: str = ""
-    "How the model scores a pair of texts (models/scoring.py). Empty: by the cosine of two embeddings, or not at all."
+    "How the model scores a pair of texts (models/scoring.py). Empty: it was not made for that."
+    generates: bool = True
+    "False: the model is an encoder. Inputs that are too long are cut, as sentence-transformers does it."
+    labels: tuple[str, ...] = ()
+    "Names of the classes of a model that classifies."
 
     def __post_init__(self) -> None:
         _require(bool(self.name), "model.name is empty")
@@ -58,6 +64,22 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
+
+    @property
+    def input_tokens(self) -> int:
+        """Of the longest prompt: an answer has one token at least."""
+        return self.context_tokens - 1
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What the model can be asked for."""
+        found = {
+            "generate": self.generates,
+            "embed": not self.labels,
+            "score": self.scoring in PAIR_SCORES,
+            "classify": bool(self.labels),
+        }
+        return tuple(name for name, able in found.items() if able)
 
     def is_called(self, name: object) -> bool:
         return name in self.names or (self.any_name and isinstance(name, str))

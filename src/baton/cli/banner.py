@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baton import __version__
 from baton.config import ServeConfig
@@ -38,22 +38,36 @@ def base_url(config: ServeConfig, host: str, port: int) -> str:
     return f"{config.scheme}://{f'[{host}]' if ':' in host and host[0] != '[' else host}:{port}"
 
 
-def api_rows(config: ServeConfig) -> list[Row]:
+def api_rows(config: ServeConfig, ready: InstanceReady) -> list[Row]:
     url = base_url(config, config.host, config.port)
-    return [*([("chat page", f"{url}/")] if config.chat_page else []), ("API", f"{url}/v1")]
+    return [*([("chat page", f"{url}/")] if config.chat_page and ready.generates else []), ("API", f"{url}/v1")]
 
 
-def try_row(config: ServeConfig) -> Row:
-    url = base_url(config, config.host, config.port)
-    body = json.dumps({"model": config.served_model_name[0], "messages": [{"role": "user", "content": "Hello"}]})
+def try_row(config: ServeConfig, ready: InstanceReady) -> Row:
+    route, fields = _example(ready)
+    body = json.dumps({"model": config.served_model_name[0], **fields})
     key = " -H 'Authorization: Bearer KEY'" if config.api_key else ""
-    return "try", f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    url = base_url(config, config.host, config.port)
+    return "try", f"curl {url}{route} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def _example(ready: InstanceReady) -> tuple[str, dict[str, Any]]:
+    """A request that the model answers."""
+    if ready.generates:
+        return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
+    if len(ready.labels) == 1:
+        return "/v1/rerank", {"query": "Who runs?", "documents": ["A runner.", "A stone."]}
+    return ("/classify" if ready.labels else "/v1/embeddings"), {"input": "Hello"}
 
 
 def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> list[Row]:
     """`each`: suffix of the values that every instance of a cluster has for itself."""
     tokens, plan = ready.blocks * ready.block_size, ready.plan
     where = ", ".join(str(word) for word in (plan.get("weights", ""), DEVICES.get(str(plan.get("device")), "")) if word)
+    if not ready.generates:
+        kind = f"{len(ready.labels)} classes" if len(ready.labels) > 1 else "scores of pairs" if ready.labels else "vectors"
+        words = f"an encoder, for {kind}; texts of {ready.context_tokens - 1:,} tokens"
+        return [("model", f"{where}; {words}" if where else words), ("at once", f"{ready.slots} requests{each}")]
     context = f"{ready.context_tokens:,} tokens of context"
     bits = KV_BITS.get(str(plan.get("kv_cache_dtype")), "")
     size = f" ({_size(float(plan['kv_pool_gib']))})" if "kv_pool_gib" in plan else ""

@@ -136,9 +136,9 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
 def ready_text(serve: ServeConfig, address: str, ready: InstanceReady) -> str:
     rows = [
-        *api_rows(serve),
+        *api_rows(serve, ready),
         ("cluster", f"{base_url(serve, serve.host, serve.port)}/v1/cluster; instances join at {address}"),
         *model_rows(serve, ready, each=", each instance"),
-        try_row(serve),
+        try_row(serve, ready),
     ]
     return banner(f"routes requests for {serve.served_model_name[0]}; the first instance has joined", rows, serve)

@@ -203,13 +203,13 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
     admin = "" if config.admin_port is None else base_url(config, config.admin_host, config.admin_port)
     rows = [
         *([("instance", f"{config.name} ({config.role}), of router {', '.join(config.routers)}")] if member else ()),
-        *([("health", f"{base_url(config, config.host, config.port)}/health")] if member else api_rows(config)),
+        *([("health", f"{base_url(config, config.host, config.port)}/health")] if member else api_rows(config, ready)),
         *([("admin", f"{admin}/metrics")] if admin else ()),
         *model_rows(config, ready),
         *([("chosen", chosen_text(ready.plan))] if ready.plan.get("chosen_for_device") else ()),
         *([("tiers", tiers_text(ready.plan))] if "kv_host_blocks" in ready.plan else ()),
         *([("plan", plan_text(ready))] if ready.plan and config.log_level == "debug" else ()),
-        *([] if member else [try_row(config)]),
+        *([] if member else [try_row(config, ready)]),
     ]
     return banner(f"serves {', '.join(config.served_model_name)}, ready in {seconds:.1f} s", rows, config)
 

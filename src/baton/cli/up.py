@@ -196,12 +196,12 @@ def run_cluster(
 def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: InstanceReady, seconds: float) -> str:
     on_gpus = ready.plan.get("device") == "cuda"
     rows = [
-        *api_rows(serve),
+        *api_rows(serve, ready),
         ("cluster", f"{base_url(serve, serve.host, serve.port)}/v1/cluster"),
         ("instances", ", ".join(engines)),
         ("GPUs", gpus_text(engines)) if on_gpus else ("threads", threads_text(engines)),
         *model_rows(serve, ready, each=", each instance" if len(engines) > 1 else ""),
-        try_row(serve),
+        try_row(serve, ready),
     ]
     name, count = serve.served_model_name[0], len(engines)
     return banner(f"serves {name} with {count} instance{'s' * (count > 1)}, ready in {seconds:.1f} s", rows, serve)

@@ -96,6 +96,8 @@ class LLM:
             stops_repetitions(Path(path)) if asked.stop_on_repetition is None else asked.stop_on_repetition
         )
         self.pooling = built.pooling
+        self.generates = built.generates
+        "False: the model is an encoder, for `embed`."
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
@@ -274,7 +276,9 @@ class LLM:
                 raise RequestRefused(self._call.refused[request.id])
 
     def _request(self, prompt: str | Sequence[int], asked: WireParams, n: int | None) -> GenerateRequest:
-        tokens = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        if not self.generates and asked.pooling is None:
+            raise CallerError("the model is an encoder, which generates no text: use embed")
+        tokens = tuple(self._ids(prompt) if isinstance(prompt, str) else prompt)
         room = self.context_tokens - len(tokens)
         if not tokens or room < 1:
             raise CallerError(f"a prompt of {len(tokens)} tokens; 1 to {self.context_tokens - 1} fit the context")
@@ -289,6 +293,14 @@ class LLM:
             return msgpack.decode(msgpack.encode(request), type=GenerateRequest)  # validates the fields, as a wire would
         except (ValidationError, OverflowError) as error:
             raise CallerError(str(error)) from None
+
+    def _ids(self, text: str) -> list[int]:
+        """An encoder cuts texts that are too long, as sentence-transformers does."""
+        if self.generates:
+            return self.tokenizer.encode(text)
+        before, after = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
+        room = max(self.context_tokens - 1 - len(before) - len(after), 0)
+        return [*before, *self.tokenizer.encode_beginning(text, room, parse_special=True), *after]
 
     def _next_seed(self) -> int:
         return randbits(63) if self._seeds is None else self._seeds.getrandbits(63)

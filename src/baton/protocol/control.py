@@ -153,6 +153,10 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "Step sizes that it chose for its device, by field of SchedulerConfig (config/device_defaults.py)."
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py). Empty: it cannot."
+    generates: bool = True
+    "False: the model is an encoder, which gives vectors or classes."
+    labels: tuple[str, ...] = ()
+    "Names of the classes of a model that classifies."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):
@@ -207,6 +211,10 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     "WorkerHello.pooling."
     scoring: str = ""
     "WorkerHello.scoring."
+    generates: bool = True
+    "WorkerHello.generates."
+    labels: tuple[str, ...] = ()
+    "WorkerHello.labels."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):

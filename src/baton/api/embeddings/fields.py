@@ -23,7 +23,7 @@ _ALL: Final[Table] = {
     "max_tokens": refused(about="nothing is generated"),
     "logprobs": refused(False, about="nothing is generated"),
     "truncate_prompt_tokens": same(
-        "truncate_prompt_tokens", "cut longer inputs to their first so many tokens; -1: to what fits"
+        "truncate_prompt_tokens", "cut longer inputs to their first so many tokens; -1: to what fits, as an encoder always does"
     ),
 }
 OPENAI: Final[Table] = {**_ALL, "encoding_format": own('"float" (the default) or "base64"', "string")}
@@ -32,6 +32,14 @@ POOLING: Final[Table] = {
     "task": own('"embed", the only one', "string"),
     "normalize": refused(True, about="vectors have length 1"),
     "use_activation": refused(True, about="vectors have length 1"),
+    "messages": refused(about="send their text as input"),
+}
+CLASSIFY: Final[Table] = {
+    **_ALL,
+    "pooling": refused(about="as the model's head does it"),
+    "dimensions": refused(about="there is a probability per class"),
+    "use_activation": refused(True, about="probabilities are from 0 to 1"),
+    "activation": refused(True, about="probabilities are from 0 to 1"),
     "messages": refused(about="send their text as input"),
 }
 OLLAMA: Final[Table] = {

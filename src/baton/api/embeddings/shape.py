@@ -33,9 +33,13 @@ class EmbeddingShape(Shape):
     kind = "embedding"
     id_prefix = "embd-"
     table: ClassVar[Table] = OPENAI
+    labels: tuple[int, ...] = ()
+    "Classes whose logits are asked for in place of a vector."
 
     def __init__(self, front: Front) -> None:
         super().__init__(front)
+        self.cuts_by_default = True
+        "An encoder cuts inputs that are too long, as sentence-transformers does."
         self._model = front.model.name
         self._base64 = False
         self._dimensions: int | None = None
@@ -44,7 +48,10 @@ class EmbeddingShape(Shape):
         encoding = body.get("encoding_format") or "float"
         if encoding not in ("float", "base64"):
             raise bad('encoding_format must be "float" or "base64"', "encoding_format")
+        self._require_task()
         pooling = self._pooling(body.get("pooling"))
+        if not self.front.model.generates and self.cuts_by_default:
+            body = {"truncate_prompt_tokens": -1, **body}
         self._base64 = encoding == "base64"
         if (dimensions := body.get("dimensions")) is not None:
             self._dimensions = whole_number(dimensions, _DIMENSIONS, "dimensions")
@@ -52,7 +59,8 @@ class EmbeddingShape(Shape):
         asked["stream"] = False
         most = self.front.limits.embedding_inputs
         with errors_named_by((self.table, "")):
-            return embedding_job(self.front, self.front.schema.completion(asked, prompts_max=most), pooling, caller)
+            completion = self.front.schema.completion(asked, prompts_max=most)
+            return embedding_job(self.front, completion, pooling, caller, labels=self.labels)
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         for piece in require_vectors(pieces):
@@ -71,6 +79,11 @@ class EmbeddingShape(Shape):
 
     def events(self, job: Job, generation: Generation, put: Put) -> Events:
         raise NotImplementedError  # the table refuses `stream`
+
+    def _require_task(self) -> None:
+        if self.front.model.labels:
+            words = "classifies texts and gives no vectors: ask /classify, /rerank or /score"
+            raise bad(f"{self.front.model.name} {words}", "model", code="unsupported")
 
     def _asked_model(self, body: dict[str, Any]) -> Any:
         return body.get("model")
@@ -106,6 +119,7 @@ class OllamaEmbedShape(EmbeddingShape):
     def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         if expect(bool, True if body.get("truncate") is None else body["truncate"], "truncate"):
             body = {"truncate_prompt_tokens": -1, **body}
+        self.cuts_by_default = False
         return super().job(body, caller)
 
     def _asked_model(self, body: dict[str, Any]) -> Any:

@@ -72,7 +72,17 @@ class Job:
         return options.sampling.logprobs is None and options.sampling.prompt_logprobs is None and not beside
 
 
+def require_generates(front: Front) -> None:
+    """An encoder reads a text as a whole: there is no next token."""
+    if not front.model.generates:
+        able = (
+            "classifies texts: ask /classify, /rerank or /score" if front.model.labels else "gives vectors: ask /v1/embeddings"
+        )
+        raise bad(f"{front.model.name} is an encoder, which generates no text. It {able}", "model", code="unsupported")
+
+
 def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
+    require_generates(front)
     require_may_fit(front, _characters(body.messages))  # before the template copies it
     text, mark = render_chat(
         front.template,
@@ -105,6 +115,7 @@ def _with_thinking(request: GenerateRequest, rules: Thinking | None) -> Generate
 
 
 def completion_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
+    require_generates(front)
     if body.suffix:
         return _fill_in_job(front, body, caller)
     prompts, options = _prompts(front, body), body.options
@@ -188,6 +199,11 @@ def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", 
     """Token ids of a prompt of the completions endpoint. Special tokens in its text are parsed as such."""
     if isinstance(prompt, str):
         around = (front.tokenizer.prefix_ids, front.tokenizer.suffix_ids) if options.add_special_tokens else ((), ())
+        if keep == "first" and options.truncate is not None:
+            room = max(_room(front, options) - len(around[0]) - len(around[1]), 0)
+            # A separator in a text to classify would begin the second text of a pair.
+            ids = front.tokenizer.encode_beginning(prompt, room, parse_special=not front.model.labels)
+            return (*around[0], *ids, *around[1])
         return _cut(front, _encoded(front, prompt, options), options, keep, around)
     return _cut(front, prompt, options, keep)
 

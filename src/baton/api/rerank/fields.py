@@ -16,9 +16,9 @@ _ALL: Final[Table] = {
     "prompt": refused(about="nothing is generated"),
     "max_tokens": refused(about="nothing is generated"),
     "logprobs": refused(False, about="nothing is generated"),
-    "use_activation": refused(True, about="a score is from 0 to 1, or a cosine"),
-    "activation": refused(True, about="a score is from 0 to 1, or a cosine"),
-    "raw_scores": refused(False, about="a score is from 0 to 1, or a cosine"),
+    "use_activation": refused(True, about="a score is what the model's files say: from 0 to 1, a cosine, or a logit"),
+    "activation": refused(True, about="a score is what the model's files say: from 0 to 1, a cosine, or a logit"),
+    "raw_scores": refused(False, about="a score is what the model's files say: from 0 to 1, a cosine, or a logit"),
 }
 RERANK: Final[Table] = {
     **_ALL,

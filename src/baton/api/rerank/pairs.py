@@ -13,6 +13,7 @@ from baton.api.embeddings.shape import floats
 from baton.api.errors import ApiError, bad, too_long
 from baton.api.front import Front
 from baton.api.generate.prepare import require_may_fit
+from baton.errors import CallerError
 from baton.protocol.request import POOLINGS, Pooling
 from baton.text.tokenizer import TooManyTokens
 
@@ -37,15 +38,17 @@ class Cuts:
         self._front = front
         self._context = front.model.context_tokens
         most = self._context - 1
-        self.cuts = prompt_tokens is not None
+        self.cuts = prompt_tokens is not None or not front.model.generates  # sentence-transformers cuts always
         self.prompt_tokens = most if prompt_tokens in (None, -1) else min(prompt_tokens or 0, most)
         self._document_tokens = document_tokens
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a client's text; special tokens in it are plain text."""
         front = self._front
+        if self.cuts:
+            return front.tokenizer.encode_beginning(text, self.prompt_tokens)
         require_may_fit(front, len(text))
-        most = None if self.cuts or self._document_tokens else self._context
+        most = None if self._document_tokens else self._context
         try:
             return front.tokenizer.encode(text, add_special_tokens=False, tokens_max=most)
         except TooManyTokens as error:
@@ -53,6 +56,14 @@ class Cuts:
 
     def document(self, text: str) -> list[int]:
         return self.ids(text)[: self._document_tokens]
+
+    def pair(self, query: str, document: str) -> tuple[int, ...]:
+        """As the tokenizer joins both texts; the longer one is cut first."""
+        try:
+            ids = self._front.tokenizer.encode_pair(query, document, self.prompt_tokens, second_max=self._document_tokens)
+        except CallerError as error:
+            raise bad(str(error), "truncate_prompt_tokens") from None
+        return tuple(ids)
 
     def joined(self, before: Sequence[int], document: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
         """The pair with its document truncated. Raises if query and template leave no room for it."""
@@ -128,19 +139,42 @@ class Cosine(Scorer):
 
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
         numbers = [floats(vector) for vector in vectors]
-        return [math.fsum(map(mul, numbers[one], numbers[other])) for one, other in self._places]
+        lengths = [math.hypot(*vector) or 1.0 for vector in numbers]  # not 1 where a model's files want it so
+        return [
+            math.fsum(map(mul, numbers[one], numbers[other])) / (lengths[one] * lengths[other]) for one, other in self._places
+        ]
+
+
+class CrossEncoder(Scorer):
+    """An encoder reads both texts at once, and has one class."""
+
+    labels = (0,)
+    pooling = "cls"
+
+    def __init__(self, front: Front) -> None:
+        self._sigmoid = front.model.scoring == "sigmoid"
+
+    def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
+        return (cuts.pair(query, document) for query, document in pairs)
+
+    def scores(self, vectors: Sequence[bytes]) -> list[float]:
+        logits = [floats(vector)[0] for vector in vectors]
+        return [sigmoid(logit) for logit in logits] if self._sigmoid else logits
 
 
 def scorer_of(front: Front, instruction: str) -> Scorer:
     match front.model.scoring:
         case "yes_no":
             return YesNo(front, instruction)
-        case "vectors" if instruction:
-            raise bad("instruction is not supported by an embedding model: write it before the query", "instruction")
+        case "vectors" | "sigmoid" | "logit" if instruction:
+            raise bad("instruction is not supported by this model: write it before the query", "instruction")
         case "vectors":
             return Cosine(front)
+        case "sigmoid" | "logit":
+            return CrossEncoder(front)
     raise bad(
-        f"{front.model.name} was not made to score pairs of texts: serve a reranker (Qwen3-Reranker) or an embedding model",
+        f"{front.model.name} was not made to score pairs of texts: serve a reranker (bge-reranker, Qwen3-Reranker) or an "
+        "embedding model",
         "model",
         code="unsupported",
     )

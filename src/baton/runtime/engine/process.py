@@ -223,6 +223,8 @@ class Engine:
             hello.identity_parts,
             hello.pooling,
             hello.scoring,
+            hello.generates,
+            hello.labels,
         )
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:

@@ -164,6 +164,8 @@ def served_model(config: ServeConfig, ready: InstanceReady) -> ServedModel:
         sampling_defaults=ready.sampling_defaults,
         pooling=ready.pooling,
         scoring=ready.scoring,
+        generates=ready.generates,
+        labels=ready.labels,
         fingerprint=system_fingerprint(config, ready.identity),
         weights=ready.identity_parts.get("weights", ""),
         weights_bytes=weights_bytes(Path(config.model)),

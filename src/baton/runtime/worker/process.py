@@ -104,6 +104,8 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             pooling=built.pooling,
             steps=built.steps,
             scoring=built.scoring,
+            generates=built.generates,
+            labels=built.labels,
         )
     )
     StepLoop(runner, channel, progress).run()
