@@ -10,7 +10,7 @@ from random import Random
 from time import process_time
 
 from baton.sim.measure import MeasuredWorld
-from baton.sim.scenario import VOCAB, Client, Cluster, NodeSpec, Scenario
+from baton.sim.scenario import VOCAB, Client, Cluster, InstanceSpec, Scenario
 
 
 def cluster(nodes: int, requests: int, prompt: int, outputs: int, slots: int, every: float) -> Scenario:
@@ -19,7 +19,7 @@ def cluster(nodes: int, requests: int, prompt: int, outputs: int, slots: int, ev
         Client(f"r{number}", every * number, [rng.randrange(VOCAB) for _ in range(prompt)], outputs, seed=number)
         for number in range(requests)
     ]
-    spec = NodeSpec("mixed", slots * (prompt + outputs) // 16 + slots + 8, slots, tokens_per_step=512)
+    spec = InstanceSpec("mixed", slots * (prompt + outputs) // 16 + slots + 8, slots, tokens_per_step=512)
     shape = Cluster([spec] * nodes, policy="load", router_queue_max=requests, queue_seconds_max=1e6)
     return Scenario(seed=1, blocks=0, block_size=16, slots=0, tokens_per_step=0, clients=clients, cluster=shape)
 

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from baton.sim import campaign, world
-from baton.sim.campaign import CHUNK, LARGE, SOMETIMES, Campaign, Part, check_seed, part_of, run_campaign
-from baton.sim.cluster.sometimes import CLUSTER_SOMETIMES, FRONT_SOMETIMES
+from baton.sim.campaign import CHUNK, LARGE, Campaign, Part, check_seed, part_of, run_campaign
 from baton.sim.outcome import Outcome
+from baton.sim.sometimes import CLUSTER_SOMETIMES, FRONT_SOMETIMES
+from baton.sim.sometimes import INSTANCE_SOMETIMES as SOMETIMES
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def fake(seed: int, bad: tuple[int, ...] = (), reached: tuple[str, ...] = SOMETI
 
 
 def test_violations_are_told_by_seed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(campaign, "check_seed", lambda seed: fake(seed, bad=(3, 17)))
+    monkeypatch.setattr(campaign, "check_seed", lambda seed, kind: fake(seed, bad=(3, 17)))
     ran = run_campaign(range(20), jobs=1)
     assert [(v.seed, v.invariant, v.message) for v in ran.violations] == [
         (3, 12, "[12] foreign KV"),
@@ -96,7 +97,7 @@ def test_violations_are_told_by_seed(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("seeds", "ok"), [(LARGE - 1, True), (LARGE, False)])
 def test_a_large_campaign_must_reach_everything(monkeypatch: pytest.MonkeyPatch, seeds: int, ok: bool):
-    monkeypatch.setattr(campaign, "check_seed", lambda seed: fake(seed, reached=SOMETIMES[1:]))
+    monkeypatch.setattr(campaign, "check_seed", lambda seed, kind: fake(seed, reached=SOMETIMES[1:]))
     ran = run_campaign(range(seeds), jobs=1)
     assert ran.missing == [SOMETIMES[0]]
     assert ran.ok is ok
@@ -111,7 +112,7 @@ def test_a_state_must_be_reached_in_a_thousandth_of_the_seeds(reached_in: int, m
 
 
 def test_a_scenario_that_cannot_be_built_is_a_finding(monkeypatch: pytest.MonkeyPatch):
-    def broken(seed: int, cluster: bool):
+    def broken(seed: int, kind: str):
         raise ZeroDivisionError("no blocks")
 
     monkeypatch.setattr(campaign, "make", broken)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from baton.sim.cluster.generate import generate_cluster
 from baton.sim.cluster.wires import HANGUP, Wires
-from baton.sim.cluster.world import ClusterWorld
+from baton.sim.generate_cluster import generate_cluster
+from baton.sim.linked_world import ClusterWorld
 from baton.sim.run import run
-from baton.sim.scenario import Client, Cluster, ClusterFault, NodeSpec, Scenario
+from baton.sim.scenario import Client, Cluster, ClusterFault, InstanceSpec, Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
@@ -20,9 +20,9 @@ SEEDS = 40
 
 
 def pair(*faults: ClusterFault, requests: int = 3, **more: object) -> Scenario:
-    """A prefill and a decode node; prompts of four blocks and a part of a fifth."""
+    """A prefill and a decode instance; prompts of four blocks and a part of a fifth."""
     clients = [Client(f"r{n}", 0.3 * n, [(5 * n + place) % 16 for place in range(18)], 6) for n in range(requests)]
-    nodes = [NodeSpec("prefill", 20, 4, 8, chunk_tokens_max=8), NodeSpec("decode", 20, 4, 8)]
+    instances = [InstanceSpec("prefill", 20, 4, 8, chunk_tokens_max=8), InstanceSpec("decode", 20, 4, 8)]
     return Scenario(
         seed=1,
         blocks=0,
@@ -30,7 +30,7 @@ def pair(*faults: ClusterFault, requests: int = 3, **more: object) -> Scenario:
         slots=0,
         tokens_per_step=0,
         clients=clients,
-        cluster=Cluster(nodes, faults=[*faults], **more),
+        cluster=Cluster(instances, faults=[*faults], **more),
     )  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ def test_on_a_quiet_network_every_prompt_is_handed_over():
     assert world.watch.handoffs >= 3
     assert world.watch.sometimes["a chunk was offered"] >= 3
     assert "a replay" not in world.watch.sometimes
-    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 
 @pytest.mark.parametrize("stage", ["H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"])
@@ -60,17 +60,17 @@ def test_on_a_quiet_network_every_prompt_is_handed_over():
 def test_whoever_dies_at_whatever_stage_nobody_notices(stage: str, party: str):
     world = played(pair(ClusterFault("kill", stage=stage, party=party, seconds=0.2), requests=2))  # type: ignore[arg-type]
     assert f"{party} struck at {stage}" in world.watch.sometimes
-    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 
 def test_a_partition_is_found_by_both_sides_and_nobody_notices():
     world = played(pair(ClusterFault("stall", stage="H8", party="decode", seconds=4.0), requests=2))
     assert {"a router lapsed", "an instance lapsed"} <= set(world.watch.sometimes)
-    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
-    code = "from baton.sim.run import make, run; print(run(make(4, cluster=True)).digest)"
+    code = "from baton.sim.run import make, run; print(run(make(4, 'cluster')).digest)"
     digests = {
         subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
                        capture_output=True, check=True, text=True, timeout=120).stdout
@@ -79,27 +79,27 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed():
     assert digests == {run(generate_cluster(4)).digest + "\n"}
 
 
-def test_a_node_that_never_joins_is_noticed_after_healing():
+def test_an_instance_that_never_joins_is_noticed_after_healing():
     world = ClusterWorld(pair())
-    world.nodes[1].connect = lambda router: None  # type: ignore[method-assign]
+    world.instances[1].links.connect = lambda router: None  # type: ignore[method-assign]
     assert world.run().invariant == 35
 
 
-def test_nodes_give_up_copying_before_their_router_does():
-    """Seed 8277 of 4ae7d37: nodes that would take 7 s, at a router that gives them 0.3, which it would not have let in. A
-    decode node with long steps, whose copy waits for the step that uses its blocks, counted as one that failed."""
+def test_instances_give_up_copying_before_their_router_does():
+    """Seed 8277 of 4ae7d37: instances that would take 7 s, at a router that gives them 0.3, which it would not have let in. A
+    decode instance with long steps, whose copy waits for the step that uses its blocks, counted as one that failed."""
     for seed in range(60):
         scenario = generate_cluster(seed)
         assert scenario.cluster is not None
-        for number in range(len(scenario.cluster.nodes)):
-            assert scenario.of_node(number).config().tiers.adopt_seconds_max < scenario.cluster.handing_seconds_max
+        for number in range(len(scenario.cluster.instances)):
+            assert scenario.of_instance(number).config().tiers.adopt_seconds_max < scenario.cluster.handing_seconds_max
     slow = pair(requests=12, handing_seconds_max=0.3, migrations_max=0)
     assert slow.cluster is not None
-    slow.cluster.nodes[1].speed = 40.0
+    slow.cluster.instances[1].speed = 40.0
     for client in slow.clients:
         client.at = 0.0
     world = played(slow)
-    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 
 class Ear:
@@ -116,52 +116,54 @@ def wire() -> tuple[Timeline, Wires, Ear, Ear]:
 
 
 def test_messages_come_in_order_whatever_they_take():
-    timeline, wires, node, router = wire()
-    session = wires.open(node, router, wires.path(0, 0))
+    timeline, wires, instance, router = wire()
+    session = wires.open(instance, router, wires.path(0, 0))
     for number in range(50):
         session.send("up", number)
     wires.stall(session.path, 0.03, "up")
-    timeline.run(lambda: None)
+    timeline.run_until(lambda: False, 1e9, lambda: None)
     assert router.heard == list(range(50))
 
 
 def test_a_cut_loses_the_end_of_what_was_sent_and_both_are_told():
-    timeline, wires, node, router = wire()
-    session = wires.open(node, router, wires.path(0, 0))
+    timeline, wires, instance, router = wire()
+    session = wires.open(instance, router, wires.path(0, 0))
     timeline.at(0.0, lambda _: [session.send("up", number) for number in range(9)])
     timeline.at(0.5, lambda _: session.send("up", "late"))
     timeline.at(0.5, lambda _: session.cut(0.0, unseen=False))
     timeline.at(0.6, lambda _: session.send("up", "never"))
-    timeline.run(lambda: None)
+    timeline.run_until(lambda: False, 1e9, lambda: None)
     assert router.heard == [*range(9), HANGUP]
-    assert node.heard == [HANGUP]
+    assert instance.heard == [HANGUP]
 
 
 def test_one_way_stalls_hold_up_one_way():
-    timeline, wires, node, router = wire()
-    session = wires.open(node, router, wires.path(0, 0))
+    timeline, wires, instance, router = wire()
+    session = wires.open(instance, router, wires.path(0, 0))
     wires.stall(session.path, 9.0, "down")
     session.send("up", "a")
     session.send("down", "b")
     timeline.run_until(lambda: bool(router.heard), 1.0, lambda: None)
-    assert (router.heard, node.heard) == (["a"], [])
-    timeline.run(lambda: None)
+    assert (router.heard, instance.heard) == (["a"], [])
+    timeline.run_until(lambda: False, 1e9, lambda: None)
     assert timeline.now >= 9.0
-    assert node.heard == ["b"]
+    assert instance.heard == ["b"]
 
 
 def test_a_frozen_worker_gives_its_requests_up_and_goes_on_when_things_are_healed():
     world = played(pair(ClusterFault("worker_freeze", stage="H8", party="decode", seconds=300.0), requests=2))
     assert "a worker stood still for long, and its requests were moved" in world.watch.sometimes
-    assert all(client_request.ended == ["length"] for client_request in world.watch.all_trips)
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 
 def test_an_answer_that_has_begun_ends_where_other_weights_are_served():
-    """Both nodes come back with them: the first one waits for the second, which does not wait for the first."""
-    faults = [ClusterFault(kind, at=0.1, target=node, seconds=0.2) for node, kind in enumerate(("reload", "reload_worker"))]
+    """Both instances come back with them: the first one waits for the second, which does not wait for the first."""
+    faults = [
+        ClusterFault(kind, at=0.1, target=instance, seconds=0.2) for instance, kind in enumerate(("reload", "reload_worker"))
+    ]
     world = played(pair(*faults, requests=2, delay=0.001))
     assert "an answer ended, as other weights are served" in world.watch.sometimes
-    begun, after = world.watch.all_trips[:2]
+    begun, after = world.watch.all_requests[:2]
     assert (begun.weights, begun.ended) == (0, ["error"])
     assert (after.weights, after.ended) == (1, ["length"])
 
@@ -171,13 +173,13 @@ def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
     world = played(pair(ClusterFault("stray", at=0.1, target=1, seconds=9.0, alias=alias)))
     assert any(what.startswith("one that does not fit was refused") for what in world.watch.sometimes)
     assert not world.watch.disturbances
-    assert all((client_request.weights, client_request.ended) == (0, ["length"]) for client_request in world.watch.all_trips)
+    assert all((client_request.weights, client_request.ended) == (0, ["length"]) for client_request in world.watch.all_requests)
 
 
 def test_a_fault_at_a_stage_spares_a_stray():
     """Seed 70411: the number of a stray that had been taken was read as that of a router."""
-    kills = [ClusterFault("kill", at=0.0, target=node, seconds=30.0) for node in range(2)]
-    strays = [ClusterFault("stray", at=0.1, target=node, seconds=30.0) for node in range(2)]
+    kills = [ClusterFault("kill", at=0.0, target=instance, seconds=30.0) for instance in range(2)]
+    strays = [ClusterFault("stray", at=0.1, target=instance, seconds=30.0) for instance in range(2)]
     world = played(pair(*kills, *strays, ClusterFault("kill", stage="H9", party="decode"), requests=1))
     assert "a stray was taken" in world.watch.sometimes
 

@@ -28,7 +28,7 @@ def run(made: Scenario) -> PlainWorld:
 
 
 def ends(world: PlainWorld) -> list[str]:
-    return [str(end) for client_request in world.watch.all_trips for end in client_request.ended]
+    return [str(end) for client_request in world.watch.all_requests for end in client_request.ended]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def ends(world: PlainWorld) -> list[str]:
         ("the device was out of memory", scenario(steps=[StepFault(3, "oom", 1.0)])),
         ("the worker hung", scenario(steps=[StepFault(5, "hang")])),
         ("the worker died in its second step", scenario(nudges=[Nudge(0.0, "crash_loop", 2)])),
-        ("the engine froze", scenario(nudges=[Nudge(0.05, "freeze", 20.0)])),
+        ("an engine froze", scenario(nudges=[Nudge(0.05, "freeze", 20.0)])),
     ],
 )
 def test_everybody_is_answered_as_if_nothing_had_happened(seen: str, made: Scenario):
@@ -50,7 +50,7 @@ def test_everybody_is_answered_as_if_nothing_had_happened(seen: str, made: Scena
 
 def test_a_lost_plan_with_one_in_flight_is_found_by_the_watchdog():
     world = run(scenario(steps=[StepFault(5, "lose_plan")], steps_in_flight=1))
-    assert world.instance.stats.worker_losses == 1
+    assert world.machine.stats.worker_losses == 1
     assert set(ends(world)) == {"length"}
 
 
@@ -58,7 +58,7 @@ def test_a_frozen_engine_ends_what_is_over_its_deadline_and_keeps_its_worker():
     made = scenario(nudges=[Nudge(0.05, "freeze", 20.0)])
     made.clients[0].timeout = 10.0
     world = run(made)
-    assert world.instance.stats.worker_losses == 0
+    assert world.machine.stats.worker_losses == 0
     assert ends(world)[0] == "timeout"
     assert set(ends(world)[1:]) == {"length"}
 
@@ -67,7 +67,7 @@ def test_what_has_begun_ends_and_the_rest_begins_with_the_other_weights():
     made = scenario(nudges=[Nudge(0.05, "reload", 1)])
     made.clients[3].at = 0.3
     world = run(made)
-    begun, after = world.watch.all_trips[0], world.watch.all_trips[3]
+    begun, after = world.watch.all_requests[0], world.watch.all_requests[3]
     assert (begun.weights, begun.ended) == (0, ["error"])
     assert begun.delivered[0]
     assert (after.weights, set(after.ended)) == (1, {"length"})
@@ -85,7 +85,7 @@ def test_an_id_that_is_used_again_is_another_request():
     made = scenario()
     made.clients[0].again_at = 5.0
     world = run(made)
-    first, second = (client_request for client_request in world.watch.all_trips if client_request.client.id == "r0")
+    first, second = (client_request for client_request in world.watch.all_requests if client_request.client.id == "r0")
     assert (first.name, second.name) == ("r0", "r0'")
     assert first.delivered != second.delivered
     assert set(ends(world)) == {"length"}
@@ -133,5 +133,5 @@ def test_every_kind_of_fault_is_drawn():
 def test_ten_thousand_requests_at_once():
     seed = BURST_EVERY - 1
     world = run(generate(seed))
-    assert len(world.watch.all_trips) == BURST + 3
+    assert len(world.watch.all_requests) == BURST + 3
     assert set(ends(world)) == {"length"}

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from baton.sim.cluster.front_world import generate_front
-from baton.sim.cluster.sometimes import FRONT_SOMETIMES
+from baton.sim.generate_front import generate_front
 from baton.sim.run import run
+from baton.sim.sometimes import FRONT_SOMETIMES
 
 
 def rehearse(seeds: range) -> Counter[str]:

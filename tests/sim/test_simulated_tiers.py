@@ -35,15 +35,15 @@ class Run:
         self.plans: list[object] = []
         self.times: dict[str, list[float]] = {}
         self.stalls = 0
-        cache, node = world.node.cache, world.node
+        cache, watch = world.engine.cache, world.watch
         assert cache is not None
-        performs, emitted = node.performs, world.clients.emitted
+        performs, emitted = watch.performs, world.clients.delivered
 
         def query(asked: StorageQuery, _: object) -> None:
             stalls = stalled(asked)
             self.stalls += stalls
             answer = StorageAnswered(StorageAnswer(asked.id, 0, None))
-            cache.later(STALL if stalls else 0.0, lambda: node._hear(answer))
+            cache.later(STALL if stalls else 0.0, lambda: world.instance._hear(answer))
 
         def plan(effect: object) -> None:
             if isinstance(effect, RunStep):
@@ -52,10 +52,10 @@ class Run:
 
         def told(emit: object) -> None:
             for request, *_ in emit.tokens:
-                self.times.setdefault(request, []).append(world.now)
+                self.times.setdefault(request, []).append(world.timeline.now)
             emitted(emit)
 
-        cache._query, node.performs, world.clients.emitted = query, plan, told
+        cache._query, watch.performs, world.clients.delivered = query, plan, told
         outcome = world.run()
         assert outcome.invariant is None, outcome.violation
 
@@ -64,7 +64,7 @@ class Run:
 
 
 def of_the_slow_one(made: Scenario) -> Callable[[StorageQuery], bool]:
-    keys = PlainWorld(made).node.tiers.contents.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
+    keys = PlainWorld(made).engine.tiers.contents.chain("", next(c.prompt for c in made.clients if c.id == SLOW))
     return lambda asked: any(key in keys for key in asked.keys)
 
 
@@ -92,7 +92,7 @@ def test_a_request_that_waits_for_storage_changes_no_plan():
 
 def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
     world = PlainWorld(scenario())
-    cache = world.node.cache
+    cache = world.engine.cache
     assert cache is not None
     copy = cache._copy_half
 
@@ -108,7 +108,7 @@ def test_a_host_block_with_other_content_than_its_key_says_is_found_at_once():
 
 
 def test_storage_that_has_failed_three_times_in_a_row_may_not_be_asked_for_a_second():
-    watch = PlainWorld(scenario()).node.tiers
+    watch = PlainWorld(scenario()).engine.tiers
     for number in range(3):
         watch.sent(StorageQuery(number, (bytes(32),), 0.2), 0.1 * number, worker_ready=True)
         watch.answered(number, "EIO")
@@ -131,7 +131,7 @@ def test_a_storage_that_never_comes_back_costs_time_and_nothing_else():
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_said_to_a_former_life_of_the_service_is_never_done(kept):
     """The engine is frozen while the service restarts: each life has a socket of its own."""
-    cache = PlainWorld(scenario()).node.cache
+    cache = PlainWorld(scenario()).engine.cache
     assert cache is not None
     heard: list[object] = []
     cache.connect(heard.append)
@@ -173,7 +173,7 @@ PROMPT = [4, 4, 4, 4, 4, 4, 4, 4, 4, 3]
     ],
 )
 def test_the_token_ids_of_its_keys_are_right(tokens, keys):
-    watch = PlainWorld(by_tokens()).node.tiers
+    watch = PlainWorld(by_tokens()).engine.tiers
     chain = list(watch.contents.chain("", PROMPT))
     watch.sent(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
 
@@ -189,7 +189,7 @@ def test_the_token_ids_of_its_keys_are_right(tokens, keys):
     ],
 )
 def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
-    watch = PlainWorld(by_tokens()).node.tiers
+    watch = PlainWorld(by_tokens()).engine.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="token ids") as broken:
         watch.sent(StorageQuery(1, tuple(chain[keys]), 0.2, pack_tokens(tokens)), 0.1, worker_ready=True)
@@ -197,7 +197,7 @@ def test_token_ids_that_are_not_those_of_the_keys_are_found(tokens, keys):
 
 
 def test_nobody_is_told_token_ids_who_does_not_want_them():
-    watch = PlainWorld(scenario()).node.tiers
+    watch = PlainWorld(scenario()).engine.tiers
     chain = list(watch.contents.chain("", PROMPT))
     with pytest.raises(InvariantBroken, match="against what storage wants"):
         watch.sent(StorageQuery(1, tuple(chain), 0.2, pack_tokens(PROMPT)), 0.1, worker_ready=True)

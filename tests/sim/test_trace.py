@@ -131,7 +131,7 @@ def test_slices_of_a_track_follow_each_other(seed: int):
 def test_every_submitted_sequence_has_a_track_with_all_its_tokens_and_one_end(seed: int):
     run, _, _, trace = traced(generate(seed))
     named = tracks(trace)
-    for client_request in run.watch.all_trips:
+    for client_request in run.watch.all_requests:
         for index in range(client_request.client.n):
             track = named[f"{client_request.name}.{index}"]
             marks = [e["name"] for e in trace["traceEvents"] if e["ph"] == "i" and (e["pid"], e.get("tid")) == track]
@@ -153,7 +153,7 @@ def test_a_life_is_drawn_phase_by_phase():
 def test_the_worker_and_its_steps_are_drawn():
     run, _, _, trace = traced(busy())
     steps = slices(trace, "steps")
-    assert len(steps) == run.instance.stats.steps
+    assert len(steps) == run.machine.stats.steps
     assert [piece["name"] for piece in steps][:2] == ["step 1", "step 2"]
     assert any(piece["args"]["outcome"] == "lost" for piece in steps)
     life = [piece["name"] for piece in slices(trace, "worker")]

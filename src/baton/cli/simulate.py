@@ -20,6 +20,7 @@ from baton.cli.simulate_report import bar, print_json, print_mutants, print_outc
 if TYPE_CHECKING:
     from baton.sim.campaign import Violation
     from baton.sim.mutants import MutantResult
+    from baton.sim.run import Kind
     from baton.sim.scenario import Scenario
     from baton.sim.trace import PerfettoTrace
     from baton.sim.world import Tracer
@@ -65,7 +66,11 @@ class SeedRange:
     trace: bool
     perfetto: Path | None
     shrink: Path | None
-    cluster: bool = False
+    kind: Kind = "instance"
+
+    @property
+    def option(self) -> str:
+        return "" if self.kind == "instance" else f"--{self.kind} "
 
 
 def simulate(
@@ -75,7 +80,10 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Run this scenario (JSON), as --shrink writes it.")
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Clusters: routers, prefill and decode nodes. Seeds of their own.")
+        bool, typer.Option("--cluster", help="Clusters: routers, prefill and decode instances. Seeds of their own.")
+    ] = False,
+    front: Annotated[
+        bool, typer.Option("--front", help="`baton serve`: one engine behind its front. Seeds of their own.")
     ] = False,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Plant known bugs, one at a time, and report whether each is found.")
@@ -92,9 +100,13 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="On a violation: write the smallest scenario that shows it.")
     ] = None,
 ) -> None:
+    if cluster and front:
+        typer.echo("baton simulate: --cluster and --front contradict each other: give one of them", err=True)
+        raise typer.Exit(USAGE)
+    kind: Kind = "cluster" if cluster else "front" if front else "instance"
     order = SeedRange(
         seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
-        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink, cluster=cluster,
+        as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink, kind=kind,
     )  # fmt: skip
     raise typer.Exit(_obey(order))
 
@@ -164,8 +176,8 @@ def read_scenario(path: Path) -> Scenario:
 
     try:
         scenario = Scenario.load(path)
-        for number in range(len(scenario.cluster.nodes)) if scenario.cluster is not None else ():
-            scenario.of_node(number).config()
+        for number in range(len(scenario.cluster.instances)) if scenario.cluster is not None else ():
+            scenario.of_instance(number).config()
         if scenario.cluster is None:
             scenario.config()
         for client in scenario.clients:  # a wire would validate it
@@ -190,12 +202,12 @@ def _campaign(order: SeedRange) -> int:
     seeds = read_range(order.seeds or SEEDS)
     with bar("seeds", len(seeds), hidden=order.as_json) as advance:
         campaign = run_campaign(
-            seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"), cluster=order.cluster
+            seeds, order.jobs or cores(), lambda done, found: advance(done, f"{found} violations"), order.kind
         )
     if order.as_json:
         print_json(campaign)
     else:
-        print_summary(campaign, "--cluster " if order.cluster else "")
+        print_summary(campaign, order.option)
     if campaign.interrupted:
         typer.echo(f"interrupted after {campaign.seeds:,} of {len(seeds):,} seeds", err=True)
         return INTERRUPTED
@@ -208,11 +220,11 @@ def _campaign(order: SeedRange) -> int:
 
 def _one_run(order: SeedRange) -> int:
     from baton.sim.campaign import part_of, violations_of
-    from baton.sim.run import run
+    from baton.sim.run import kind_of, run
 
     scenario = _scenario(order)
     if scenario.cluster is not None and order.perfetto is not None:
-        raise WrongUsage("--perfetto draws a single node: use --trace for a cluster")
+        raise WrongUsage("--perfetto draws a plain instance: use --trace for a cluster or a front")
     tracer, picture = _tracers(order, cluster=scenario.cluster is not None)
     begin = process_time()
     outcome = run(scenario, tracer)
@@ -220,11 +232,10 @@ def _one_run(order: SeedRange) -> int:
     if picture is not None and order.perfetto is not None:
         picture.save(order.perfetto, outcome)
     if order.as_json:
-        print_json(part_of(outcome, seconds, cluster=scenario.cluster is not None).campaign(seconds, jobs=1))
+        print_json(part_of(outcome, seconds, kind_of(scenario)).campaign(seconds, jobs=1))
     else:
         what = f"seed {order.seed}" if order.seed is not None else f"scenario {order.scenario}"
-        kind = "--cluster " if order.cluster else ""
-        again = f"{kind}--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
+        again = f"{order.option}--seed {order.seed}" if order.seed is not None else f"--scenario {order.scenario}"
         print_outcome(outcome, what, again, order.perfetto)
     _shrink(order, scenario, violations_of(outcome))
     return 0 if outcome.invariant is None else FOUND
@@ -236,7 +247,7 @@ def _scenario(order: SeedRange) -> Scenario:
     if order.scenario is not None:
         return read_scenario(order.scenario)
     assert order.seed is not None
-    return make(order.seed, cluster=order.cluster)
+    return make(order.seed, order.kind)
 
 
 def _tracers(order: SeedRange, *, cluster: bool) -> tuple[Tracer | None, PerfettoTrace | None]:
@@ -259,7 +270,7 @@ def _shrink_seeds(order: SeedRange, violations: Sequence[Violation]) -> None:
     from baton.sim.run import make
 
     for violation in {violation.invariant: violation for violation in reversed(violations)}.values():
-        _shrink(order, make(violation.seed, cluster=order.cluster), [violation])
+        _shrink(order, make(violation.seed, order.kind), [violation])
 
 
 def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation]) -> None:
@@ -269,7 +280,7 @@ def _shrink(order: SeedRange, scenario: Scenario, violations: Sequence[Violation
     from baton.sim.shrink import shrink
 
     for violation in violations:
-        kind = "cluster-" if scenario.cluster is not None else ""
+        kind = "" if scenario.cluster is None else "front-" if scenario.cluster.front else "cluster-"
         name = f"{kind}invariant-{violation.invariant}-seed-{violation.seed}"
         small = shrink(scenario, violation.invariant, lambda text, name=name: typer.echo(f"{name}: {text}", err=True))  # type: ignore[misc]
         small.fails = None  # only for kept mutants: this scenario must pass once the bug is fixed

@@ -52,7 +52,7 @@ class StoredObject(NamedTuple):
 
 
 class SimulatedPeers(Protocol):
-    """The cache services of other nodes, by the address that their instances tell."""
+    """The cache services of other instances, by the address that their instances tell."""
 
     remote: bool
     "They are on other machines: what is dead cannot be read."
@@ -81,7 +81,7 @@ class CacheService:
         peers: SimulatedPeers = NO_PEERS,
         label: str = "cache",
     ) -> None:
-        """`storage`: what it shares with other nodes. `peers`: whose pools it may read. `label`: its name in a trace."""
+        """`storage`: what it shares with other instances. `peers`: whose pools it may read. `label`: its name in a trace."""
         self._label = label
         self._scenario = scenario
         self._timeline = timeline
@@ -97,7 +97,7 @@ class CacheService:
         self._mapped: dict[tuple[str, PoolIncarnation], Pool] = {}
         "Pools of peers: memory that stays as long as somebody has it."
         self._gone = False
-        "Its whole node is dead."
+        "Its whole instance is dead."
         self._newest = PoolIncarnation(0)
         self._dispatch: Callable[[Event], None]
         self._life = 0
@@ -154,7 +154,7 @@ class CacheService:
         self._pools[incarnation] = pool
 
     def vanish(self) -> None:
-        """With its whole node: nobody hears of it, and nothing that was under way goes on."""
+        """With its whole instance: nobody hears of it, and nothing that was under way goes on."""
         self._life += self._life % 2
         self._gone = True
         self._stuck.clear()

@@ -21,111 +21,9 @@ from time import perf_counter, process_time
 import msgspec
 from msgspec import Struct, field
 
-from baton.sim.cluster.sometimes import CLUSTER_SOMETIMES
 from baton.sim.outcome import Outcome
-from baton.sim.run import make, run
-
-SOMETIMES: tuple[str, ...] = (
-    # Prefix cache
-    "a prefix hit",
-    "a full hit: the last block is computed again",
-    "a sibling found the leader's prompt",
-    "resumed from its own cached blocks",
-    "two sequences filled the same block: folded",
-    "a cached block was evicted",
-    # Plans
-    "a slot was reused",
-    "a batch with nothing but drops",
-    "chunk, block and prompt end together",
-    "prompts were held back beside decodes",
-    "more prompt tokens, as nothing decodes",
-    "a request came that is more urgent than all that run",
-    # Preemption
-    "preempted for a more urgent one",
-    "preempted with tokens in flight",
-    "preempted more than once",
-    "everything was preempted",
-    "the last token was in flight at a preemption",
-    # Outputs and ends
-    "token 0 was delivered",
-    "an end on a block's edge",
-    "an answer that repeats itself ended",
-    "a deadline passed in the line",
-    "a deadline passed on the worker",
-    "one row failed, alone",
-    "a log-probability was told",
-    "a prompt's log-probabilities were told",
-    # Clients that leave
-    "abort while held",
-    "abort while waiting",
-    "abort while prefill",
-    "abort while decode",
-    "abort while preempting",
-    "abort while closing",
-    "abort while done",
-    "abort in the tick of an end",
-    "abort before submit",
-    "a stop string ended one sequence",
-    "an id was used again",
-    # Refusals
-    "refused: duplicate_id",
-    "refused: never_fits",
-    "refused: never_queued",
-    "refused: never_planned",
-    "refused: queue_full",
-    "refused: queue_tokens_full",
-    "refused: draining",
-    "refused: paused",
-    "refused: worker_gone",
-    # The instance's modes
-    "mode: serving",
-    "mode: draining",
-    "mode: paused",
-    # Results that go astray
-    "a result of a dead worker",
-    "a result overtook an older one",
-    "a result came twice",
-    "a result was lost",
-    "a plan was lost",
-    "a broken result was found out",
-    "a late row of a former occupant",
-    # The worker's life
-    "a restart failed",
-    "a restart never spoke",
-    "the worker hung",
-    "a step took longer than it may, with progress",
-    "the worker died in its second step",
-    "the device was out of memory",
-    "a gone worker was replaced",
-    "the worker was lost twice in a row",
-    "the worker was lost with a preemption unacknowledged",
-    "a poisonous request was given up",
-    "a bystander was given up: the worker was lost twice at its place",
-    "the worker was given up",
-    "a worker came back with other weights",
-    "an answer ended, as other weights are served",
-    # Lower tiers
-    "blocks were loaded from the host",
-    "blocks were fetched from storage",
-    "blocks were put on storage",
-    "storage was told token ids",
-    "a block was handed on before its copy was whole",
-    "a load came for a pool that is gone",
-    "abort while loading",
-    "the cache service died",
-    "the cache service hung",
-    "an object on storage was damaged",
-    "a damaged object was found out",
-    "an object vanished from storage",
-    "storage was full",
-    "storage never came back from a call",
-    "the cache was cleared with copies under way",
-    # Time
-    "the clock jumped back",
-    "the clock jumped ahead",
-    "the engine froze",
-)
-"""Rare states, as the watch and the world name them. Each must be reached, or the generator has gone blind to it."""
+from baton.sim.run import Kind, make, run
+from baton.sim.sometimes import SOMETIMES
 
 LARGE = 1_000
 """Seeds from which on a campaign must reach every state of SOMETIMES."""
@@ -188,8 +86,8 @@ class Part(Struct):
     digest: bytes = bytes(16)
     violations: list[Violation] = field(default_factory=list)
     sometimes: dict[str, int] = field(default_factory=dict)
-    cluster: bool = False
-    "Of clusters, which have rare states of their own."
+    kind: Kind = "instance"
+    "Each kind of scenario has rare states of its own."
 
     def add(self, other: Part) -> None:
         self.seeds += other.seeds
@@ -206,7 +104,7 @@ class Part(Struct):
 
     @property
     def _declared(self) -> tuple[str, ...]:
-        return CLUSTER_SOMETIMES if self.cluster else SOMETIMES
+        return SOMETIMES[self.kind]
 
     def campaign(self, seconds: float, jobs: int, interrupted: bool = False) -> Campaign:
         return Campaign(
@@ -228,16 +126,16 @@ class Part(Struct):
         )
 
 
-def check_seed(seed: int, cluster: bool = False) -> Outcome:
+def check_seed(seed: int, kind: Kind = "instance") -> Outcome:
     """One seed, from scratch. A scenario that cannot even be built is a finding too, and must not stop the other seeds."""
     try:
-        return run(make(seed, cluster=cluster))
+        return run(make(seed, kind))
     except Exception as error:
         message = f"no world: {type(error).__name__}: {error}"
         return Outcome(seed, 0, 0, 0, 0.0, "0" * 32, {}, invariant=0, violation=message)
 
 
-def part_of(outcome: Outcome, cpu_seconds: float = 0.0, *, cluster: bool = False) -> Part:
+def part_of(outcome: Outcome, cpu_seconds: float = 0.0, kind: Kind = "instance") -> Part:
     """One outcome as the smallest part of a campaign."""
     return Part(
         seeds=1,
@@ -250,7 +148,7 @@ def part_of(outcome: Outcome, cpu_seconds: float = 0.0, *, cluster: bool = False
         digest=bytes.fromhex(outcome.digest),
         violations=violations_of(outcome),
         sometimes=dict.fromkeys(outcome.sometimes, 1),
-        cluster=cluster,
+        kind=kind,
     )
 
 
@@ -258,14 +156,14 @@ def violations_of(outcome: Outcome) -> list[Violation]:
     return [] if outcome.invariant is None else [Violation(outcome.seed, outcome.invariant, outcome.violation)]
 
 
-def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None, *, cluster: bool = False) -> Campaign:
+def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None, kind: Kind = "instance") -> Campaign:
     """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: the sum of what was done, nothing left running."""
     begin = perf_counter()
-    total, interrupted = Part(cluster=cluster), False
+    total, interrupted = Part(kind=kind), False
     chunks = [seeds[place : place + CHUNK] for place in range(0, len(seeds), CHUNK)]
     jobs = max(1, min(jobs or cores(), len(chunks)))
     try:
-        with closing(_parts(chunks, jobs, cluster)) as parts:
+        with closing(_parts(chunks, jobs, kind)) as parts:
             for part in parts:
                 total.add(part)
                 if progress is not None:
@@ -283,11 +181,11 @@ def cores() -> int:
 # Processes
 
 
-def _parts(chunks: Sequence[range], jobs: int, cluster: bool) -> Generator[Part]:
+def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[Part]:
     """The chunks' sums, as they come in. One job needs no process of its own."""
     if jobs == 1:
         for chunk in chunks:
-            yield _run_chunk(chunk, cluster)
+            yield _run_chunk(chunk, kind)
         return
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     running: set[Future[bytes]] = set()
@@ -295,7 +193,7 @@ def _parts(chunks: Sequence[range], jobs: int, cluster: bool) -> Generator[Part]
     try:
         while True:
             for _, chunk in zip(range(2 * jobs - len(running)), left, strict=False):
-                running.add(_submit(pool, chunk, cluster))
+                running.add(_submit(pool, chunk, kind))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -305,9 +203,9 @@ def _parts(chunks: Sequence[range], jobs: int, cluster: bool) -> Generator[Part]
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, chunk: range, cluster: bool) -> Future[bytes]:
+def _submit(pool: ProcessPoolExecutor, chunk: range, kind: Kind) -> Future[bytes]:
     with _no_interrupts():  # a submission may start a process
-        return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step, cluster)
+        return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step, kind)
 
 
 @contextmanager
@@ -321,16 +219,16 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _send_chunk(start: int, stop: int, step: int, cluster: bool = False) -> bytes:
-    return msgspec.msgpack.encode(_run_chunk(range(start, stop, step), cluster))
+def _send_chunk(start: int, stop: int, step: int, kind: Kind = "instance") -> bytes:
+    return msgspec.msgpack.encode(_run_chunk(range(start, stop, step), kind))
 
 
-def _run_chunk(seeds: range, cluster: bool) -> Part:
+def _run_chunk(seeds: range, kind: Kind) -> Part:
     """CPU time is taken around the seeds, so that loading the modules is not counted."""
     total = Part()
     begin = process_time()
     for seed in seeds:
-        total.add(part_of(check_seed(seed, cluster) if cluster else check_seed(seed)))
+        total.add(part_of(check_seed(seed, kind)))
     total.cpu_ns = round((process_time() - begin) * 1e9)
     return total
 

@@ -1,193 +1,213 @@
-"""The clients and their front: they submit, leave at a time or in a phase, send twice, see stop strings."""
+"""The clients: they submit, leave, send twice, see stop strings, and compare what they get with the undisturbed answer.
+
+`Clients` is the same for every world. How a client reaches an instance is a subclass: directly (direct_clients.py), through a
+router (cluster/routed_clients.py), or through the front of one engine (cluster/front.py). Numbers are those of
+docs/internals/reliability.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from baton.core.effects import Effect, Refuse
-from baton.core.events import Abort, Submit
 from baton.errors import InvariantBroken
-from baton.protocol.ids import RequestId
-from baton.protocol.output import Emit, each_token
-from baton.protocol.request import FinishReason, Refused
-from baton.sim.node import Node
+from baton.protocol.output import Emit, Ended, each_token
+from baton.protocol.request import FinishReason
+from baton.sim.begun_watch import check_begun
+from baton.sim.logprob_watch import LogprobWatch
 from baton.sim.scenario import VOCAB, Client, Scenario
 from baton.sim.simulated_request import COMPLETE, SimulatedRequest
 from baton.sim.timeline import Timeline
-
-FRESH = 3
-"""Small requests that come after healing, and must succeed."""
-_NEVER = ("never_fits", "never_queued", "queue_full", "queue_tokens_full")
+from baton.sim.watch import Watch
 
 
 class Clients:
-    def __init__(self, scenario: Scenario, timeline: Timeline, node: Node) -> None:
-        self.watch = node.watch
+    fresh = 4
+    "Requests that come after healing, and must succeed."
+
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch) -> None:
+        self.open = 0
+        "Requests that are owed an answer."
+        self.to_come = len(scenario.clients)
+        self.tokens = self.deliveries = 0
         self._scenario = scenario
         self._timeline = timeline
-        self._node = node
-        self._submitting: tuple[SimulatedRequest, Refused | None] | None = None
-        "A request that is on its way in, and the answer that it should get."
-        self._sent_again = False
-        self._leaving: list[SimulatedRequest] = []
-        "Clients that leave when their request comes into a certain phase."
+        self._watch = watch
+        self._logprobs = LogprobWatch(watch.requests, watch.saw)
         self._fresh: list[SimulatedRequest] = []
+        self._stopped: dict[str, None] = {}
+        "Requests whose last sequence was withdrawn."
+        self._quiet = not scenario.faults
 
     def begin(self) -> None:
-        for client_request in self.watch.client_requests.values():
-            client = client_request.client
-            self._timeline.at(client.at, self._submit, client_request)
-            if client.abort_at is not None:
-                self._timeline.at(client.abort_at, self._abort, client_request)
-            if client.again_at is not None:
-                self._timeline.at(client.again_at, self._again, client_request)
-
-    def heal(self) -> None:
-        """Fresh requests come: they must succeed (`check_fresh`)."""
-        for number in range(FRESH):
-            client = Client(
-                id=f"fresh{number}", at=self._timeline.now, prompt=[number % VOCAB], max_tokens=1 + number, seed=number
-            )
-            client_request = SimulatedRequest(client, weights_known=self.watch.weights_known)
-            self.watch.add(client_request)
-            self._fresh.append(client_request)
-            self._submit(client_request)
-
-    def check_fresh(self) -> None:
-        """35: whatever happened before, a healthy instance serves."""
-        for client_request in self._fresh:
-            if client_request.refused not in _NEVER and not all(reason in COMPLETE for reason in client_request.ended):
-                raise InvariantBroken(
-                    f"{client_request.client.id}: {client_request.refused or client_request.ended} after everything was healed",
-                    invariant=35,
-                )
-
-    def at_rest(self) -> None:
-        """That everyone was answered is the watch's to say."""
+        for number, request in enumerate(self._watch.all_requests):
+            client = request.client
+            self._timeline.at(client.at, self._submit, (request, number))
+            for at, action in (
+                (client.abort_at, self._leave),
+                (client.again_at, self._again),
+                (client.stop_last_at, self._stop_last),
+            ):
+                if at is not None:
+                    self._timeline.at(at, action, request)
 
     # What they do
 
-    def _submit(self, client_request: SimulatedRequest) -> None:
-        if self._waits(self._submit, client_request):
-            return
-        client = client_request.client
-        self._timeline.note("client", f"{client.id} submits {len(client.prompt)} + {client.max_tokens}")
-        client_request.submitted = True
-        self._ask(client_request)
-        if client.abort_in is not None and client_request.sequences:
-            self._leaving.append(client_request)
-            self._leave_in_phase()
+    def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
+        raise NotImplementedError
 
-    def _again(self, client_request: SimulatedRequest) -> None:
-        """The same id once more. While the first is open: refused, and the first goes on untouched. After it: a new request."""
-        if self._waits(self._again, client_request) or not client_request.submitted or client_request.refused:
-            return
-        if client_request.is_answered:
-            self.watch.saw("an id was used again")
-            client = client_request.client.next_user_of_id(self._timeline.now)
-            other = SimulatedRequest(client, f"{client_request.name}'", self.watch.weights_known)
-            self.watch.add(other)
-            self._submit(other)
-            return
-        self._timeline.note("client", f"{client_request.client.id} submits again")
-        self._sent_again = True
-        self._ask(client_request)
-        self._sent_again = False
+    def _leave(self, request: SimulatedRequest) -> None:
+        raise NotImplementedError
 
-    def _ask(self, client_request: SimulatedRequest) -> None:
-        """Refused or not: as the reference says."""
-        gone = self._node.instance.worker.state.value == "gone"
-        self._submitting = (
-            client_request,
-            self.watch.reference.refusal(client_request.client, client_request.request.sampling, gone),
-        )
-        self._node.dispatch(Submit(client_request.request))
+    def _again(self, request: SimulatedRequest) -> None:
+        """The same id once more: only a client that speaks to an instance directly chooses its id."""
 
-    def _abort(self, client_request: SimulatedRequest) -> None:
-        if (
-            self._waits(self._abort, client_request)
-            or self.watch.client_requests[client_request.client.id] is not client_request
-        ):
-            return
-        if not client_request.submitted:
-            self.watch.saw("abort before submit")
-            self._node.dispatch(Abort(RequestId(client_request.client.id)))
-            return
-        for sequence in client_request.sequences:
-            self.watch.saw(f"abort while {sequence.phase.value}")
-        if client_request.ended_at == self._timeline.now:
-            self.watch.saw("abort in the tick of an end")
-        client_request.aborted = True
-        self._timeline.note("client", f"{client_request.client.id} leaves")
-        self._node.dispatch(Abort(RequestId(client_request.client.id)))
-        _must_have_ended(client_request, client_request.ended)
+    def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
+        raise NotImplementedError
 
-    def _stop_string(self, client_request: SimulatedRequest) -> None:
-        if (
-            self._waits(self._stop_string, client_request)
-            or self.watch.client_requests[client_request.client.id] is not client_request
-        ):
-            return
-        self.watch.saw("a stop string ended one sequence")
-        self._node.dispatch(Abort(RequestId(client_request.client.id), client_request.client.n - 1, FinishReason.STOP))
-        _must_have_ended(client_request, client_request.ended[-1:])
+    def _stop_string(self, request: SimulatedRequest) -> None:
+        """The front of the client has seen a stop string in the last sequence."""
+        if not request.is_answered and request.ended[-1] is None:
+            self._watch.saw("a stop string ended one sequence")
+            self._withdraw(request, request.client.n - 1, FinishReason.STOP)
 
-    def _waits(self, action: Callable[[SimulatedRequest], None], client_request: SimulatedRequest) -> bool:
-        """The engine does not read: it will find the message later."""
-        if self._node.frozen_until is None:
-            return False
-        self._timeline.at(self._node.frozen_until, action, client_request)
-        return True
+    def _stop_last(self, request: SimulatedRequest) -> None:
+        """The front ends the last sequence, and keeps the others."""
+        if request.submitted and not request.is_answered and request.ended[-1] is None:
+            self._watch.saw("one sequence was withdrawn")
+            self._stopped[request.client.id] = None
+            self._withdraw(request, request.client.n - 1, FinishReason.STOP)
 
-    # What they are told
+    # What they get
 
-    def answered(self, effects: list[Effect]) -> None:
-        if self._submitting is None:
-            return
-        (client_request, expected), self._submitting = self._submitting, None
-        got = next((effect.refused for effect in effects if type(effect) is Refuse), None)
-        self.watch.reference.answered(client_request.client, expected, got)
-        if got is None:
-            self.watch.submitted(client_request)
-
-    def refused(self, refuse: Refuse) -> None:
-        self.watch.saw(f"refused: {refuse.refused.reason}")
-        if not self._sent_again:
-            self.watch.refused(refuse)
-
-    def emitted(self, emit: Emit) -> None:
-        note, now = self._timeline.note, self._timeline.now
-        if self._timeline.traced:
-            for request, _, index, _, token in each_token(emit.tokens):
-                note("client", f"{request}.{index} gets {token}")
-        for client_request in self.watch.take_stopped():
-            self._timeline.at(now, self._stop_string, client_request)
+    def delivered(self, emit: Emit) -> None:
+        """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""
+        self.deliveries += len(emit.tokens) + len(emit.ended)
+        check_begun(emit, self._cached)
+        sent = self._logprobs.sent(emit) if emit.logprobs else {}
+        for id_, _, index, position, token in each_token(emit.tokens):
+            request = self._watch.requests[id_]
+            delivered = request.delivered[index]
+            if position != len(delivered):
+                raise InvariantBroken(f"{id_}.{index}: token {position} after {len(delivered)}", invariant=21)
+            if request.ended[index] is not None or request.refused or not request.submitted:
+                raise InvariantBroken(f"{id_}.{index} gets a token after its end, or before it came", invariant=22)
+            if request.oracles[index].token(position) != token:
+                raise InvariantBroken(f"{id_}.{index}: token {position} is {token}, not the undisturbed one", invariant=21)
+            if request.client.logprobs is not None or request.client.prompt_logprobs is not None:
+                entries = sent.get((id_, index))
+                self._logprobs.expect(request, index, position, entries.pop(0) if entries else None)
+            delivered.append(token)
+            self._gets(request, index, token)
+            if len(delivered) == request.client.stop_string_at and index == request.client.n - 1:
+                self._timeline.at(self._timeline.now, self._stop_string, request)
+        self.tokens += len(emit.tokens)
+        self._tokens_are_in(emit)
         for ended in emit.ended:
-            if self._timeline.traced:
-                note("client", f"{ended.request}.{ended.index} ends: {ended.reason} {ended.detail}")
-            client_request = self.watch.client_requests[ended.request]
-            if client_request.client.abort_in == "end" and not client_request.aborted:
-                self._timeline.at(now, self._abort, client_request)
-            if (
-                client_request in self._leaving
-                and None not in client_request.ended
-                and client_request.client.abort_in != "closing"
-            ):
-                self._leaving.remove(client_request)
+            self._ended(ended)
 
-    def after_event(self) -> None:
-        if self._leaving:
-            self._leave_in_phase()
+    def _cached(self, request: str, index: int) -> int | None:
+        """Prompt tokens that were found in a cache. None: not known."""
+        return None
 
-    def _leave_in_phase(self) -> None:
-        for client_request in list(self._leaving):
-            if any(sequence.phase.value == client_request.client.abort_in for sequence in client_request.sequences):
-                self._leaving.remove(client_request)
-                client_request.aborted = True
-                self._timeline.at(self._timeline.now, self._abort, client_request)
+    def _gets(self, request: SimulatedRequest, index: int, token: int) -> None:
+        """A token that was checked."""
 
+    def _tokens_are_in(self, emit: Emit) -> None:
+        """All tokens of a message are checked, and none of its ends."""
 
-def _must_have_ended(client_request: SimulatedRequest, ended: list[FinishReason | None]) -> None:
-    """22: an abort ends what is open in that very event."""
-    if client_request.refused is None and None in ended:
-        raise InvariantBroken(f"{client_request.client.id} was aborted and is still open", invariant=22)
+    def _ended(self, ended: Ended) -> None:
+        request, index = self._watch.requests[ended.request], ended.index
+        client, delivered = request.client, request.delivered[index]
+        if self._timeline.traced:
+            self._note(f"{ended.request}.{index} ends: {ended.reason} {ended.detail}")
+        if request.ended[index] is not None or request.refused or not request.submitted:
+            raise InvariantBroken(f"{ended.request}.{index} ends twice, or before it came", invariant=22)
+        request.ended[index] = ended.reason
+        request.ended_at = self._timeline.now
+        self._ends(request, ended)
+        if (ended.prompt_tokens, ended.output_tokens) != (len(client.prompt), len(delivered)):
+            raise InvariantBroken(f"{ended.request}.{index}: usage is {ended}", invariant=23)
+        match ended.reason:
+            case FinishReason.STOP if self._by_stop_string(request, index):
+                pass
+            case FinishReason.STOP | FinishReason.LENGTH | FinishReason.REPETITION:
+                if delivered != request.oracles[index].complete() or ended.reason != request.oracles[index].reason:
+                    raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
+                self._completes(request, ended)
+            case FinishReason.ABORT if not request.aborted and not self._may_be_drained():
+                raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
+            case FinishReason.TIMEOUT:
+                self._timed_out(request, index)
+            case FinishReason.ERROR:
+                self._failed(request, index, ended)
+        self._answered(request)
+
+    def _by_stop_string(self, request: SimulatedRequest, index: int) -> bool:
+        """Ended by its front, at or (with tokens under way) after the place, and not by a stop id of its own."""
+        wanted, given = request.client.stop_string_at, request.delivered[index]
+        if index != request.client.n - 1 or given == request.oracles[index].complete():
+            return False
+        return request.client.id in self._stopped or (wanted is not None and len(given) >= wanted)
+
+    def _ends(self, request: SimulatedRequest, ended: Ended) -> None:
+        """23: what is cached is a part of the prompt."""
+        if not 0 <= ended.host_tokens + ended.storage_tokens <= ended.cached_tokens < len(request.client.prompt):
+            raise InvariantBroken(f"{ended.request}.{ended.index}: usage is {ended}", invariant=23)
+
+    def _completes(self, request: SimulatedRequest, ended: Ended) -> None:
+        """A sequence ended by itself."""
+
+    def _may_be_drained(self) -> bool:
+        return False
+
+    def _timed_out(self, request: SimulatedRequest, index: int) -> None:
+        raise NotImplementedError
+
+    def _failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
+        raise NotImplementedError
+
+    def _answered(self, request: SimulatedRequest) -> None:
+        if request.is_answered:
+            self.open -= 1
+
+    def _end_all(self, request: SimulatedRequest) -> None:
+        request.ended = [reason or FinishReason.ERROR for reason in request.ended]
+        self._answered(request)
+
+    # Afterwards
+
+    def heal(self) -> None:
+        """Fresh requests come: they must succeed (`check_fresh`)."""
+        for number in range(self.fresh):
+            request = SimulatedRequest(self._fresh_client(number), weights_known=self._watch.weights_known)
+            self._watch.add(request)
+            self._fresh.append(request)
+            self.to_come += 1
+            self._submit((request, number))
+
+    def _fresh_client(self, number: int) -> Client:
+        return Client(f"fresh{number}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)
+
+    def check_fresh(self) -> None:
+        """35: whatever happened before, what is healed serves."""
+        for request in self._fresh:
+            if not self._may_be_refused(request) and not all(reason in COMPLETE for reason in request.ended):
+                raise InvariantBroken(
+                    f"{request.name}: {request.refused or request.ended} after everything was healed", invariant=35
+                )
+
+    def _may_be_refused(self, request: SimulatedRequest) -> bool:
+        return False
+
+    def at_rest(self) -> None:
+        """22: everyone was answered; without faults, everything that fits succeeded."""
+        if left := self.unanswered():
+            raise InvariantBroken(f"{left[0]} was never answered", invariant=22)
+        for request in self._watch.all_requests if self._quiet else ():
+            calm = request.client.timeout is None and request.refused is None
+            if calm and not all(reason in COMPLETE for reason in request.ended):
+                raise InvariantBroken(f"{request.name} did not succeed", invariant=22)
+
+    def unanswered(self) -> list[str]:
+        return [request.name for request in self._watch.all_requests if request.submitted and not request.is_answered]
+
+    def _note(self, text: str) -> None:
+        self._timeline.note("client", text)

@@ -1,8 +1,8 @@
 """One life of an engine process: a real instance, its worker process, its cache service, the pool that these share.
 
-The engine's owner gets what the instance wants of the outside (answers to clients and routers), and may check every event: the
-node of a cluster (cluster/node.py), or the node of a plain instance, which no router speaks to (node.py). The memory of a dead
-engine may still be read by processes that have mapped it; nothing else is left of it.
+The engine's owner (instance.py) gets what the machine wants of the outside: answers to clients and routers. An `EngineWatch`
+may check every event. The memory of a dead engine may still be read by processes that have mapped it; nothing else is left of
+it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.sim.network import Network
 from baton.sim.onlooker import Onlooker, PlansSeen
 from baton.sim.process import NO_EPOCH, WorkerProcess
 from baton.sim.rest import check_rest
-from baton.sim.scenario import Client, NodeRole, Scenario
+from baton.sim.scenario import Client, InstanceRole, Scenario
 from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline
 
@@ -38,7 +38,7 @@ TIME_MARGIN = 1e-6
 REPLACED_SECONDS = 1.0
 """After healing, a worker that is given up is replaced by hand so soon."""
 POOLS_EACH = 1_000
-"""Pool incarnations of one life of one node: no other has the same."""
+"""Pool incarnations of one life of one instance: no other has the same."""
 
 
 class Plans(PlansSeen, Protocol):
@@ -49,8 +49,8 @@ class Plans(PlansSeen, Protocol):
     def client_of(self, slot: int, incarnation: int) -> Client: ...
 
 
-class EngineOwner:
-    """The node that an engine belongs to. It looks at each event where it wants to."""
+class EngineWatch:
+    """Looks at each event of an engine. This one checks nothing."""
 
     def before(self, event: Event, now: Instant) -> None:
         """The instance is about to handle the event."""
@@ -64,18 +64,27 @@ class EngineOwner:
     def after(self) -> None:
         """All effects of the event are performed."""
 
-    def gets(self, effects: list[Outward]) -> None:
-        """What the event brought for clients and routers."""
-
-    def defer(self, event: Event) -> bool:
-        """The engine is frozen. False: the event waits in the engine's inbox."""
-        return False
-
     def receives(self, result: StepResult, *, broken: bool) -> None:
         """The instance is about to get a result."""
 
     def received(self, result: StepResult, *, broken: bool) -> None:
         """The instance has handled the result."""
+
+    def full_check(self) -> None:
+        """A scan of everything, now and then."""
+
+
+class EngineOwner(Protocol):
+    """The simulated instance that an engine is a life of (instance.py)."""
+
+    def gets(self, effects: list[Outward]) -> None:
+        """What an event brought for clients and routers."""
+
+    def defer(self, event: Event) -> bool:
+        """The engine is frozen. False: the event waits in the engine's inbox."""
+
+    def performs(self, effect: Effect) -> None:
+        """The effect is about to be performed."""
 
     def has_other_weights(self) -> None:
         """A worker has come back with others than the one before had."""
@@ -85,12 +94,13 @@ class SimulatedEngine:
     def __init__(
         self,
         name: str,
-        role: NodeRole,
+        role: InstanceRole,
         scenario: Scenario,
         timeline: Timeline,
         clock: Clock,
         instance: Instance,
         owner: EngineOwner,
+        watch: EngineWatch,
         plans: Plans,
         onlooker: Onlooker,
         contents: KeyContents,
@@ -129,6 +139,7 @@ class SimulatedEngine:
         self._timeline = timeline
         self.clock = clock
         self._owner = owner
+        self._watch = watch
         self._contents = contents
         self._onlooker = onlooker
         self._inbox: list[Event] = []
@@ -184,10 +195,10 @@ class SimulatedEngine:
             self._inbox.append(event)
 
     def dispatch(self, event: Event, at_least: float = 0.0) -> None:
-        instance, owner = self.instance, self._owner
+        instance, owner, watch = self.instance, self._owner, self._watch
         now = Instant(max(self.clock.now(), at_least))
         self._told = max(self._told, now)
-        owner.before(event, now)
+        watch.before(event, now)
         if self.cache is not None:
             self.cache.received(event)
         effects = instance.handle(event, now)
@@ -195,11 +206,11 @@ class SimulatedEngine:
         if type(event) is WorkerReady:
             changed = self.was_ready and event.fingerprint != self.identity
             self.was_ready, self.identity = True, event.fingerprint
-        owner.handled(event, effects)
+        watch.handled(event, effects)
         outward: list[Outward] = []
         for effect in sorted(effects, key=_clients_first):
             self._perform(effect, outward)
-        owner.after()
+        watch.after()
         if self.cache is not None:
             self.tiers.after()
         if self._looked_after and instance.worker.state.value == "gone":  # poison is not healed
@@ -212,6 +223,7 @@ class SimulatedEngine:
 
     def _perform(self, effect: Effect, outward: list[Outward]) -> None:
         self._timeline.record(effect.plan if type(effect) is RunStep else effect)
+        self._watch.performs(effect)
         self._owner.performs(effect)
         match effect:
             case RunStep(plan):
@@ -239,9 +251,9 @@ class SimulatedEngine:
         self._timeline.record(result)
         broken = self.network.is_broken(result)
         self._broken |= broken
-        self._owner.receives(result, broken=broken)
+        self._watch.receives(result, broken=broken)
         self.dispatch(StepDone(self.network.unpack(result)))
-        self._owner.received(result, broken=broken)
+        self._watch.received(result, broken=broken)
 
     # Time
 
@@ -356,6 +368,7 @@ class SimulatedEngine:
     def full_check(self) -> None:
         """12: what can be found in the device's cache is what its key says."""
         self.instance.check()
+        self._watch.full_check()
         if self.instance.worker.state.value == "ready":
             memory = self.process.worker.pool
             for key, block in self.instance.view.device_index().items():
@@ -382,6 +395,6 @@ def _clients_first(effect: Effect) -> bool:
     return type(effect) is not Emit
 
 
-def config_of(scenario: Scenario, role: NodeRole) -> InstanceConfig:
+def config_of(scenario: Scenario, role: InstanceRole) -> InstanceConfig:
     config = scenario.config()
     return replace(config, tiers=replace(config.tiers, peers=role != "mixed"))

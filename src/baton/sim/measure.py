@@ -10,13 +10,13 @@ from typing import Any
 
 from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan
-from baton.sim.cluster.clients import ClusterClients
-from baton.sim.cluster.node import ClusterNode
-from baton.sim.cluster.plans import NodePlans
-from baton.sim.cluster.watch import ClusterWatch, Kept, untagged
+from baton.sim.cluster.routed_clients import RoutedClients
+from baton.sim.cluster.watch import ClusterWatch, Kept
 from baton.sim.cluster.watch import WatchedEngine as SomeEngine
-from baton.sim.cluster.world import ClusterWorld
 from baton.sim.engine import SimulatedEngine
+from baton.sim.instance import SimulatedInstance
+from baton.sim.linked_world import ClusterWorld
+from baton.sim.plans import PlanWatch, untagged
 from baton.sim.timeline import Timeline
 from baton.sim.worker import Seat, SimWorker
 
@@ -43,7 +43,7 @@ class MeasuredWorker(SimWorker):
         return (TOKEN,)
 
 
-class MeasuredPlans(NodePlans):
+class MeasuredPlans(PlanWatch):
     """Remembers whose slot it is."""
 
     def check(self, plan: StepPlan) -> None:
@@ -51,17 +51,17 @@ class MeasuredPlans(NodePlans):
         for new in plan.new:
             sequence = self._view.slot_owner(new.slot, new.incarnation)
             assert sequence is not None
-            self._clients[new.slot, new.incarnation] = self._trips[untagged(sequence.request.id)].client
+            self._places[new.slot, new.incarnation] = self._requests[untagged(sequence.request.id)], new.index
 
 
-class MeasuredClients(ClusterClients):
+class MeasuredClients(RoutedClients):
     """Counts tokens and ends."""
 
     def delivered(self, emit: Emit) -> None:
         self.deliveries += len(emit.tokens) + len(emit.ended)
         self.tokens += len(emit.tokens)
         for ended in emit.ended:
-            client_request = self._watch.client_requests[ended.request]
+            client_request = self._watch.requests[ended.request]
             client_request.ended[ended.index] = ended.reason
             self._answered(client_request)
 
@@ -82,8 +82,8 @@ class MeasuredWorld(ClusterWorld):
     plans_type = MeasuredPlans
     clients_type = MeasuredClients
 
-    def _engine(self, node: ClusterNode) -> SimulatedEngine:
-        engine = super()._engine(node)
+    def _engine(self, instance: SimulatedInstance) -> SimulatedEngine:
+        engine = super()._engine(instance)
         worker = engine.process.worker
         engine.process.worker = MeasuredWorker(len(worker.pool), self.scenario.block_size, engine.plans.client_of)
         return engine

@@ -62,10 +62,6 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
     def path(self) -> Path:
         return PACKAGE / self.file
 
-    @property
-    def cluster(self) -> bool:
-        return self.seeds == "cluster"
-
     def change(self, source: str) -> str:
         """The module's source with the text replaced."""
         lines = source.splitlines(keepends=True)
@@ -150,10 +146,9 @@ def apply(mutant: Mutant) -> None:
 
 
 def _scenario(mutant: Mutant, seed: int) -> Scenario:
-    from baton.sim.cluster.front_world import generate_front
     from baton.sim.run import make
 
-    return generate_front(seed) if mutant.seeds == "front" else make(seed, cluster=mutant.cluster)
+    return make(seed, "instance" if mutant.seeds == "tiers" else mutant.seeds)
 
 
 def hunt(mutant: Mutant, seeds: int) -> MutantResult:

@@ -1,4 +1,4 @@
-"""Who looks on while a worker process lives and dies: the watch of one node (watch.py), or of a node in a cluster."""
+"""The observer of a worker process: the watch of a plain instance (instance_watch.py), or of one in a cluster (plans.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What a plan may say: the checks of each StepPlan, with a shadow of who owns which block and where each sequence stands.
+"""Checks of each StepPlan, with a shadow of block owners and positions. Numbers are those of docs/internals/reliability.md.
 
-Numbers are those of docs/internals/reliability.md.
+`PlanWatch` holds for every instance. `ExactPlanWatch` is for one whose clients speak to it directly: what it admits, and when,
+follows from what they do.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Callable, Mapping
 
 from msgspec.msgpack import encode
 
+from baton.core.engine.request import Sequence
 from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
-from baton.protocol.ids import BlockId
+from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.step import NewSequence, StepPlan
 from baton.sim.admission_model import AdmissionModel
 from baton.sim.line import Line, Place
@@ -21,61 +23,55 @@ from baton.sim.scenario import Client, Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.urgency_watch import UrgencyWatch
 
+MARK = "|"
+"""Behind the tag of a session, in the ids of an instance that routers speak to."""
+
+
+def untagged(request: RequestId) -> RequestId:
+    return RequestId(request.rpartition(MARK)[2])
+
 
 class PlanWatch:
+    """Also observes the worker process of the instance (onlooker.py)."""
+
     def __init__(
         self,
         scenario: Scenario,
         view: SchedulerView,
-        client_requests: Mapping[str, SimulatedRequest],
-        reference: Reference,
-        line: Line,
+        requests: Mapping[str, SimulatedRequest],
         saw: Callable[[str], None],
     ) -> None:
         self.rows = 0
+        self.saw = saw
+        self.weights: Callable[[], int] = lambda: 0
+        "Of the worker that the plans are for."
         self._scenario = scenario
+        self._size = scenario.block_size
         self._view = view
-        self._trips = client_requests
-        self._reference = reference
-        # With lower tiers blocks come and go that no plan tells of; thousands of slots are too many for a slow model.
-        modelled = not scenario.host_blocks and scenario.slots <= 64
-        self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
+        self._requests = requests
         self._pace = PaceWatch(scenario)
         self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
-        self._line = line
-        self._saw = saw
-        self._assigned = [0] * scenario.blocks
         self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
         self._last_use = [0] * scenario.blocks
-        "The last step that was planned to read or write a block; kept where there are lower tiers."
         self._tables: dict[int, list[BlockId]] = {}
         self._incarnation: dict[int, int] = {}
         self._position: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._places: dict[tuple[int, int], Place] = {}
-        "Who was in a slot, by its incarnation."
+        "The occupant of a slot, by its incarnation."
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
-        """4, 5, 19, 23, 30, 31, 32, 34, 53: what the worker is told is allowed, and is what the front believes."""
+        """4, 5, 6, 19, 25, 30, 32, 53, 59: the plan is allowed, and continues what clients have."""
         if plan.step != self._last_step + 1:
             raise InvariantBroken("steps are not numbered in order", invariant=30)
         self._last_step = plan.step
-        scenario = self._scenario
         counts = plan.run.counts
-        self.rows += len(plan.run.slots) + len(plan.drops)
-        if len(counts) > scenario.slots or sum(counts) > scenario.tokens_per_step or (counts and min(counts) < 1):
+        self.rows += len(counts) + len(plan.drops)
+        if len(counts) > self._scenario.slots or sum(counts) > self._scenario.tokens_per_step or (counts and min(counts) < 1):
             raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
-        model = self.model
-        if model is not None:
-            model.before()
-        dropped: list[Place] = []
         for slot, incarnation in plan.drops:
-            self._tables.pop(slot, None)
-            client_request, index = self._place(slot, incarnation)
-            if client_request.ended[index] is None:
-                dropped.append((client_request, index))
-                self._line.is_dropped(client_request, index, plan.step)
+            self._drop(plan.step, slot, incarnation)
         for new in plan.new:
             self._new(new)
         try:
@@ -88,16 +84,18 @@ class PlanWatch:
         except KeyError as slot_error:
             raise InvariantBroken(f"step {plan.step} plans for slot {slot_error}, which is empty", invariant=25) from None
         if plan.drops and not counts:
-            self._saw("a batch with nothing but drops")
+            self.saw("a batch with nothing but drops")
         self._beside_decodes(plan)
         self._bytes(plan)
         self._pace.planned(plan, self._position, self._known)
-        chunk_max = scenario.chunk_tokens_max or scenario.tokens_per_step
         for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
-            self._writes(plan, slot, count, table, chunk_max)
-        if model is not None:
-            model.check(plan, dropped, {new.slot: self._places[new.slot, new.incarnation] for new in plan.new})
+            self._writes(plan.step, slot, count, table)
         self._urgency.planned(plan)
+
+    def _drop(self, step: int, slot: int, incarnation: int) -> None:
+        self._tables.pop(slot, None)
+        if (slot, incarnation) not in self._places:
+            raise InvariantBroken(f"slot {slot}.{incarnation} is dropped, and was never taken", invariant=25)
 
     def _beside_decodes(self, plan: StepPlan) -> None:
         """30: where something decodes, prompts keep to their bound."""
@@ -108,13 +106,13 @@ class PlanWatch:
         chunks = [count for slot, count in rows if self._position[slot] < self._known[slot]]
         if len(chunks) == len(plan.run.slots):
             if sum(chunks) > bound:
-                self._saw("more prompt tokens, as nothing decodes")
+                self.saw("more prompt tokens, as nothing decodes")
         elif sum(chunks) > bound:
             raise InvariantBroken(
                 f"step {plan.step}: {sum(chunks)} prompt tokens beside decodes, {bound} allowed", invariant=30
             )
         elif sum(chunks) == bound:
-            self._saw("prompts were held back beside decodes")
+            self.saw("prompts were held back beside decodes")
 
     def _bytes(self, plan: StepPlan) -> None:
         """30: new sequences and their settings are no larger than a plan may have, unless there is one alone."""
@@ -122,98 +120,144 @@ class PlanWatch:
         if len(plan.new) > 1 and bound < 1 << 16 and len(encode((plan.new, plan.sampling))) > bound:
             raise InvariantBroken(f"step {plan.step}: {len(plan.new)} new sequences have more than {bound} bytes", invariant=30)
 
+    # New sequences
+
     def _new(self, new: NewSequence) -> None:
-        client_request = self._request_of(new)
-        self._places[new.slot, new.incarnation] = client_request, new.index
-        table, size = list(new.blocks), self._scenario.block_size
-        self._tables[new.slot] = table
-        self._incarnation[new.slot] = new.incarnation
-        self._position[new.slot] = new.computed_tokens
-        self._known[new.slot] = len(new.tokens)
-        for block in table[new.computed_tokens // size :]:
-            self._assign(block, new.slot)
-        if list(new.tokens) != [*client_request.client.prompt, *client_request.delivered[new.index]]:
-            raise InvariantBroken(
-                f"{client_request.client.id}.{new.index} prefills other tokens than its client has", invariant=32
-            )
-        if (
-            new.computed_tokens >= len(new.tokens)
-            or new.computed_tokens % size
-            or new.prompt_tokens != len(client_request.client.prompt)
-        ):
-            raise InvariantBroken(
-                f"{client_request.client.id}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19
-            )
-        if len(table) * size < len(new.tokens) or len(dict.fromkeys(table)) != len(table):
-            raise InvariantBroken(f"{client_request.client.id}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
-        self._admitted(new, client_request)
-
-    def _admitted(self, new: NewSequence, client_request: SimulatedRequest) -> None:
-        self._line.admitted(client_request, new.index)
-        self._reference.admitted(client_request.client, new.index)
-        size = self._scenario.block_size
-        if client_request.hit[new.index] is None:
-            client_request.hit[new.index] = new.computed_tokens
-            shares = self._scenario.prefix_caching or new.index
-            if new.computed_tokens and not shares:
-                raise InvariantBroken(f"{client_request.client.id} has a hit, and caching is off", invariant=14)
-            if new.computed_tokens:
-                self._saw("a prefix hit")
-                if len(new.tokens) % size == 0 and new.computed_tokens == len(new.tokens) - size:
-                    self._saw("a full hit: the last block is computed again")
-                if new.index:
-                    self._saw("a sibling found the leader's prompt")
-        elif new.computed_tokens:
-            self._saw("resumed from its own cached blocks")
-        if new.incarnation > 1:
-            self._saw("a slot was reused")
-
-    def _request_of(self, new: NewSequence) -> SimulatedRequest:
         sequence = self._view.slot_owner(new.slot, new.incarnation)
         if sequence is None:
             raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
-        return self._trips[sequence.request.id]
+        request = self._requests[untagged(sequence.request.id)]
+        self._places[new.slot, new.incarnation] = request, new.index
+        table = self._tables[new.slot] = list(new.blocks)
+        self._incarnation[new.slot] = new.incarnation
+        self._position[new.slot] = new.computed_tokens
+        self._known[new.slot] = len(new.tokens)
+        for block in table[new.computed_tokens // self._size :]:
+            self._assign(block, new.slot)
+        self._continues(new, sequence, request)
+        if new.computed_tokens >= len(new.tokens) or new.prompt_tokens != len(request.client.prompt):
+            raise InvariantBroken(f"{request.name}: {new.computed_tokens} of {len(new.tokens)} tokens hit", invariant=19)
+        if len(table) * self._size < len(new.tokens) or len(dict.fromkeys(table)) != len(table):
+            raise InvariantBroken(f"{request.name}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
 
-    def _place(self, slot: int, incarnation: int) -> Place:
-        place = self._places.get((slot, incarnation))
-        if place is None:
-            raise InvariantBroken(f"slot {slot}.{incarnation} is dropped, and was never taken", invariant=25)
-        return place
+    def _continues(self, new: NewSequence, sequence: Sequence, request: SimulatedRequest) -> None:
+        """32: it begins as the undisturbed answer does. 59: with the weights that the answer was begun with."""
+        prompt, weights = request.client.prompt, self.weights()
+        outputs = list(new.tokens[len(prompt) :])
+        begun = [known for known in request.weights_known if _begins(request, new.index, outputs, known)]
+        if not begun or list(new.tokens[: len(prompt)]) != prompt:
+            raise InvariantBroken(f"{request.name}.{new.index} prefills other tokens than the undisturbed ones", invariant=32)
+        if weights not in begun or (sequence.request.outputs and request.weights != weights):
+            raise InvariantBroken(f"{request.name}.{new.index} is to go on with weights {weights}, not its own", invariant=59)
 
-    def client_of(self, slot: int, incarnation: int) -> Client:
-        return self._places[slot, incarnation][0].client
-
-    def places_of(self, plan: StepPlan) -> list[Place]:
-        """Whom it computes."""
-        return [self._places[slot, self._incarnation[slot]] for slot in plan.run.slots]
+    # Blocks
 
     def _assign(self, block: int, slot: int) -> None:
-        self._assigned[block] += 1
         self._owner[block] = (slot, self._incarnation[slot])
 
-    def _writes(self, plan: StepPlan, slot: int, count: int, table: list[BlockId], chunk_max: int) -> None:
-        position, size = self._position[slot], self._scenario.block_size
-        end = position + count
-        self._position[slot] = end
+    def _writes(self, step: int, slot: int, count: int, table: list[BlockId]) -> None:
+        position, size = self._position[slot], self._size
+        end = self._position[slot] = position + count
         if end > len(table) * size:
-            raise InvariantBroken(f"step {plan.step}: slot {slot} has no block for position {end - 1}", invariant=6)
-        if self._scenario.host_blocks:
-            for block in table:
-                self._last_use[block] = plan.step
+            raise InvariantBroken(f"step {step}: slot {slot} has no block for position {end - 1}", invariant=6)
+        for block in table:
+            self._last_use[block] = step
         for block in table[position // size : (end - 1) // size + 1]:
             if self._owner[block] != (slot, self._incarnation[slot]):
-                raise InvariantBroken(f"step {plan.step}: slot {slot} writes to block {block} of another", invariant=5)
+                raise InvariantBroken(f"step {step}: slot {slot} writes to block {block} of another", invariant=5)
             if self._view.is_shared(block):
-                raise InvariantBroken(f"step {plan.step}: slot {slot} writes to shared block {block}", invariant=4)
+                raise InvariantBroken(f"step {step}: slot {slot} writes to shared block {block}", invariant=4)
         if count > 1 or end < self._known[slot]:
-            if count > chunk_max:
-                raise InvariantBroken(f"step {plan.step}: a chunk of {count} tokens", invariant=30)
+            if count > (self._scenario.chunk_tokens_max or self._scenario.tokens_per_step):
+                raise InvariantBroken(f"step {step}: a chunk of {count} tokens", invariant=30)
             if end == self._known[slot] and end % size == 0:
-                self._saw("chunk, block and prompt end together")
+                self.saw("chunk, block and prompt end together")
 
     def last_use(self, block: BlockId) -> int:
         """The last step that was planned to read or write it."""
         return self._last_use[block]
+
+    # The worker process
+
+    def client_of(self, slot: int, incarnation: int) -> Client:
+        return self._places[slot, incarnation][0].client
+
+    def worker_dies(self) -> None:
+        """Counted where the instance restarts it."""
+
+    def poisoned(self, client: Client | None) -> None:
+        """That the culprit is found is checked of a plain instance (invariant 47, instance_watch.py)."""
+
+
+class ExactPlanWatch(PlanWatch):
+    def __init__(
+        self,
+        scenario: Scenario,
+        view: SchedulerView,
+        requests: Mapping[str, SimulatedRequest],
+        saw: Callable[[str], None],
+        reference: Reference,
+        line: Line,
+    ) -> None:
+        super().__init__(scenario, view, requests, saw)
+        # With lower tiers blocks come and go that no plan names; thousands of slots are too many for a slow model.
+        modelled = not scenario.host_blocks and scenario.slots <= 64
+        self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
+        self._reference = reference
+        self._line = line
+        self._assigned = [0] * scenario.blocks
+        self._dropped: list[Place] = []
+        "Sequences that the present plan drops and that have not ended."
+
+    def check(self, plan: StepPlan) -> None:
+        """Also 14, 34, 52 to 54: what is admitted is what the models admit."""
+        self._dropped = []
+        if self.model is not None:
+            self.model.before()
+        super().check(plan)
+        if self.model is not None:
+            self.model.check(plan, self._dropped, {new.slot: self._places[new.slot, new.incarnation] for new in plan.new})
+
+    def _drop(self, step: int, slot: int, incarnation: int) -> None:
+        super()._drop(step, slot, incarnation)
+        request, index = self._places[slot, incarnation]
+        if request.ended[index] is None:
+            self._dropped.append((request, index))
+            self._line.is_dropped(request, index, step)
+
+    def _new(self, new: NewSequence) -> None:
+        super()._new(new)
+        request, _ = self._places[new.slot, new.incarnation]
+        if new.computed_tokens % self._size:
+            raise InvariantBroken(f"{request.name}: {new.computed_tokens} tokens hit, a part of a block", invariant=19)
+        self._line.admitted(request, new.index)
+        self._reference.admitted(request.client, new.index)
+        if request.hit[new.index] is None:
+            request.hit[new.index] = new.computed_tokens
+            if new.computed_tokens and not (self._scenario.prefix_caching or new.index):
+                raise InvariantBroken(f"{request.name} has a hit, and caching is off", invariant=14)
+            if new.computed_tokens:
+                self.saw("a prefix hit")
+                if len(new.tokens) % self._size == 0 and new.computed_tokens == len(new.tokens) - self._size:
+                    self.saw("a full hit: the last block is computed again")
+                if new.index:
+                    self.saw("a sibling found the leader's prompt")
+        elif new.computed_tokens:
+            self.saw("resumed from its own cached blocks")
+        if new.incarnation > 1:
+            self.saw("a slot was reused")
+
+    def _continues(self, new: NewSequence, sequence: Sequence, request: SimulatedRequest) -> None:
+        if list(new.tokens) != [*request.client.prompt, *request.delivered[new.index]]:
+            raise InvariantBroken(f"{request.name}.{new.index} prefills other tokens than its client has", invariant=32)
+
+    def _assign(self, block: int, slot: int) -> None:
+        self._assigned[block] += 1
+        super()._assign(block, slot)
+
+    def places_of(self, plan: StepPlan) -> list[Place]:
+        """The sequences that the plan computes."""
+        return [self._places[slot, self._incarnation[slot]] for slot in plan.run.slots]
 
     def generations(self) -> None:
         """5: a block's generation has grown once for each time it was handed out."""
@@ -224,3 +268,11 @@ class PlanWatch:
                 continue  # it was handed out to be loaded into, which no plan says
             if generations[block] != times:
                 raise InvariantBroken(f"block {block}: handed out {times} times, generation {generations[block]}", invariant=5)
+
+
+def _begins(request: SimulatedRequest, index: int, outputs: list[int], weights: int) -> bool:
+    """With these weights its answer begins so."""
+    oracle = request.oracles_of(weights)[index]
+    if outputs:
+        oracle.token(len(outputs) - 1)
+    return oracle.tokens[: len(outputs)] == outputs

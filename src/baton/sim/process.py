@@ -37,7 +37,7 @@ class WorkerProcess:
         first_pool: int = 0,
         label: str = "worker",
     ) -> None:
-        """`first_pool`: incarnations of its pools come after it, which no other node's may be. `label`: its name in a trace."""
+        """`first_pool`: incarnations of its pools come after it, unlike all others. `label`: its name in a trace."""
         self._label = label
         self.epoch = WorkerEpoch(1)
         self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.client_of)
@@ -143,7 +143,7 @@ class WorkerProcess:
         self._dispatch(WorkerLost(dead, f"died {when}", cause))
 
     def vanish(self) -> None:
-        """With its whole node: nobody hears of it, and nothing that was queued is executed."""
+        """With its whole instance: nobody hears of it, and nothing that was queued is executed."""
         self.epoch = NO_EPOCH
 
     def fail_restarts(self, times: int) -> None:

@@ -1,23 +1,30 @@
-"""One seed or one scenario, of a single node or of a cluster: how it is made and run, for whoever does not care which it is."""
+"""One seed or one scenario, of whatever kind: how it is made and run."""
 
 from __future__ import annotations
 
-from baton.sim.cluster.front_world import FrontWorld
-from baton.sim.cluster.generate import generate_cluster
-from baton.sim.cluster.world import ClusterWorld
+from typing import Literal
+
 from baton.sim.generate import generate
+from baton.sim.generate_cluster import generate_cluster
+from baton.sim.generate_front import generate_front
+from baton.sim.linked_world import ClusterWorld, FrontWorld
 from baton.sim.outcome import Outcome
 from baton.sim.scenario import Scenario
-from baton.sim.world import PlainWorld, Tracer
+from baton.sim.world import PlainWorld, Tracer, World
+
+Kind = Literal["instance", "cluster", "front"]
+"""Of a scenario: one instance, several behind routers, one behind the front of `baton serve`."""
+GENERATORS = {"instance": generate, "cluster": generate_cluster, "front": generate_front}
 
 
-def make(seed: int, *, cluster: bool) -> Scenario:
-    return generate_cluster(seed) if cluster else generate(seed)
+def make(seed: int, kind: Kind = "instance") -> Scenario:
+    return GENERATORS[kind](seed)
+
+
+def kind_of(scenario: Scenario) -> Kind:
+    return "instance" if scenario.cluster is None else "front" if scenario.cluster.front else "cluster"
 
 
 def run(scenario: Scenario, tracer: Tracer | None = None) -> Outcome:
-    if scenario.cluster is None:
-        return PlainWorld(scenario, tracer).run()
-    if scenario.cluster.front:
-        return FrontWorld(scenario, tracer.note if tracer is not None else None).run()
-    return ClusterWorld(scenario, tracer.note if tracer is not None else None).run()
+    worlds: dict[Kind, type[World]] = {"instance": PlainWorld, "cluster": ClusterWorld, "front": FrontWorld}
+    return worlds[kind_of(scenario)](scenario, tracer).run()

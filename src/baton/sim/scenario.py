@@ -130,14 +130,21 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     files are these weights now, and the worker is killed."""
 
 
-UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()
+def _nodes_are_instances(raw: dict[str, Any]) -> dict[str, Any]:
+    cluster = raw.get("cluster")
+    if cluster is None:
+        return raw
+    return raw | {"cluster": {("instances" if name == "nodes" else name): value for name, value in cluster.items()}}
+
+
+UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_nodes_are_instances,)
 """The n-th turns a file of version n into one of version n + 1: a change of
 fields adds one, and no kept file changes."""
 VERSION = 1 + len(UPGRADES)
 """Of the files that are written now. A file without a version has version 1."""
 
 
-NodeRole = Literal["prefill", "decode", "mixed"]
+InstanceRole = Literal["prefill", "decode", "mixed"]
 Stage = Literal["H0", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"]
 """Of a hand-off: H0 arrived at the router, H1 sent to prefill, H2 a chunk is computed, H3 all is computed and the first token
 sampled, H4 decode keeps room, H5 it pulls, H6 it asks for the release, H7 that was granted, H8 it goes on by itself, H9 the end
@@ -147,10 +154,10 @@ ClusterFaultKind = Literal[
     "kill", "freeze", "worker", "worker_hang", "worker_freeze", "cache", "cache_hang", "drain", "preempt", "evict",
     "cut", "stall_up", "stall_down", "stall", "leave", "reload", "reload_worker", "stray",
 ]  # fmt: skip
-"""kill, freeze: the whole process (engine or router). worker, cache: these processes of a node die, or hang; a frozen worker
-goes on after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
-both ways. leave: a client goes. reload: the model's files of a node are replaced, and its engine or its worker is killed and
-comes back with them. stray: one more instance, with other weights, dials all routers for a while."""
+"""kill, freeze: the whole process (engine or router). worker, cache: these processes die, or hang; a frozen worker goes on
+after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
+both ways. leave: a client goes. reload: the model's files are replaced, and the engine or the worker is killed and comes
+back with them. stray: one more instance, with other weights, dials all routers for a while."""
 WEIGHTS_FAULTS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker", "stray")
 
 
@@ -164,7 +171,7 @@ class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     party: Literal["prefill", "decode", "router"] = "decode"
     "With a stage: whose. Stalls and cuts are of its session with the request's router."
     target: int = 0
-    "With a time: number of the node; those of routers come after them."
+    "With a time: number of the instance; those of routers come after them."
     router: int = 0
     "With a time: the other end of a stall or a cut."
     seconds: float = 0.5
@@ -177,8 +184,8 @@ class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "stray: it has the name of its target, of whose kind it is in any case."
 
 
-class NodeSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    role: NodeRole
+class InstanceSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    role: InstanceRole
     blocks: int
     slots: int
     tokens_per_step: int
@@ -190,21 +197,21 @@ class NodeSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Routers, and nodes that dial all of them. What a scenario says beside this is true of every node."""
+    """Routers, and instances that dial all of them. What a scenario says beside this is true of every instance."""
 
-    nodes: list[NodeSpec]
+    instances: list[InstanceSpec]
     routers: int = 1
     delay: float = 0.0005
     "Of a message, at least; up to `jitter` times longer."
     jitter: float = 1.0
     remote: bool = False
-    "The memory of a dead node cannot be read."
+    "The memory of a dead instance cannot be read."
     skew: bool = False
     "Clocks begin at other times, and run at other speeds (1 %)."
     measured: bool = False
     "Nodes tell what a prompt token costs them; short prompts are then not handed over."
     front: bool = False
-    "No router: clients, the front of one engine, and the first node (front_world.py)."
+    "No router: clients, the front of one engine, and the first instance (front_world.py)."
     faults: list[ClusterFault] = []
     policy: Literal["prefix", "load", "two_choices", "round_robin"] = "prefix"
     handoff_tokens_min: int = 0
@@ -277,7 +284,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Less in a cluster whose router gives a hand-off less time."
     release_seconds_max: float = 2.0
     cluster: Cluster | None = None
-    "Several nodes behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
+    "Several instances behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
     fails: int | None = None
     "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
     note: str = ""
@@ -336,7 +343,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
         own = len(self.steps) + len(self.nudges) + len(self.cache_faults) + odd
         if self.cluster is None:
             return own
-        return own + len(self.cluster.faults) + sum(len(node.steps) + len(node.cache_faults) for node in self.cluster.nodes)
+        return own + len(self.cluster.faults) + sum(len(each.steps) + len(each.cache_faults) for each in self.cluster.instances)
 
     @property
     def weights_known(self) -> tuple[int, ...]:
@@ -345,10 +352,10 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
         known = {0, *(fault.weights for fault in faults if fault.kind in WEIGHTS_FAULTS)}
         return tuple(sorted(known | {int(nudge.amount) for nudge in self.nudges if nudge.kind == "reload"}))
 
-    def of_node(self, number: int) -> Scenario:
-        """What a node of the cluster sees of it."""
+    def of_instance(self, number: int) -> Scenario:
+        """What an instance of the cluster sees of it."""
         assert self.cluster is not None
-        spec = self.cluster.nodes[number]
+        spec = self.cluster.instances[number]
         return msgspec.structs.replace(
             self,
             cluster=None,

@@ -105,18 +105,18 @@ class Shrinker:
             self._offer(lambda s, at=place: setattr(s.nudges[at], "at", 0.0))  # type: ignore[misc]
 
     def _simplify_cluster(self) -> None:
-        """Faults, nodes, what a network and its nodes can do, sizes."""
+        """Faults, instances, what a network and its instances can do, sizes."""
         self._thin(lambda s: _cluster(s).faults)
-        self._thin(lambda s: _cluster(s).nodes)
+        self._thin(lambda s: _cluster(s).instances)
         for field, value in _SIMPLER_CLUSTER:
             self._offer(lambda s, f=field, v=value: setattr(_cluster(s), f, v))  # type: ignore[misc]
-        for place in range(len(_cluster(self.best).nodes)):
-            self._thin(lambda s, at=place: _cluster(s).nodes[at].steps)  # type: ignore[misc]
-            self._thin(lambda s, at=place: _cluster(s).nodes[at].cache_faults)  # type: ignore[misc]
+        for place in range(len(_cluster(self.best).instances)):
+            self._thin(lambda s, at=place: _cluster(s).instances[at].steps)  # type: ignore[misc]
+            self._thin(lambda s, at=place: _cluster(s).instances[at].cache_faults)  # type: ignore[misc]
             for field, value in (("chunk_tokens_max", None), ("host_blocks", 0), ("speed", 1.0)):
-                self._offer(lambda s, at=place, f=field, v=value: setattr(_cluster(s).nodes[at], f, v))  # type: ignore[misc]
+                self._offer(lambda s, at=place, f=field, v=value: setattr(_cluster(s).instances[at], f, v))  # type: ignore[misc]
             for field in ("blocks", "slots", "tokens_per_step"):
-                self._lower(lambda s, at=place: _cluster(s).nodes[at], field, 1)  # type: ignore[misc]
+                self._lower(lambda s, at=place: _cluster(s).instances[at], field, 1)  # type: ignore[misc]
         for place in range(len(_cluster(self.best).faults)):
             self._lower(lambda s, at=place: _cluster(s).faults[at], "nth", 1)  # type: ignore[misc]
 

@@ -31,7 +31,7 @@ class KeyContents:
     """What each key says: it follows from the prompts and the undisturbed outputs of all clients."""
 
     def __init__(self, block_size: int, client_requests: list[SimulatedRequest]) -> None:
-        self.client_requests = client_requests
+        self.requests = client_requests
         self.block_size = block_size
         self._known = 0
         self._contents: dict[bytes, bytes] = {}
@@ -40,8 +40,8 @@ class KeyContents:
 
     def of(self, key: bytes) -> bytes | None:
         """None: no client's tokens give this key."""
-        while key not in self._contents and self._known < len(self.client_requests):
-            self._learn(self.client_requests[self._known])
+        while key not in self._contents and self._known < len(self.requests):
+            self._learn(self.requests[self._known])
             self._known += 1
         return self._contents.get(key)
 
@@ -213,7 +213,7 @@ class TierWatch:
 
     def quiet(self) -> None:
         """35: nothing is to come any more, so nobody may wait for a lower tier."""
-        for client_request in self.contents.client_requests:
+        for client_request in self.contents.requests:
             if any(sequence.phase is Phase.LOADING for sequence in client_request.sequences):
                 raise InvariantBroken(f"{client_request.name} loads, and nothing will end that", invariant=35)
 

@@ -9,10 +9,10 @@ Every actor of a world shares one `Timeline`. An actor is a plain class that
   of a trace should see,
 - stops misbehaving in `heal`, and raises in `at_rest` if something is left of it.
 
-Actors today: clients (clients.py), node (node.py), its engine (engine.py), worker process (process.py), network
-(network.py), cache service (cache.py); routers and nodes of a cluster (cluster/). Another one is one more class, made in
-`PlainWorld.__init__` and named in `PlainWorld.actors`. What it may do wrong is data: a kind of `StepFault` or `Nudge`
-(scenario.py), which the generator draws (generate.py).
+Actors today: clients (clients.py), instances (instance.py), their engines (engine.py), worker processes (process.py), networks
+(network.py), cache services (cache.py), routers and fronts (cluster/). Another one is one more class, made by its world
+(world.py, linked_world.py). What it may do wrong is data: a kind of `StepFault`, `Nudge` or `ClusterFault` (scenario.py), which
+the generators draw.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -33,19 +33,6 @@ _PACK_TIME = struct.Struct("<d").pack
 
 EVENTS_MAX = 400_000
 """Invariant 35: a run with more entries is not getting anywhere."""
-
-
-class Actor(Protocol):
-    """One party of a world."""
-
-    def begin(self) -> None:
-        """Put what it does of its own accord on the heap."""
-
-    def heal(self) -> None:
-        """Nothing goes wrong from now on, and what is broken is mended by hand."""
-
-    def at_rest(self) -> None:
-        """Raises InvariantBroken if anything is left at the end of a run."""
 
 
 class Timeline:
@@ -78,18 +65,6 @@ class Timeline:
             heapify(self._heap)
         return [(time, argument) for time, _, _, argument in found]
 
-    def run(self, after_each: Callable[[], None]) -> None:
-        """Until nothing is to come."""
-        digest = self._digest.update
-        while self._heap:
-            self.now, _, action, argument = heappop(self._heap)
-            self.heap_events += 1
-            digest(_PACK_TIME(self.now) + action.__name__.encode())
-            action(argument)
-            after_each()
-            if self.heap_events > self.events_max:
-                raise InvariantBroken(f"not quiet after {self.events_max} events", invariant=35)
-
     def run_until(self, condition: Callable[[], bool], limit: float, after_each: Callable[[], None]) -> bool:
         """Until the condition holds, or that time is over: then False. For worlds that are never quiet."""
         digest, heap = self._digest.update, self._heap
@@ -98,7 +73,7 @@ class Timeline:
                 return False
             self.now, _, action, argument = heappop(heap)
             self.heap_events += 1
-            digest(_PACK_TIME(self.now) + action.__name__.encode())
+            digest(_PACK_TIME(self.now))
             action(argument)
             after_each()
             heap = self._heap

@@ -42,8 +42,8 @@ def sequences_of(world: PlainWorld, client_request: SimulatedRequest) -> list[An
     """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
     if client_request.sequences:
         return client_request.sequences
-    present = world.watch.client_requests[client_request.client.id] is client_request
-    return world.instance.view.sequences(RequestId(client_request.client.id)) if present else []
+    present = world.watch.requests[client_request.client.id] is client_request
+    return world.machine.view.sequences(RequestId(client_request.client.id)) if present else []
 
 
 def is_over(client_request: SimulatedRequest) -> bool:
@@ -66,7 +66,7 @@ class LiveRequests:
 
     def look(self, world: PlainWorld) -> Iterator[SimulatedRequest]:
         """Those that are submitted; a request that is over is shown one last time."""
-        client_requests = world.watch.all_trips
+        client_requests = world.watch.all_requests
         live = (
             self._live + client_requests[self._seen :] if len(client_requests) > self._seen else self._live
         )  # new ones are last
@@ -190,7 +190,7 @@ class PerfettoTrace:
 
     def after(self, now: float, world: PlainWorld) -> None:
         self._now = _micros(now)
-        instance = world.instance
+        instance = world.machine
         self._switch(_MODE, instance.mode.value)
         self._switch(_WORKER, f"epoch {instance.worker.epoch}: {instance.worker.state.value}")
         self._look_at_steps(world)
@@ -222,9 +222,9 @@ class PerfettoTrace:
 
     def _look_at_steps(self, world: PlainWorld) -> None:
         """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
-        in_flight = {plan.step: plan for plan in world.instance.view.plans()}
+        in_flight = {plan.step: plan for plan in world.machine.view.plans()}
         for step in [step for step in self._plans if step not in in_flight]:
-            lost = self._plans[step][0].epoch != world.instance.worker.epoch
+            lost = self._plans[step][0].epoch != world.machine.worker.epoch
             self._end_step(step, "lost" if lost else "absorbed")
         for step, plan in in_flight.items():
             self._plans.setdefault(step, (plan, self._now))

@@ -1,8 +1,9 @@
-"""The world: the actors of a scenario on one timeline. Chaos, heal, drain, rest.
+"""A world: the actors of a scenario on one timeline. Chaos, heal, fresh requests, drain, rest.
 
-An *event* of a run is one thing that happens to one party, each of them checked: a submission, an abort, a timer, a fault, a
-plan executed, a row of it, a result taken in, a token or an end that reaches its client. `heap_events` counts the entries of
-the timeline alone. How an actor is added: timeline.py.
+`PlainWorld` is one instance whose clients speak to it. Several behind routers, or one behind the front of `baton serve`, are in
+linked_world.py. An *event* of a run is one thing that happens to one party, each of them checked: a submission, an abort, a
+timer, a fault, a plan executed, a row of it, a result taken in, a token or an end that reaches its client. `heap_events` counts
+the entries of the timeline alone. How an actor is added: timeline.py.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.core.events import EvictSome, ForgetCache, Pause, PreemptSome, Resume
+from baton.core.events import Pause
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.sim.clients import Clients
-from baton.sim.node import Node
+from baton.sim.clock import Clock
+from baton.sim.direct_clients import DirectClients
+from baton.sim.engine import SimulatedEngine
+from baton.sim.instance import SimulatedInstance
+from baton.sim.instance_watch import InstanceWatch
+from baton.sim.nudges import nudge
 from baton.sim.outcome import Outcome as Outcome
-from baton.sim.scenario import Nudge, Scenario
-from baton.sim.timeline import Actor, Timeline
+from baton.sim.scenario import InstanceSpec, Nudge, Scenario
+from baton.sim.tiers_watch import KeyContents
+from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
 HEALED_EVENTS_MAX = 200
 """Invariant 35: more than three small requests need on a healthy instance."""
-FULL_CHECK_EVERY = 64
-"""Events between two full scans. As many as requests are open, if that is more: a scan looks at each of them."""
+DRAIN_SECONDS_MAX = 60.0
+NEVER = float("inf")
 
 
 class Tracer(Protocol):
@@ -34,28 +41,26 @@ class Tracer(Protocol):
 
 
 class World:
-    """A scenario on a timeline. Subclasses say which actors there are and when a run ends."""
+    """A scenario on a timeline. Subclasses name the actors, and decide when a phase of the run ends."""
 
     timeline_type: type[Timeline] = Timeline
+    full_check_every = 128
+    "Events between two full scans."
+    watch: Watch
+    clients: Clients
 
-    def __init__(self, scenario: Scenario, note: Callable[[float, str, str], None] | None) -> None:
+    def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
         self.scenario = scenario
-        self.timeline = self.timeline_type(note)
-        self.sometimes: dict[str, int] = {}
-        "Rare states that were reached."
+        self.timeline = self.timeline_type(tracer.note if tracer is not None else None)
+        self.instances: list[SimulatedInstance] = []
+        self._engines: list[SimulatedEngine] = []
+        self._next_full_check = self.full_check_every
 
     @property
     def events(self) -> int:
         """Counted: see above."""
-        raise NotImplementedError
-
-    @property
-    def tokens(self) -> int:
-        """Delivered to clients."""
-        raise NotImplementedError
-
-    def _play(self) -> None:
-        raise NotImplementedError
+        engines = sum(engine.results + engine.plans.rows for engine in self._engines)
+        return self.timeline.heap_events + engines + self.clients.deliveries
 
     def run(self) -> Outcome:
         invariant, violation = None, ""
@@ -69,122 +74,135 @@ class World:
             seed=self.scenario.seed,
             events=self.events,
             requests=len(self.scenario.clients),
-            tokens=self.tokens,
+            tokens=self.clients.tokens,
             virtual_seconds=self.timeline.now,
             digest=self.timeline.digest,
-            sometimes=self.sometimes,
+            sometimes=self.watch.sometimes,
             invariant=invariant,
             violation=violation,
             heap_events=self.timeline.heap_events,
         )
 
-
-class PlainWorld(World):
-    """One instance: a cluster without a router, whose clients speak to the engine directly."""
-
-    def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
-        super().__init__(scenario, tracer.note if tracer is not None else None)
-        self.instance = Instance(scenario.config())
-        self.watch = Watch(scenario, self.instance)
-        self.sometimes = self.watch.sometimes
-        self.node = Node(scenario, self.timeline, self.instance, self.watch)
-        self.clients = Clients(scenario, self.timeline, self.node)
-        self.node.connect(self.clients, self._looked if tracer is not None else None)
-        self.actors: tuple[Actor, ...] = (self.node, self.clients)
-        self._tracer = tracer
-        self._next_full_check = FULL_CHECK_EVERY
-
-    @property
-    def now(self) -> float:
-        return self.timeline.now
-
-    @property
-    def tokens(self) -> int:
-        return self.watch.tokens
-
-    @property
-    def events(self) -> int:
-        return self.timeline.heap_events + self.node.results + self.watch.plans.rows + self.watch.deliveries
-
-    # The run
-
     def _play(self) -> None:
-        for actor in self.actors:
-            actor.begin()
-        for nudge in self.scenario.nudges:
-            self.timeline.at(nudge.at, self._nudge, nudge)
-        self._until_quiet()
-        self.node.tiers.quiet()
+        self._chaos()
+        self.timeline.note("world", "healed")
         self._heal()
+        self.clients.check_fresh()
         self.timeline.note("world", "drain")
-        self.node.dispatch(Pause())
-        self._until_quiet()
-        for actor in self.actors:
-            actor.at_rest()
+        for instance in self.instances:
+            if instance.engine is not None:
+                instance.engine.dispatch(Pause())
+        self._must(self._drained, DRAIN_SECONDS_MAX, "at rest")
+        self._rest()
+
+    def _chaos(self) -> None:
+        raise NotImplementedError
 
     def _heal(self) -> None:
-        """Faults stop, what is broken is replaced by hand: fresh requests must succeed, and soon."""
-        self.timeline.note("world", "healed: resume")
-        self.node.heal()
+        """35: everything works again, and so everyone is answered, and soon."""
+        raise NotImplementedError
+
+    def _drained(self) -> bool:
+        return all(instance.is_drained for instance in self.instances)
+
+    def _rest(self) -> None:
+        """9: nothing is held, and everyone was answered."""
+        self.clients.at_rest()
+        for instance in self.instances:
+            instance.at_rest()
+
+    def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        if not self._run(condition, self.timeline.now + seconds):
+            open_ = f": {', '.join(self.clients.unanswered()[:5])}" if self.clients.open else ""
+            raise InvariantBroken(f"not {what} within {seconds:.0f} s{open_}", invariant=35)
+
+    def _run(self, condition: Callable[[], bool], limit: float) -> bool:
+        return self.timeline.run_until(condition, limit, self._after_each)
+
+    def _after_each(self) -> None:
+        if self.timeline.heap_events >= self._next_full_check:
+            self._next_full_check = self.timeline.heap_events + self.full_check_every
+            self._full_check()
+
+    def _full_check(self) -> None:
+        for instance in self.instances:
+            instance.full_check()
+
+
+class PlainWorld(World):
+    """One instance: a cluster without a router."""
+
+    full_check_every = 64
+
+    def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
+        super().__init__(scenario, tracer)
+        self.machine = Instance(scenario.config())
+        self.watch: InstanceWatch = InstanceWatch(scenario, self.timeline, self.machine)
+        spec = InstanceSpec("mixed", scenario.blocks, scenario.slots, scenario.tokens_per_step)
+        self.instance = SimulatedInstance(0, spec, self.timeline, self.watch, self._engine, "instance")
+        self.instances = [self.instance]
+        self.clients: DirectClients = DirectClients(scenario, self.timeline, self.watch, self.instance)
+        self.watch.clients = self.clients
+        self.engine = self._engine(self.instance)
+        if tracer is not None:
+            self.watch.looks = lambda: tracer.after(self.timeline.now, self)
+
+    def _engine(self, instance: SimulatedInstance) -> SimulatedEngine:
+        """Its only life."""
+        if self._engines:
+            return self._engines[0]
+        scenario, watch = self.scenario, self.watch
+        engine = SimulatedEngine(
+            "", "mixed", scenario, self.timeline, Clock(self.timeline, scenario.seed, 0, skewed=False), self.machine, instance,
+            watch, watch.plans, watch, KeyContents(scenario.block_size, watch.all_requests), lambda: instance.weights,
+        )  # fmt: skip
+        watch.network = engine.network
+        self._engines.append(engine)
+        return engine
+
+    def _chaos(self) -> None:
+        self.instance.start()
+        self.clients.begin()
+        for each in self.scenario.nudges:
+            self.timeline.at(each.at, self._nudge, each)
         self._until_quiet()
-        begun = self.timeline.heap_events + self.node.results
+        self.engine.tiers.quiet()
+
+    def _nudge(self, each: Nudge) -> None:
+        self.timeline.note("world", f"{each.kind} {each.amount:.2f}")
+        if not nudge(self.instance, each, self.watch):
+            self.timeline.at(self.instance.frozen_until or 0.0, self._nudge, each)  # the engine finds it when it reads again
+
+    def _heal(self) -> None:
+        """A gone worker is replaced by hand, and the instance is resumed."""
+        if self.machine.worker.state.value == "gone":
+            self.watch.reference.replaced()
+        self.engine.heal(hung=False)
+        self._until_quiet()
+        begun = self.timeline.heap_events + self.engine.results
         self.clients.heal()
         self._until_quiet()
-        self.clients.check_fresh()
-        took = self.timeline.heap_events + self.node.results - begun
+        took = self.timeline.heap_events + self.engine.results - begun
         if took > HEALED_EVENTS_MAX:
             raise InvariantBroken(f"three small requests took {took} events", invariant=35)
 
+    def _drained(self) -> bool:
+        """That nothing is to come says it, and what is left is for `at_rest`."""
+        return False
+
+    def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
+        self._until_quiet()
+
     def _until_quiet(self) -> None:
-        self.timeline.run(self._after_each)
+        self._run(lambda: False, NEVER)
+
+    def _rest(self) -> None:
+        super()._rest()
+        self.watch.at_rest()
+        if self.engine.cache is not None:
+            self.engine.cache.at_rest()
 
     def _after_each(self) -> None:
-        if self.events >= self._next_full_check:
-            self.node.full_check()
-            self._next_full_check = self.events + max(FULL_CHECK_EVERY, self.instance.view.open_requests)
-
-    def _looked(self) -> None:
-        if self._tracer is not None:
-            self._tracer.after(self.now, self)
-
-    # What happens at a time
-
-    def _nudge(self, nudge: Nudge) -> None:
-        self.timeline.note("world", f"{nudge.kind} {nudge.amount:.2f}")
-        node, amount = self.node, max(1, int(nudge.amount))
-        if node.frozen_until is not None and nudge.kind in ("preempt", "evict", "clear", "clock", "pause", "resume"):
-            self.timeline.at(node.frozen_until, self._nudge, nudge)  # the engine finds it when it reads again
-            return
-        match nudge.kind:
-            case "preempt":
-                self.watch.forced()
-                node.dispatch(PreemptSome(amount))
-            case "evict":
-                node.dispatch(EvictSome(amount))
-            case "clear" if node.cache is not None:
-                node.dispatch(ForgetCache(0))
-                if node.tiers.cleared():
-                    node.cache.saw("the cache was cleared with copies under way")
-            case "crash":
-                node.kill_worker()
-            case "reload":
-                node.weights = int(nudge.amount)
-                node.kill_worker()
-            case "cache_crash" if node.cache is not None:
-                node.cache.crash(kept=nudge.amount < 0.6)
-            case "cache_hang" if node.cache is not None:
-                node.cache.hang()
-            case "clock":
-                node.jump(nudge.amount)
-            case "pause":
-                node.dispatch(Pause(nudge.amount))
-            case "resume":
-                node.dispatch(Resume())
-            case "restart_fails":
-                node.process.fail_restarts(amount)
-            case "restart_hangs":
-                node.process.hang_restart()
-            case "crash_loop":
-                node.process.loop(amount)
-            case "freeze":
-                node.freeze(nudge.amount)
+        if self.events >= self._next_full_check:  # a scan looks at each open request
+            self._full_check()
+            self._next_full_check = self.events + max(self.full_check_every, self.machine.view.open_requests)

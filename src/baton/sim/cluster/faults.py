@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from baton.sim.cluster.clients import ClusterClients
-from baton.sim.cluster.node import ClusterNode
+from baton.sim.cluster.links import RouterLinks
+from baton.sim.cluster.routed_clients import ClusterClients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wires
+from baton.sim.instance import SimulatedInstance
 from baton.sim.scenario import Cluster, ClusterFault, Stage
 from baton.sim.timeline import Timeline
 
@@ -26,15 +27,15 @@ class Faults:
         timeline: Timeline,
         watch: ClusterWatch,
         wires: Wires,
-        nodes: list[ClusterNode],
-        strays: list[ClusterNode],
+        instances: list[SimulatedInstance],
+        strays: list[SimulatedInstance],
         routers: list[SimulatedRouter],
         clients: ClusterClients,
     ) -> None:
         self._timeline = timeline
         self._watch = watch
         self._wires = wires
-        self._nodes = nodes
+        self._instances = instances
         self._strays = strays
         self._to_stray = list(zip((fault for fault in cluster.faults if fault.kind == "stray"), strays, strict=True))
         self._routers = routers
@@ -49,14 +50,17 @@ class Faults:
         self._healed = False
         self.last = max((fault.at for fault in cluster.faults if fault.at is not None), default=0.0)
         "When the last one that has a time begins."
+        self.end = max([0.5, *((fault.at or 0.0) + fault.seconds for fault in cluster.faults)])
+        "When the last one is over."
         self.longest = max((fault.seconds for fault in cluster.faults if fault.kind != "stray"), default=0.0)
 
     def begin(self) -> None:
+        """Times count from now on."""
+        now = self._timeline.now
         for fault in self._timed:
-            if fault.at is not None:
-                self._timeline.at(fault.at, self._at_time, fault)
+            self._timeline.at(now + (fault.at or 0.0), self._at_time, fault)
         for entry in self._to_stray:
-            self._timeline.at(entry[0].at or 0.0, self._send_stray, entry)
+            self._timeline.at(now + (entry[0].at or 0.0), self._send_stray, entry)
 
     def heal(self) -> None:
         self._healed = True
@@ -66,11 +70,11 @@ class Faults:
         for router in self._routers:
             router.heal()
         weights = self._most_common_weights()
-        for node in self._nodes:
-            node.heal(weights)
+        for instance in self._instances:
+            instance.heal(weights)
 
     def _most_common_weights(self) -> int:
-        loaded = [node.loaded for node in self._nodes]
+        loaded = [instance.loaded for instance in self._instances]
         return max(sorted(loaded), key=loaded.count)
 
     # When
@@ -87,7 +91,9 @@ class Faults:
 
     def _at_time(self, fault: ClusterFault) -> None:
         if not self._healed:
-            self._strike(fault, fault.target % (len(self._nodes) + len(self._routers)), fault.router % len(self._routers))
+            self._strike(
+                fault, fault.target % (len(self._instances) + len(self._routers)), fault.router % max(1, len(self._routers))
+            )
 
     def _at_party(self, entry: tuple[ClusterFault, str]) -> None:
         fault, request = entry
@@ -99,10 +105,12 @@ class Faults:
             self._watch.saw(f"a client left at {fault.stage}")
             self._clients.leave(request)
             return
-        party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._nodes) + parties.router}[fault.party]
+        party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._instances) + parties.router}[
+            fault.party
+        ]
         if party is None and fault.party == "prefill":  # chosen, and not told yet: any of them
-            party = next((node.number for node in self._nodes if node.role == "prefill"), None)
-        if fault.party != "router" and party is not None and party >= len(self._nodes):
+            party = next((instance.number for instance in self._instances if instance.role == "prefill"), None)
+        if fault.party != "router" and party is not None and party >= len(self._instances):
             return  # a stray: it has no other faults
         if party is not None:
             self._watch.saw(f"{fault.party} struck at {fault.stage}")
@@ -110,15 +118,15 @@ class Faults:
 
     # What
 
-    def _send_stray(self, entry: tuple[ClusterFault, ClusterNode]) -> None:
-        """It disturbs nobody, unless it is taken (node.py)."""
+    def _send_stray(self, entry: tuple[ClusterFault, SimulatedInstance]) -> None:
+        """It disturbs nobody, unless it is taken (instance.py)."""
         fault, stray = entry
         if not self._healed:
             self._timeline.note("world", f"{stray.name} strays in, with weights {fault.weights}")
             stray.start()
             self._timeline.at(self._timeline.now + fault.seconds, self._stray_leaves, stray)
 
-    def _stray_leaves(self, stray: ClusterNode) -> None:
+    def _stray_leaves(self, stray: SimulatedInstance) -> None:
         stray.kill(None)
 
     def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
@@ -127,46 +135,46 @@ class Faults:
         for _ in range(1 + int(fault.seconds / self._attempt_seconds) if fault.kind in LASTING else 1):
             self._watch.disturbed(self._timeline.now, loss=loss)
         self._timeline.at(self._timeline.now + fault.seconds, self._after, loss)
-        if target >= len(self._nodes):
-            process = self._routers[target - len(self._nodes)]
+        if target >= len(self._instances):
+            process = self._routers[target - len(self._instances)]
             if fault.kind == "kill":
                 process.kill(fault.seconds)
             elif fault.kind == "freeze":
                 process.freeze(fault.seconds)
             elif fault.kind in ("cut", "stall", "stall_up", "stall_down"):
-                for node in self._nodes:
+                for instance in self._instances:
                     self._watch.disturbed(self._timeline.now)  # each of these sessions may be lost
-                    self._strike_path(fault, node, target - len(self._nodes))
+                    self._strike_path(fault, instance, target - len(self._instances))
             return
-        node = self._nodes[target]
+        instance = self._instances[target]
         match fault.kind:
             case "reload":
-                node.weights = fault.weights
-                node.kill(fault.seconds)
+                instance.weights = fault.weights
+                instance.kill(fault.seconds)
             case "reload_worker":
-                node.weights = fault.weights
-                self._strike_child(fault, node)
+                instance.weights = fault.weights
+                self._strike_child(fault, instance)
             case "kill":
-                node.kill(fault.seconds)
-                if all(other.engine is None for other in self._nodes):
+                instance.kill(fault.seconds)
+                if all(other.engine is None for other in self._instances):
                     self._watch.saw("no instance was left")
             case "freeze":
-                node.freeze(fault.seconds)
+                instance.freeze(fault.seconds)
             case "drain":
-                node.drain(fault.seconds)
+                instance.drain(fault.seconds)
             case "preempt" | "evict":
-                node.press(fault.kind, max(1, int(fault.seconds)))
+                instance.press(fault.kind, max(1, int(fault.seconds)))
             case "cut" | "stall" | "stall_up" | "stall_down":
-                self._strike_path(fault, node, router)
+                self._strike_path(fault, instance, router)
             case _:
-                self._strike_child(fault, node)
+                self._strike_child(fault, instance)
 
     def _after(self, loss: bool) -> None:
         """What follows from a fault may be told as long as it lasts, and a while after it."""
         self._watch.disturbed(self._timeline.now, loss=loss)
 
-    def _strike_child(self, fault: ClusterFault, node: ClusterNode) -> None:
-        engine = node.engine
+    def _strike_child(self, fault: ClusterFault, instance: SimulatedInstance) -> None:
+        engine = instance.engine
         if engine is None:
             return
         match fault.kind:
@@ -181,11 +189,12 @@ class Faults:
             case "cache_hang" if engine.cache is not None:
                 engine.cache.hang()
 
-    def _strike_path(self, fault: ClusterFault, node: ClusterNode, router: int) -> None:
-        path = self._wires.path(node.number, router)
+    def _strike_path(self, fault: ClusterFault, instance: SimulatedInstance, router: int) -> None:
+        path = self._wires.path(instance.number, router)
         if fault.kind == "cut":
             self._watch.saw("a session was cut")
-            if (wire := node.links[router].wire) is not None:
+            assert isinstance(instance.links, RouterLinks)
+            if (wire := instance.links.links[router].wire) is not None:
                 wire.cut(fault.seconds, unseen=fault.unseen)
         elif fault.kind == "stall":
             self._watch.saw("a path stalled both ways")

@@ -151,6 +151,6 @@ class FitWatch:
         request = request_of(message)
         if request is None:
             return
-        weights, here = self._watch.client_requests[request.id].weights, self._here.get(session)
+        weights, here = self._watch.requests[request.id].weights, self._here.get(session)
         if weights is not None and here is not None and here.hello.ready.identity != identity_of(weights):
             raise InvariantBroken(f"{request.id} is begun, and is given to one with other weights", invariant=59)

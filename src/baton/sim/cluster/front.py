@@ -1,12 +1,12 @@
-"""The front of one engine, rehearsed: the real machine (core/delivery/front.py) between clients and one node.
+"""The front of one engine, rehearsed: the real machine (core/delivery/front.py) between clients and one instance.
 
 The engine is lost, freezes, and comes back with the same or with other weights, while clients withdraw sequences and leave. The
-node and its wire are those of a cluster; the wire never fails by itself, as a socket between two processes does not.
+instance and its wire are those of a cluster; the wire never fails by itself, as a socket between two processes does not.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -17,23 +17,18 @@ from baton.protocol.control import RefusedRequest
 from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
 from baton.protocol.instance import InstanceHello, RouterHello
 from baton.protocol.output import OTHER_WEIGHTS, Delta, Emit, TokenRow
-from baton.protocol.request import GenerateRequest
+from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import RowLogprobs
+from baton.sim.cluster.routed_clients import ClusterClients
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.scenario import Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import identity_of
 from baton.sim.timeline import Timeline
 
 NEVER: Final = 1e9
 """Seconds: a front has no heartbeats."""
-
-
-class FrontDelivery(Protocol):
-    """The clients of a front."""
-
-    def delivered(self, emit: Emit) -> None: ...
-    def failed(self, client_request: SimulatedRequest) -> None: ...
 
 
 class SinkWatch:
@@ -69,7 +64,7 @@ class FrontProcess:
 
     def __init__(self, timeline: Timeline, watch: ClusterWatch) -> None:
         self.machine = FrontMachine()
-        self.hearers: FrontDelivery
+        self.hearers: FrontClients
         self._timeline = timeline
         self._watch = watch
         self._wire: Wire | None = None
@@ -144,7 +139,7 @@ class FrontProcess:
                 case machine.RefuseClient(sink, refused):
                     if refused.reason != "never_fits":
                         raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
-                    self.hearers.failed(self._watch.client_requests[sink.request])
+                    self.hearers.failed(self._watch.requests[sink.request])
 
     def _post(self, message: Any) -> None:
         if self._wire is None:
@@ -154,12 +149,12 @@ class FrontProcess:
 
     def _send(self, request: GenerateRequest) -> None:
         """32: an engine continues with what the client has. 43: each engine gets an attempt of its own."""
-        client_request = self._watch.client_requests[request.id]
-        owed = [index for index, ended in enumerate(client_request.ended) if ended is None]
+        asked = self._watch.requests[request.id]
+        owed = [index for index, ended in enumerate(asked.ended) if ended is None]
         if list(request.wanted) != owed:
             raise InvariantBroken(f"{request.id} is sent for {list(request.wanted)}, and owes {owed}", invariant=32)
         for index in request.wanted:
-            if list(request.delivered(index)) != client_request.delivered[index]:
+            if list(request.delivered(index)) != asked.delivered[index]:
                 raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
         attempt = self._attempts.get(request.id, 0)
         if request.attempt <= attempt:
@@ -170,17 +165,51 @@ class FrontProcess:
 
     def _failed(self, sink: SinkWatch, why: str) -> None:
         """22, 59: only without an engine, before the request began; or with other weights, after that."""
-        client_request = self._watch.client_requests[sink.request]
+        asked = self._watch.requests[sink.request]
         if why == OTHER_WEIGHTS:
             served = self.machine.identity
-            begun = (
-                any(client_request.ended) if client_request.weights is None else identity_of(client_request.weights) != served
-            )
+            begun = any(asked.ended) if asked.weights is None else identity_of(asked.weights) != served
             if not begun:
-                raise InvariantBroken(f"{client_request.name} ends, and could go on with its weights", invariant=59)
+                raise InvariantBroken(f"{asked.name} ends, and could go on with its weights", invariant=59)
             self._watch.saw("an answer ended, as other weights are served")
         elif self.machine.away is None or sink.request in self._attempts:
-            raise InvariantBroken(f"{client_request.name} fails for nothing: {why}", invariant=22)
+            raise InvariantBroken(f"{asked.name} fails for nothing: {why}", invariant=22)
         else:
             self._watch.saw("no engine was there")
-        self.hearers.failed(client_request)
+        self.hearers.failed(asked)
+
+
+class FrontClients(ClusterClients):
+    """Every second client that goes closes its connection; the others ask for an abort, and get their end."""
+
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, front: FrontProcess) -> None:
+        super().__init__(scenario, timeline, watch)
+        self._front = front
+
+    def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
+        self.to_come -= 1
+        self._arrives(entry[0], 0)
+        self._front.arrives(entry[0].request)
+
+    def leave(self, request: str) -> None:
+        asked = self._watch.requests[request]
+        if not asked.submitted or asked.is_answered or asked.aborted:
+            return
+        asked.aborted = True
+        self._watch.saw("a client left" if self._front.machine.away is None else "a client left without an engine")
+        if asked.client.seed % 2:
+            self._withdraw(asked, None, FinishReason.ABORT)
+            return
+        asked.ended = [reason or FinishReason.ABORT for reason in asked.ended]
+        self._answered(asked)
+        self._front.leaves(RequestId(request))
+
+    def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
+        self._front.withdraw(machine.ClientWithdrawal(RequestId(request.client.id), index, reason))
+
+    def failed(self, request: SimulatedRequest) -> None:
+        if request.weights is None and not any(request.ended):
+            request.refused = "no engine"
+            self._answered(request)
+        else:
+            self._end_all(request)

@@ -63,27 +63,27 @@ class PreemptWatch:
             books.clear()
 
     def gone(self, session: Session) -> None:
-        node = self._nodes.pop(session, None)
-        if node is not None:
-            self._lost[node.hello.name] = self._lost.get(node.hello.name, 0) + 1
+        instance = self._nodes.pop(session, None)
+        if instance is not None:
+            self._lost[instance.hello.name] = self._lost.get(instance.hello.name, 0) + 1
 
     # What it hears
 
     def received(self, session: Session, message: Any, now: float) -> None:
         if type(message) is InstanceHello:
             self._nodes[session] = Known(message)
-        if (node := self._nodes.get(session)) is None:
+        if (instance := self._nodes.get(session)) is None:
             return
-        node.at = now
+        instance.at = now
         if type(message) is Heartbeat:
-            node.beat = message
+            instance.beat = message
             for request in message.preempted:
                 if self._homes.get(request) == session:
-                    self._marks[request, node.hello.name] = now
+                    self._marks[request, instance.hello.name] = now
         elif type(message) is InstanceStats:
-            node.mode = message.mode
+            instance.mode = message.mode
         elif type(message) is RefusedRequest:
-            node.refused_at = now
+            instance.refused_at = now
             if self._homes.get(message.request) == session:
                 del self._homes[message.request]
 
@@ -102,20 +102,20 @@ class PreemptWatch:
                     del self._homes[message.request]
 
     def _chosen(self, session: Session, request: GenerateRequest, now: float, *, paired: bool) -> None:
-        node = self._nodes.get(session)
-        if node is not None and self._homes.get(request.id) != session:  # not only told again to keep the room
-            marked_at = self._marks.get((request.id, node.hello.name))
+        instance = self._nodes.get(session)
+        if instance is not None and self._homes.get(request.id) != session:  # not only told again to keep the room
+            marked_at = self._marks.get((request.id, instance.hello.name))
             if marked_at is None and any(marked == request.id for marked, _ in self._marks):
                 self._watch.saw("a request that was preempted goes on elsewhere")
             elif marked_at is not None and now - marked_at < self._seconds:
-                self._look_for_others(node, request, now, paired)
+                self._look_for_others(instance, request, now, paired)
         self._homes[request.id] = session
         self._sent(session, request.id)
 
     def _sent(self, session: Session, request: str) -> None:
-        if (node := self._nodes.get(session)) is not None:
-            node.beat = None
-            self._had.setdefault(request, {})[node.hello.name] = None
+        if (instance := self._nodes.get(session)) is not None:
+            instance.beat = None
+            self._had.setdefault(request, {})[instance.hello.name] = None
 
     def _look_for_others(self, chosen: Known, request: GenerateRequest, now: float, paired: bool) -> None:
         for session, other in self._nodes.items():
@@ -126,20 +126,20 @@ class PreemptWatch:
                     invariant=56,
                 )
 
-    def _is_well(self, node: Known, now: float) -> bool:
+    def _is_well(self, instance: Known, now: float) -> bool:
         return (
-            node.beat is not None
-            and not node.beat.fault
-            and node.mode == "serving"
-            and now - node.at < HEARD_SECONDS
-            and now - node.refused_at > REFUSED_SECONDS
-            and self._lost.get(node.hello.name, 0) <= LOSSES_MAX
+            instance.beat is not None
+            and not instance.beat.fault
+            and instance.mode == "serving"
+            and now - instance.at < HEARD_SECONDS
+            and now - instance.refused_at > REFUSED_SECONDS
+            and self._lost.get(instance.hello.name, 0) <= LOSSES_MAX
         )
 
-    def _has_room(self, session: Session, node: Known, request: GenerateRequest) -> bool:
+    def _has_room(self, session: Session, instance: Known, request: GenerateRequest) -> bool:
         """For the whole request, whatever is cached, and by what the router itself has sent there."""
-        ready, beat = node.hello.ready, node.beat
-        if beat is None or node.hello.name in self._had.get(request.id, {}):
+        ready, beat = instance.hello.ready, instance.beat
+        if beat is None or instance.hello.name in self._had.get(request.id, {}):
             return False
         tokens = len(request.prompt) + request.sampling.max_tokens
         blocks = -(-(tokens + 1) // ready.block_size) + request.n
@@ -148,4 +148,4 @@ class PreemptWatch:
         return fits and beat.slots_free > 0 and ours < ready.slots and beat.blocks_available >= blocks
 
     def _sequences(self, request: str) -> int:
-        return sum(end is None for end in self._watch.client_requests[request].ended)
+        return sum(end is None for end in self._watch.requests[request].ended)

@@ -333,7 +333,7 @@ class SimulatedRouter:
         assigned = self._legs.setdefault(request.id, {})
         self._attempts[request.id] = request.attempt
         for index in request.wanted:
-            if list(request.delivered(index)) != self._watch.client_requests[request.id].delivered[index]:
+            if list(request.delivered(index)) != self._watch.requests[request.id].delivered[index]:
                 raise InvariantBroken(f"{request.id}.{index} is sent with other tokens than its client has", invariant=32)
         for other, attempt in assigned.items():
             if attempt > request.attempt or (attempt < request.attempt and other != session):

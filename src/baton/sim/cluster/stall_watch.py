@@ -1,4 +1,4 @@
-"""A node whose worker stands still speaks on, and its requests do not go on. 46: what another node could go on with is moved
+"""46: requests on a worker that stands still, and that another instance could continue, are moved
 there when that has lasted as long as a lapse; but perhaps not a second time without a token between. Looked at from what one
 router hears and says.
 """
@@ -25,7 +25,7 @@ HEARD_SECONDS = 0.5
 
 
 class Heard:
-    """What a node says of itself."""
+    """What an instance says of itself."""
 
     __slots__ = ("at", "hello", "stalled_before", "stalled_since", "well_since")
 
@@ -57,9 +57,9 @@ class StallWatch:
 
     def was_frozen(self) -> None:
         """How long something has lasted is not known any more."""
-        for node in self._nodes.values():
-            node.stalled_before |= node.stalled_since is not None
-            node.stalled_since = node.well_since = None
+        for instance in self._nodes.values():
+            instance.stalled_before |= instance.stalled_since is not None
+            instance.stalled_since = instance.well_since = None
 
     def gone(self, session: Session) -> None:
         self._nodes.pop(session, None)
@@ -82,44 +82,44 @@ class StallWatch:
     # What it hears
 
     def received(self, session: Session, message: Any, now: float) -> None:
-        node = self._nodes.get(session)
+        instance = self._nodes.get(session)
         if type(message) is InstanceHello:
             self._nodes[session] = Heard(message, now)
         elif type(message) is RefusedRequest:
             self._homes.pop(message.request, None)
             if message.refused.reason.startswith("never"):
                 self._unfit[message.request] = None
-        elif node is not None:
-            node.at = now
+        elif instance is not None:
+            instance.at = now
             if type(message) is Heartbeat:
-                self._on_beat(node, message, now)
+                self._on_beat(instance, message, now)
                 if self._lasts(session, now) > self._lapse_seconds * DRIFT + MARGIN_SECONDS:
                     self._check(session, now)
 
-    def _on_beat(self, node: Heard, beat: Heartbeat, now: float) -> None:
+    def _on_beat(self, instance: Heard, beat: Heartbeat, now: float) -> None:
         if not beat.stalled:
-            node.stalled_since, node.stalled_before = None, False
-        elif node.stalled_since is None:
-            node.stalled_since = now
+            instance.stalled_since, instance.stalled_before = None, False
+        elif instance.stalled_since is None:
+            instance.stalled_since = now
         if beat.fault:
-            node.well_since = None
-        elif node.well_since is None:
-            node.well_since = now
+            instance.well_since = None
+        elif instance.well_since is None:
+            instance.well_since = now
 
     def _lasts(self, session: Session, now: float) -> float:
-        node = self._nodes.get(session)
-        return 0.0 if node is None or node.stalled_since is None else now - node.stalled_since
+        instance = self._nodes.get(session)
+        return 0.0 if instance is None or instance.stalled_since is None else now - instance.stalled_since
 
     def _may_be_moved(self, session: Session, now: float) -> bool:
         """Whether a request that is forgotten there now may have been moved because the worker stands still."""
-        node = self._nodes.get(session)
-        return node is not None and (node.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
+        instance = self._nodes.get(session)
+        return instance is not None and (instance.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
 
     def _is_over(self, request: str) -> bool:
-        return self._watch.client_requests[request].is_answered
+        return self._watch.requests[request].is_answered
 
     def _tokens(self, request: str) -> int:
-        return sum(map(len, self._watch.client_requests[request].delivered))
+        return sum(map(len, self._watch.requests[request].delivered))
 
     def _check(self, session: Session, now: float) -> None:
         for request, decoder in self._homes.items():
@@ -128,11 +128,11 @@ class StallWatch:
                 raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
-        client = self._watch.client_requests[request].client
-        for node in self._nodes.values():
-            ready = node.hello.ready
+        client = self._watch.requests[request].client
+        for instance in self._nodes.values():
+            ready = instance.hello.ready
             needed = -(-(len(client.prompt) + client.max_tokens - 1) // ready.block_size)
-            well = node.well_since is not None and now - node.well_since > WELL_SECONDS
-            if well and now - node.at < HEARD_SECONDS and needed <= ready.blocks:
+            well = instance.well_since is not None and now - instance.well_since > WELL_SECONDS
+            if well and now - instance.at < HEARD_SECONDS and needed <= ready.blocks:
                 return True
         return False

@@ -11,35 +11,29 @@ from typing import Any, Protocol
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
-from baton.protocol.ids import BlockId, RequestId
+from baton.protocol.ids import BlockId
 from baton.protocol.output import Emit, each_token
 from baton.protocol.request import GenerateRequest
+from baton.sim.plans import untagged
 from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario, Stage
-from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import TAG_BYTES, tag_bytes
 from baton.sim.tiers_watch import KeyContents
+from baton.sim.watch import Watch
 
-MARK = "|"
-"""Behind the tag of a session, in the ids of an instance."""
 Attempt = tuple[str, int]
-
 
 OFFERS_MIN = 4
 """Fewer prompts that were offered say nothing about the share that arrives."""
 
 
 class WatchedEngine(Protocol):
-    """Of a node (engine.py)."""
+    """One life of an instance (engine.py)."""
 
     @property
     def instance(self) -> Instance: ...
     @property
     def process(self) -> WorkerProcess: ...
-
-
-def untagged(request: RequestId) -> RequestId:
-    return RequestId(request.partition(MARK)[2])
 
 
 class Kept:
@@ -68,20 +62,11 @@ class Parties:
         self.decode: int | None = None
 
 
-class ClusterWatch:
+class ClusterWatch(Watch):
     def __init__(self, scenario: Scenario) -> None:
-        self.weights_known = scenario.weights_known
-        self.client_requests = {
-            client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients
-        }
-        self.all_trips = list(self.client_requests.values())
-        self.contents = KeyContents(scenario.block_size, self.all_trips)
-        self.sometimes: dict[str, int] = {}
+        super().__init__(scenario)
+        self.contents = KeyContents(scenario.block_size, self.all_requests)
         self.parties: dict[str, Parties] = {}
-        self.disturbances: list[float] = []
-        "When things went wrong: what an error must be earned by."
-        self.losses: list[float] = []
-        "Of those, what may cost a request its instance. One that drains, or is short of memory, gives it back or keeps it."
         self.replayed: dict[str, None] = {}
         self.handoffs = 0
         "Prompts that were adopted."
@@ -91,56 +76,38 @@ class ClusterWatch:
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
         self._intact = False
-        "What a node is being asked about was kept until now."
+        "What an instance is being asked about was kept until now."
         self._computed_with: dict[tuple[str, int, int, int], int] = {}
-        "Weights of each token that a node has told: request, attempt, sequence, position."
+        "Weights of each token that an instance has told: request, attempt, sequence, position."
         self._pulling: dict[int, str] = {}
-        "Of a node: whose blocks it was offered last."
-
-    def saw(self, what: str) -> None:
-        self.sometimes[what] = self.sometimes.get(what, 0) + 1
-
-    def add(self, client_request: SimulatedRequest) -> None:
-        self.client_requests[client_request.client.id] = client_request
-        self.all_trips.append(client_request)
-
-    def disturbed(self, now: float, *, loss: bool = True) -> None:
-        self.disturbances.append(now)
-        if loss:
-            self.losses.append(now)
-
-    def losses_since(self, then: float) -> int:
-        return sum(at >= then for at in self.losses)
-
-    def disturbances_since(self, then: float) -> int:
-        return sum(at >= then for at in self.disturbances)
+        "Of an instance: whose blocks it was offered last."
 
     def arrives(self, request: str, router: int) -> None:
         self.parties[request] = Parties(router)
         self.at_stage("H0", request)
 
-    # What routers tell nodes
+    # What routers tell instances
 
-    def told_node(self, node: int, engine: WatchedEngine, message: Any) -> None:
+    def told_instance(self, instance: int, engine: WatchedEngine, message: Any) -> None:
         """It reads this now."""
         match message:
             case GenerateRequest():
-                self.parties[message.id].decode = node
+                self.parties[message.id].decode = instance
                 if message.attempt > 1:
                     self.replayed[message.id] = None
                     self.saw("a replay")
                     if any(message.outputs):
                         self.saw("a replay with tokens")
             case Reserve(request=request):
-                self.parties[request.id].decode = node
+                self.parties[request.id].decode = instance
                 if request.attempt > 1:
                     self.saw("a hand-off was tried again")
             case Prefill(request=request):
-                self.parties[request.id].prefill = node
+                self.parties[request.id].prefill = instance
                 self._kept[request.id, request.attempt] = Kept(request.wanted[0])
                 self.at_stage("H1", request.id)
             case PeerOffer(offer=offer):
-                self._pulling[node] = offer.request
+                self._pulling[instance] = offer.request
             case Release():  # before it is read: then blocks may be handed on
                 self._intact = self._is_intact(engine, (message.request, message.attempt))
             case Released():
@@ -149,7 +116,7 @@ class ClusterWatch:
                 elif (message.request, message.attempt) not in self._granted:
                     raise InvariantBroken(f"{message.request} is told to be released, and nobody said so", invariant=37)
 
-    # What nodes say
+    # What instances say
 
     def said(self, engine: WatchedEngine | None, effect: Any) -> None:
         match effect:
@@ -191,7 +158,7 @@ class ClusterWatch:
 
     def has_content(self, engine: WatchedEngine, request: str, kept: Kept, begin: int = 0) -> bool:
         """Its blocks from there on hold what its tokens imply, with the weights that they were computed with."""
-        memory, oracle = engine.process.worker.pool, self.client_requests[request].oracles_of(kept.weights)[kept.index]
+        memory, oracle = engine.process.worker.pool, self.requests[request].oracles_of(kept.weights)[kept.index]
         for place in range(begin, len(kept.blocks)):
             first, last = place * self._size, min((place + 1) * self._size, kept.tokens)
             wanted = b"".join(tag_bytes(oracle.tag(position)) for position in range(first, last))
@@ -242,14 +209,14 @@ class ClusterWatch:
         if offered >= OFFERS_MIN and 2 * self.handoffs < offered:
             raise InvariantBroken(f"of {offered} prompts that were offered {self.handoffs} were handed over", invariant=63)
 
-    def pulls(self, node: int) -> None:
-        request = self._pulling.get(node)
+    def pulls(self, instance: int) -> None:
+        request = self._pulling.get(instance)
         self.saw("blocks were pulled")
         if request is not None:
             self.at_stage("H5", request)
 
     def emitted(self, emit: Emit, weights: int) -> None:
-        """By a node whose worker has these."""
+        """By an instance whose worker has these."""
         for request, attempt, index, position, _ in each_token(emit.tokens):
             self._computed_with[untagged(request), attempt, index, position] = weights
         for ended in emit.ended:
@@ -260,11 +227,11 @@ class ClusterWatch:
     def delivered(self, emit: Emit) -> None:
         """59: all that a client is told of one answer is computed with the same weights."""
         for request, attempt, index, position, _ in each_token(emit.tokens):
-            client_request, weights = self.client_requests[request], self._computed_with[request, attempt, index, position]
-            if client_request.weights is None:
-                client_request.weights = weights
-            elif client_request.weights != weights:
+            asked, weights = self.requests[request], self._computed_with[request, attempt, index, position]
+            if asked.weights is None:
+                asked.weights = weights
+            elif asked.weights != weights:
                 raise InvariantBroken(
-                    f"{request}.{index}: token {position} is of weights {weights}, the answer of {client_request.weights}",
+                    f"{request}.{index}: token {position} is of weights {weights}, the answer of {asked.weights}",
                     invariant=59,
                 )

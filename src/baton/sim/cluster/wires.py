@@ -1,6 +1,6 @@
-"""Sessions between nodes and routers, as runtime/wire/link.py gives them: messages come in order and once, or it is over.
+"""Sessions between instances and routers, as runtime/wire/link.py gives them: messages come in order and once, or it is over.
 
-    node  --up-->    router        each direction is a queue; a message takes its time, and never overtakes another
+    instance  --up-->    router        each direction is a queue; a message takes its time, and never overtakes another
           <--down--
 
 What goes wrong belongs to the *path* (a stall: nothing gets through, in one direction or both, also in the next session) or to
@@ -39,7 +39,7 @@ class Party(Protocol):
 
 
 class Path:
-    """Between one node and one router, whatever session they have."""
+    """Between one instance and one router, whatever session they have."""
 
     __slots__ = ("stalled_until",)
 
@@ -50,12 +50,12 @@ class Path:
 class Wire:
     """One session."""
 
-    __slots__ = ("_last", "_lost_after", "_queues", "_wires", "node", "number", "open", "path", "router")
+    __slots__ = ("_last", "_lost_after", "_queues", "_wires", "instance", "number", "open", "path", "router")
 
-    def __init__(self, wires: Wires, number: Session, node: Party, router: Party, path: Path) -> None:
+    def __init__(self, wires: Wires, number: Session, instance: Party, router: Party, path: Path) -> None:
         self._wires = wires
         self.number = number
-        self.node = node
+        self.instance = instance
         self.router = router
         self.path = path
         self.open = True
@@ -107,7 +107,7 @@ class Wire:
         if timeline.now > self._lost_after[direction] and message is not HANGUP:
             self._wires.lost += 1
             return
-        (self.router if direction == "up" else self.node).arrived(self, message)
+        (self.router if direction == "up" else self.instance).arrived(self, message)
 
 
 class Wires:
@@ -130,11 +130,11 @@ class Wires:
         self._sent += 1
         return self._delay * (1.0 + self._jitter * noise(self._seed, 3_000_000 + self._sent))
 
-    def path(self, node: int, router: int) -> Path:
-        return self._paths.setdefault((node, router), Path())
+    def path(self, instance: int, router: int) -> Path:
+        return self._paths.setdefault((instance, router), Path())
 
-    def open(self, node: Party, router: Party, path: Path) -> Wire:
-        return Wire(self, Session(next(self._sessions)), node, router, path)
+    def open(self, instance: Party, router: Party, path: Path) -> Wire:
+        return Wire(self, Session(next(self._sessions)), instance, router, path)
 
     def stall(self, path: Path, seconds: float, *directions: Direction) -> None:
         for direction in directions:

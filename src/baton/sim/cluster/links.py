@@ -1,8 +1,7 @@
-"""A node of a cluster as its routers see it: it dials, beats, passes on what its instance says, and aborts for the lost ones.
+"""The sessions of an instance with its routers: it dials, beats, passes on what its machine says, and aborts for the lost ones.
 
-This models callers.py and router_links.py of runtime/engine: to the instance, a request's id is the router's id behind the tag
-of the session ("3|r1"), and a session that ends takes its requests with it. An engine process lives, freezes, dies and is
-started again; each life has an instance of its own (engine.py).
+This models callers.py and router_links.py of runtime/engine: to the machine, a request's id is the router's id behind the tag
+of the session ("3|r1"), and a session that ends takes its requests with it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, SendToCache
-from baton.core.events import Abort, EvictSome, Pause, PreemptSome, Resume, Submit
-from baton.core.instance import Instance
+from baton.core.events import Abort, Submit
 from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
@@ -23,14 +21,13 @@ from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, R
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
-from baton.sim.cache import SimulatedPeers, StoredObject
-from baton.sim.clock import Clock
-from baton.sim.cluster.plans import NodePlans
-from baton.sim.cluster.watch import MARK, ClusterWatch, untagged
+from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
-from baton.sim.engine import EngineOwner, Outward, SimulatedEngine, config_of
+from baton.sim.engine import Outward, SimulatedEngine
+from baton.sim.instance import SimulatedInstance
 from baton.sim.noise import noise
-from baton.sim.scenario import VOCAB, NodeSpec, Scenario
+from baton.sim.plans import MARK, untagged
+from baton.sim.scenario import VOCAB, Scenario
 from baton.sim.timeline import Timeline
 
 PREEMPTED_TOLD = 64
@@ -40,7 +37,7 @@ REFUSED_SECONDS = 8.0
 
 
 class RouterLink:
-    """What a node knows of one router."""
+    """What an instance knows of one router."""
 
     __slots__ = ("beat_seconds", "dial_at", "failures", "heard_at", "lapse_seconds", "opened", "refused", "tag", "wire")
 
@@ -61,167 +58,54 @@ class RouterLink:
         "Not before."
 
 
-class ClusterNode(EngineOwner):
+class RouterLinks:
     def __init__(
         self,
-        number: int,
-        spec: NodeSpec,
+        instance: SimulatedInstance,
         scenario: Scenario,
         timeline: Timeline,
         watch: ClusterWatch,
-        dial: Callable[[ClusterNode, int], Wire | None],
-        start: Callable[[ClusterNode], SimulatedEngine],
+        dial: Callable[[RouterLinks, int], Wire | None],
         routers: int,
-        name: str,
-        kind: int,
     ) -> None:
-        """`kind`: the node of the scenario that it is like, or is."""
-        self.number = number
-        self.name = name
-        self.kind = kind
-        self.weights = 0
-        "That its files are now."
-        self.spec = spec
-        self.role = spec.role
-        self.engine: SimulatedEngine | None = None
-        self.lives = 0
+        self.instance = instance
         self.links = [RouterLink() for _ in range(routers)]
         self._scenario = scenario
-        tiers = scenario.of_node(kind).config().tiers
-        self._adopt_seconds_max = tiers.adopt_seconds_max if spec.role != "mixed" else 0.0
+        tiers = scenario.of_instance(instance.kind).config().tiers
+        self._adopt_seconds_max = tiers.adopt_seconds_max if instance.role != "mixed" else 0.0
         self._measured = scenario.cluster is not None and scenario.cluster.measured
         self._timeline = timeline
         self._watch = watch
         self._dial = dial
-        self._start_engine = start
         self._inbox: list[tuple[Wire, Any]] = []
-        self._frozen_until = 0.0
-        self._healed = False
         self._beats = 0
 
-    @property
-    def address(self) -> str:
-        """Of the messenger of this life."""
-        return f"{self.name}{f'~{self.number}' if self.is_stray else ''}#{self.lives}"
+    # The engine's life
 
-    @property
-    def is_stray(self) -> bool:
-        return self.kind != self.number
+    def begin(self, engine: SimulatedEngine) -> None:
+        self._timeline.at(self._timeline.now, self._beat, engine)
 
-    # Lives
-
-    def start(self, _: None = None) -> None:
-        if self.engine is None:
-            self.lives += 1
-            self._note(f"starts, life {self.lives}")
-            self.engine = engine = self._start_engine(self)
-            engine.begin()
-            self._timeline.at(self._timeline.now, self._beat, engine)
-
-    def make_engine(
-        self,
-        clock: Clock,
-        storage: dict[bytes, StoredObject],
-        peers: SimulatedPeers,
-        first_pool: int,
-        plans_type: type[NodePlans] = NodePlans,
-    ) -> SimulatedEngine:
-        scenario, watch = self._scenario.of_node(self.kind), self._watch
-        instance = Instance(config_of(scenario, self.role))
-        plans = plans_type(scenario, instance.view, watch.client_requests, watch.saw)
-        engine = SimulatedEngine(
-            self.name, self.role, scenario, self._timeline, clock, instance, self, plans, plans,
-            watch.contents, lambda: self.weights, storage, peers, first_pool,
-        )  # fmt: skip
-        plans.weights = lambda: engine.process.worker.weights
-        return engine
-
-    def kill(self, down_seconds: float | None) -> None:
-        """None: for good."""
-        if self.engine is None:
-            return
-        self._note("is killed")
-        self._watch.saw("an engine was killed" if not self.is_stray else "a stray left")
-        if any(link.opened for link in self.links):
-            self._watch.disturbed(self._timeline.now)
-        self.engine.die()
-        self.engine = None
+    def close(self) -> bool:
+        opened = any(link.opened for link in self.links)
         self._inbox.clear()
         for link in self.links:
             if link.wire is not None:
                 link.wire.close("up", in_order=False)
                 link.wire = None
             link.failures, link.opened, link.refused, link.dial_at = 0, False, False, 0.0
-        if down_seconds is not None:
-            self._timeline.at(self._timeline.now + down_seconds, self.start)
+        return opened
 
-    def freeze(self, seconds: float) -> None:
-        if self.engine is not None and not self.engine.frozen:
-            self._note(f"freezes for {seconds:.2f} s")
-            self._watch.saw("an engine froze")
-            self._frozen_until = self._timeline.now + seconds
-            self.engine.freeze(self._frozen_until)
-            self._timeline.at(self._frozen_until, self._thaw, self.engine)
-
-    def _thaw(self, engine: SimulatedEngine) -> None:
-        if engine is not self.engine or not engine.frozen:
-            return
-        self._note("goes on")
-        engine.thaw()
+    def thaw(self, engine: SimulatedEngine) -> None:
         inbox, self._inbox = self._inbox, []
         for wire, message in inbox:
             self.arrived(wire, message)
         self._beat(engine)
 
-    def drain(self, seconds: float) -> None:
-        if self.engine is not None and not self.engine.frozen:
-            self._watch.saw("an instance drained")
-            self.engine.dispatch(Pause(seconds / 2))
-            self._timeline.at(self._timeline.now + seconds, self._resume, self.engine)
-
-    def _resume(self, engine: SimulatedEngine) -> None:
-        if engine is self.engine and not engine.frozen and not self._healed:
-            engine.dispatch(Resume())
-
-    def press(self, kind: str, amount: int) -> None:
-        if self.engine is not None and not self.engine.frozen:
-            self.engine.dispatch(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
-
-    @property
-    def loaded(self) -> int:
-        """The weights of its worker, or of its next one."""
-        return self.weights if self.engine is None else self.engine.process.worker.weights
-
-    @property
-    def is_ready(self) -> bool:
-        return self.engine is not None and self.engine.instance.worker.state.value == "ready"
-
-    def full_check(self) -> None:
-        if self.engine is not None:
-            self.engine.full_check()
-
-    def at_rest(self) -> None:
-        if self.engine is None:
-            raise InvariantBroken(f"{self.name} was never started again", invariant=35)
-        self.engine.at_rest()
-
-    def heal(self, weights: int) -> None:
-        """Somebody gives it the weights that the others have."""
-        self._healed = True
-        self.weights = weights
-        if self.loaded != weights:
-            self.kill(0.0)
-        self.start()
-        if (engine := self.engine) is not None:
-            if engine.frozen:
-                self._thaw(engine)
-            engine.heal()  # a new life too: nothing goes wrong in it
-
     # Sessions
 
     def connect(self, router: int) -> None:
         """Dials, again and again."""
-        engine, link = self.engine, self.links[router]
+        engine, link = self.instance.engine, self.links[router]
         if engine is None or link.wire is not None or self._timeline.now < link.dial_at:
             return
         wire = None if engine.frozen else self._dial(self, router)
@@ -235,26 +119,26 @@ class ClusterNode(EngineOwner):
         wire.send("up", self._hello(engine, refused=link.refused))
 
     def _redial(self, entry: tuple[SimulatedEngine, int]) -> None:
-        if entry[0] is self.engine:
+        if entry[0] is self.instance.engine:
             self.connect(entry[1])
 
     def _hello(self, engine: SimulatedEngine, *, refused: bool) -> InstanceHello:
-        spec, size = self.spec, self._scenario.block_size
+        spec, size = self.instance.spec, self._scenario.block_size
         ready = InstanceReady(spec.blocks, size, spec.slots, VOCAB, spec.blocks * size + 1, identity=engine.identity)
-        peers = (self.address,) if self.role != "mixed" else ()
+        peers = (self.instance.address,) if self.instance.role != "mixed" else ()
         seconds = self._adopt_seconds_max
         return InstanceHello(
-            self.name, self.lives, self.role, ready, b"layout", peers,
+            self.instance.name, self.instance.lives, self.instance.role, ready, b"layout", peers,
             adopt_seconds_max=seconds, refused=refused, step_tokens=spec.tokens_per_step,
         )  # fmt: skip
 
     def arrived(self, wire: Wire, message: Any) -> None:
-        engine = self.engine
+        engine = self.instance.engine
         router = next((place for place, link in enumerate(self.links) if link.wire is wire), None)
         if engine is None:
             return
         if router is None:
-            self._watch.saw("a message of an earlier session reached a node")
+            self._watch.saw("a message of an earlier session reached an instance")
             return
         if engine.frozen:
             self._inbox.append((wire, message))
@@ -267,7 +151,7 @@ class ClusterNode(EngineOwner):
             self._session_over(router, "the router hung up")
         elif type(message) is RouterHello:
             link.opened, link.refused = True, False
-            if self.is_stray:
+            if self.instance.is_stray:
                 self._watch.saw("a stray was taken")
                 self._watch.disturbed(self._timeline.now)
             link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
@@ -279,11 +163,11 @@ class ClusterNode(EngineOwner):
         link.refused = True
         wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
         link.dial_at = self._timeline.now + wait
-        if not self.is_stray:  # others are short of it
+        if not self.instance.is_stray:  # others are short of it
             self._watch.disturbed(self._timeline.now)
 
     def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
-        self._watch.told_node(self.number, engine, message)
+        self._watch.told_instance(self.instance.number, engine, message)
         match message:
             case GenerateRequest():
                 engine.ask(Submit(replace(message, id=RequestId(tag + message.id))))
@@ -299,21 +183,23 @@ class ClusterNode(EngineOwner):
                 ours = RequestId(tag + message.request)
                 engine.dispatch(Forget(ours, message.attempt))
                 if ours in engine.instance.view.request_ids():
-                    raise InvariantBroken(f"{self.name}: {message.request} is to be forgotten, and is not", invariant=43)
+                    raise InvariantBroken(
+                        f"{self.instance.name}: {message.request} is to be forgotten, and is not", invariant=43
+                    )
             case Release() | Released():
                 engine.dispatch(replace(message, request=RequestId(tag + message.request)))
 
     def _session_over(self, router: int, why: str) -> None:
         """What it was asked for in there is asked for no more."""
-        self._note(f"has lost router {router}: {why}")
+        self.instance.note(f"has lost router {router}: {why}")
         link = self.links[router]
         tag, link.wire, link.tag = link.tag, None, ""
-        if self.engine is not None:
-            for request in self.engine.instance.view.request_ids():
+        if self.instance.engine is not None:
+            for request in self.instance.engine.instance.view.request_ids():
                 if request.startswith(tag):
-                    self.engine.dispatch(Abort(request))
+                    self.instance.engine.dispatch(Abort(request))
             again = max(self._timeline.now + REDIAL_SECONDS[0], link.dial_at)
-            self._timeline.at(again, self._redial, (self.engine, router))
+            self._timeline.at(again, self._redial, (self.instance.engine, router))
 
     def has_other_weights(self) -> None:
         """They have promised our blocks to instances that compute with what we had (runtime/engine/router_links.py)."""
@@ -328,15 +214,15 @@ class ClusterNode(EngineOwner):
     def performs(self, effect: Effect) -> None:
         match effect:
             case RestartWorker():
-                self._note(f"restarts its worker: {effect.reason}")
+                self.instance.note(f"restarts its worker: {effect.reason}")
             case SendToCache(BlockMove(kind="pull")):
-                self._watch.pulls(self.number)
+                self._watch.pulls(self.instance.number)
 
     def gets(self, effects: list[Outward]) -> None:
         for effect in effects:
             match effect:
                 case Emit():
-                    self._watch.emitted(effect, self.loaded)
+                    self._watch.emitted(effect, self.instance.loaded)
                     self._send_emit(effect)
                 case Refuse():
                     self._watch.saw(f"an instance refused: {effect.refused.reason}")
@@ -344,12 +230,12 @@ class ClusterNode(EngineOwner):
                     self._send(effect.request, RefusedRequest(request, effect.refused, effect.attempt))
                 case ModeChanged():
                     for link in self.links:
-                        if link.wire is not None and self.engine is not None:
-                            link.wire.send("up", self._state(self.engine, link))
+                        if link.wire is not None and self.instance.engine is not None:
+                            link.wire.send("up", self._state(self.instance.engine, link))
                             self._send_stats(link.wire)
                 case _:
                     bare = replace(effect, request=untagged(effect.request))
-                    self._watch.said(self.engine, bare)
+                    self._watch.said(self.instance.engine, bare)
                     self._send(effect.request, bare)
 
     def _send(self, request: RequestId, message: Any) -> None:
@@ -376,7 +262,7 @@ class ClusterNode(EngineOwner):
 
     def _beat(self, engine: SimulatedEngine) -> None:
         """Several a second; also when it looks whether its routers still speak."""
-        if engine is not self.engine or engine.frozen:
+        if engine is not self.instance.engine or engine.frozen:
             return
         self._beats += 1
         if engine.was_ready:
@@ -409,7 +295,7 @@ class ClusterNode(EngineOwner):
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
             load.blocks_free + load.blocks_idle,
-            self.spec.slots - load.slots_taken,
+            self.instance.spec.slots - load.slots_taken,
             view.queued_tokens,
             load.running,
             stalled,
@@ -417,8 +303,5 @@ class ClusterNode(EngineOwner):
         )
 
     def _send_stats(self, wire: Wire) -> None:
-        if self.engine is not None:
-            wire.send("up", InstanceStats(mode=self.engine.instance.mode.value))
-
-    def _note(self, text: str) -> None:
-        self._timeline.note(self.name, text)
+        if self.instance.engine is not None:
+            wire.send("up", InstanceStats(mode=self.instance.engine.instance.mode.value))

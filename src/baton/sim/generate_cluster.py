@@ -1,8 +1,9 @@
-"""One seed -> one cluster. As for a single node (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
+"""One seed -> one cluster. As for a plain instance (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
 
 One in eight has no fault at all; the others one to three kinds, of which each strikes a few times: at a stage of a hand-off (so
-that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from node to node. In one of six,
-beside whatever else happens, somebody comes with other weights: a node whose files were replaced, all of them, or a stray.
+that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from one instance to
+the next. In one of six, beside whatever else happens, other weights come: the files of an instance, or of all, are replaced, or
+a stray dials.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from baton.sim.scenario import (
     Cluster,
     ClusterFault,
     ClusterFaultKind,
-    NodeRole,
-    NodeSpec,
+    InstanceRole,
+    InstanceSpec,
     Scenario,
     Stage,
 )
@@ -124,7 +125,7 @@ def _clients(seed: int, scenario: Scenario, swarm: Random) -> list[Client]:
 
 
 def _cluster(scenario: Scenario, rng: Random) -> Cluster:
-    counts: dict[NodeRole, int] = {
+    counts: dict[InstanceRole, int] = {
         "prefill": rng.randint(1, 3),
         "decode": rng.randint(1, 3),
         "mixed": rng.choice((0, 0, 0, 1, 2)),
@@ -137,11 +138,11 @@ def _cluster(scenario: Scenario, rng: Random) -> Cluster:
         scenario.storage = rng.random() < 0.6
         scenario.write = rng.choice(("through", "through", "selective", "back"))
         scenario.preempted = rng.choice(("host", "drop"))
-    nodes = [_node(role, worst, tiers, rng) for role, count in counts.items() for _ in range(count)]
-    if not nodes:
-        nodes = [_node("mixed", worst, tiers, rng)]
+    instances = [_node(role, worst, tiers, rng) for role, count in counts.items() for _ in range(count)]
+    if not instances:
+        instances = [_node("mixed", worst, tiers, rng)]
     return Cluster(
-        nodes,
+        instances,
         routers=rng.choice((1, 1, 2)),
         delay=10 ** rng.uniform(-4.0, -1.7),
         jitter=rng.choice((0.0, 1.0, 5.0)),
@@ -158,13 +159,13 @@ def _cluster(scenario: Scenario, rng: Random) -> Cluster:
     )
 
 
-def _node(role: NodeRole, worst: int, tiers: bool, rng: Random) -> NodeSpec:
+def _node(role: InstanceRole, worst: int, tiers: bool, rng: Random) -> InstanceSpec:
     slots = rng.choice((1, 2, 4, 8))
     factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0))
     blocks = max(1, round(worst * factor) + rng.choice((0, 0, 1)))
     if rng.random() < 0.05:
         blocks = max(1, blocks // 2)
-    return NodeSpec(
+    return InstanceSpec(
         role,
         blocks,
         slots,
@@ -176,17 +177,17 @@ def _node(role: NodeRole, worst: int, tiers: bool, rng: Random) -> NodeSpec:
 
 
 def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
-    """Some nodes cannot hold every request; one that answers can. Now and then that very node restarts."""
-    decoders = [number for number, node in enumerate(cluster.nodes) if node.role != "prefill"]
+    """Some instances cannot hold every request; one that answers can. Now and then that very instance restarts."""
+    decoders = [number for number, instance in enumerate(cluster.instances) if instance.role != "prefill"]
     if rng.random() >= UNEQUAL or len(decoders) < 2:
         return
     worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
     large = rng.choice(decoders)
-    for number, node in enumerate(cluster.nodes):
+    for number, instance in enumerate(cluster.instances):
         if number == large:
-            node.blocks = max(node.blocks, worst + 1)
+            instance.blocks = max(instance.blocks, worst + 1)
         elif rng.random() < 0.7:
-            node.blocks = max(1, round(worst * rng.uniform(0.3, 0.8)))
+            instance.blocks = max(1, round(worst * rng.uniform(0.3, 0.8)))
     if rng.random() < 0.4:
         at = rng.uniform(0.0, max(client.at for client in scenario.clients) + 0.5)
         cluster.faults.append(ClusterFault("kill", at=at, target=large, seconds=rng.choice((0.1, 0.5, 1.0))))
@@ -227,23 +228,25 @@ def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind],
                 fault.party = rng.choice(("prefill", "decode", "router") if rng.random() < 0.4 else ("prefill", "decode"))
             else:
                 fault.at, fault.router = rng.uniform(0.0, end), rng.randrange(cluster.routers)
-                fault.target = rng.randrange(len(cluster.nodes) + (cluster.routers if rng.random() < 0.3 else 0))
+                fault.target = rng.randrange(len(cluster.instances) + (cluster.routers if rng.random() < 0.3 else 0))
             cluster.faults.append(fault)
     if "kill" in kinds and rng.random() < 0.1:  # nobody is left, for longer than a request waits for that
         at = rng.uniform(0.0, end)
-        cluster.faults += [ClusterFault("kill", at=at, target=node, seconds=12.0) for node in range(len(cluster.nodes))]
+        cluster.faults += [
+            ClusterFault("kill", at=at, target=instance, seconds=12.0) for instance in range(len(cluster.instances))
+        ]
 
 
 def _node_faults(scenario: Scenario, cluster: Cluster, kinds: list[str], rng: Random) -> None:
-    for node in cluster.nodes:
+    for instance in cluster.instances:
         chosen = [kind for kind in kinds if kind in STEP_FAULTS]
         if chosen and rng.random() < 0.7:
-            node.steps = step_faults(chosen, scenario.step_seconds_max, rng)
+            instance.steps = step_faults(chosen, scenario.step_seconds_max, rng)
         if "move" in kinds:
             faults: tuple[CacheFaultKind, ...] = ("slow", "error", "repeat")
             rate = 10 ** rng.uniform(-1.5, -0.2)
             moves = [move for move in range(1, 200) if rng.random() < rate]
-            node.cache_faults = [CacheFault(move, rng.choice(faults), rng.uniform(0.0, 0.4)) for move in moves]
+            instance.cache_faults = [CacheFault(move, rng.choice(faults), rng.uniform(0.0, 0.4)) for move in moves]
 
 
 def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
@@ -259,26 +262,26 @@ def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
 
 
 def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
-    """Node after node preempts all it has, is late to take it up again, and loses its session: a request has been at several of
-    them, with room everywhere, when it is placed once more."""
+    """One after the other preempts all it has, is late to resume it, and loses its session: a request has been at several
+    instances, with room everywhere, when it is placed once more."""
     scenario.clients = scenario.clients[: rng.randint(2, 6)]
     for number, client in enumerate(scenario.clients):
         client.at, client.max_tokens, client.n, client.stop, client.timeout = 0.05 * number, rng.randint(100, 250), 1, [], None
         client.min_tokens, client.abort_at, client.stop_string_at, client.poison_at, client.nan_at = 0, None, None, None, None
     worst = max(-(-(len(c.prompt) + c.max_tokens) // scenario.block_size) for c in scenario.clients)
-    roles: tuple[NodeRole, ...] = rng.choice((("mixed",) * 4, ("mixed",) * 5, ("prefill", *("decode",) * 4)))
-    cluster.nodes = [NodeSpec(role, 8 * worst, 8, tokens_per_step=rng.choice((16, 64))) for role in roles]
+    roles: tuple[InstanceRole, ...] = rng.choice((("mixed",) * 4, ("mixed",) * 5, ("prefill", *("decode",) * 4)))
+    cluster.instances = [InstanceSpec(role, 8 * worst, 8, tokens_per_step=rng.choice((16, 64))) for role in roles]
     cluster.routers, cluster.measured, cluster.migrations_max, cluster.router_queue_max = 1, False, 3, 1024
     cluster.lease_seconds = cluster.handing_seconds_max = 10.0
     cluster.faults = []
     order = [number for number, role in enumerate(roles) if role != "prefill"]
     rng.shuffle(order)
-    for turn, node in enumerate(order):
+    for turn, instance in enumerate(order):
         at = 0.3 + turn * 0.8
         cluster.faults += [
-            ClusterFault("preempt", at=at, target=node, seconds=20),
-            ClusterFault("worker_freeze", at=at, target=node, seconds=0.4),
-            ClusterFault("cut", at=at + rng.uniform(0.25, 0.45), target=node, seconds=0.0),
+            ClusterFault("preempt", at=at, target=instance, seconds=20),
+            ClusterFault("worker_freeze", at=at, target=instance, seconds=0.4),
+            ClusterFault("cut", at=at + rng.uniform(0.25, 0.45), target=instance, seconds=0.0),
         ]
 
 
@@ -291,11 +294,11 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
     plot = rng.choice(("some", "all", "stray", "stray", "stray"))
     if plot == "all":  # their common disk has other files, and they come back with them one after the other
         spread, kind = rng.choice((0.0, 0.2, 3.0)), rng.choice((*RELOADS, None))
-        for node in range(len(cluster.nodes)):
-            cluster.faults.append(_reload(rng, at + rng.uniform(0.0, spread), node, kind))
+        for instance in range(len(cluster.instances)):
+            cluster.faults.append(_reload(rng, at + rng.uniform(0.0, spread), instance, kind))
     elif plot == "some":
         for _ in range(rng.choice((1, 1, 2, 3))):
-            fault = _reload(rng, rng.uniform(0.0, end), rng.randrange(len(cluster.nodes)), None)
+            fault = _reload(rng, rng.uniform(0.0, end), rng.randrange(len(cluster.instances)), None)
             fault.weights = rng.choice((1, 1, 2, 0))
             if rng.random() < 0.5:
                 fault.at, fault.stage, fault.nth = None, rng.choice(STAGES), rng.choice((1, 2, 5))
@@ -305,27 +308,27 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
         _strays(cluster, at, rng)
 
 
-def _reload(rng: Random, at: float, node: int, kind: ClusterFaultKind | None) -> ClusterFault:
+def _reload(rng: Random, at: float, instance: int, kind: ClusterFaultKind | None) -> ClusterFault:
     chosen: ClusterFaultKind = rng.choice(RELOADS) if kind is None else kind
-    return ClusterFault(chosen, at=at, target=node, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
+    return ClusterFault(chosen, at=at, target=instance, seconds=rng.choice((0.0, 0.05, rng.uniform(0.0, 3.0))))
 
 
 def _strays(cluster: Cluster, at: float, rng: Random) -> None:
-    """And, in most, a moment in which a router has nobody: it is killed, its sessions are cut, or all nodes are killed."""
-    nodes = len(cluster.nodes)
+    """And, in most, a moment in which a router has nobody: it is killed, its sessions are cut, or all instances are killed."""
+    instances = len(cluster.instances)
     for _ in range(rng.choice((1, 1, 2))):
         begins, seconds = max(0.0, at + rng.uniform(-2.0, 1.0)), rng.choice((0.5, 4.0, 15.0, 30.0))
         weights, alias = rng.choice((1, 1, 2)), rng.random() < 0.4
-        stray = ClusterFault("stray", at=begins, target=rng.randrange(nodes), seconds=seconds, weights=weights, alias=alias)
+        stray = ClusterFault("stray", at=begins, target=rng.randrange(instances), seconds=seconds, weights=weights, alias=alias)
         cluster.faults.append(stray)
-    router = nodes + rng.randrange(cluster.routers)
-    match rng.choice(("nothing", "kill", "cut", "nodes", "stall")):
+    router = instances + rng.randrange(cluster.routers)
+    match rng.choice(("nothing", "kill", "cut", "instances", "stall")):
         case "kill":
             cluster.faults.append(ClusterFault("kill", at=at, target=router, seconds=rng.choice((0.0, 0.3, 2.0))))
         case "cut":
             cluster.faults.append(ClusterFault("cut", at=at, target=router, seconds=0.0, unseen=rng.random() < 0.5))
         case "stall":
             cluster.faults.append(ClusterFault("stall", at=at, target=router, seconds=rng.uniform(LONG_ENOUGH, 4.0)))
-        case "nodes":
+        case "instances":
             down = rng.choice((0.1, 1.0, 12.0))
-            cluster.faults += [ClusterFault("kill", at=at, target=node, seconds=down) for node in range(nodes)]
+            cluster.faults += [ClusterFault("kill", at=at, target=instance, seconds=down) for instance in range(instances)]

@@ -1,0 +1,221 @@
+"""Clients of a cluster: each speaks with one router, and hears of the end when that dies."""
+
+from __future__ import annotations
+
+from baton.core.cluster.events import FailRequest, RejectRequest, SubmitRequest, WithdrawRequest
+from baton.errors import InvariantBroken
+from baton.protocol.ids import RequestId
+from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
+from baton.protocol.request import FinishReason
+from baton.sim.clients import Clients
+from baton.sim.cluster.router import SimulatedRouter
+from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.scenario import VOCAB, Client, Scenario
+from baton.sim.simulated_request import SimulatedRequest
+from baton.sim.timeline import Timeline
+
+AFTERMATH_SECONDS = 10.0
+TIMEOUT_MARGIN = 1.1
+"""Clocks may differ by a hundredth, and an instance that times out tells its router, which tells the client."""
+
+
+class RequestBegun:
+    """What a client remembers of the moment when it came."""
+
+    __slots__ = ("at", "broken", "last_at", "router", "silences")
+
+    def __init__(self, router: int, at: float) -> None:
+        self.router = router
+        self.at = at
+        self.last_at = at
+        "When a token came last."
+        self.silences = 0
+        "Times that nothing came for as long as a router may wait."
+        self.broken = False
+        "Its router died: it hears nothing more, and nobody is to blame."
+
+    def hears(self, now: float, patience: float) -> None:
+        """A token, or an end."""
+        self.silences += int((now - self.last_at) / patience)
+        self.last_at = now
+
+
+class ClusterClients(Clients):
+    """Of a cluster, and of the front of one engine."""
+
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch) -> None:
+        super().__init__(scenario, timeline, watch)
+        assert scenario.cluster is not None
+        self._cluster = cluster = scenario.cluster
+        self._of_cluster = watch
+        self._begun: dict[str, RequestBegun] = {}
+        self._patience = 0.97 * min(cluster.silence_seconds_max, cluster.prefill_seconds_max)
+        "Clocks differ."
+        patient = min(cluster.silence_seconds_max, cluster.prefill_seconds_max, cluster.queue_seconds_max) >= 300.0
+        self._quiet = self._quiet and patient
+        self._rough = sum(len(instance.steps) + len(instance.cache_faults) for instance in cluster.instances)
+        self._rough += 10 * sum(client.poison_at is not None for client in scenario.clients)
+        "Faults of workers and copies, whenever they come. Poison takes several workers with it."
+
+    def _leave(self, request: SimulatedRequest) -> None:
+        self.leave(request.client.id)
+
+    def leave(self, request: str) -> None:
+        """The client is gone."""
+        raise NotImplementedError
+
+    def _arrives(self, request: SimulatedRequest, router: int) -> None:
+        request.submitted = True
+        self.open += 1
+        self._begun[request.client.id] = RequestBegun(router, self._timeline.now)
+        self._of_cluster.arrives(request.client.id, router)
+
+    # What they get
+
+    def delivered(self, emit: Emit) -> None:
+        self._of_cluster.delivered(emit)
+        super().delivered(emit)
+
+    def _gets(self, request: SimulatedRequest, index: int, token: int) -> None:
+        self._begun[request.client.id].hears(self._timeline.now, self._patience)
+
+    def _timed_out(self, request: SimulatedRequest, index: int) -> None:
+        timeout, waited = request.client.timeout, self._timeline.now - self._begun[request.client.id].at
+        if timeout is None or waited < timeout / TIMEOUT_MARGIN:
+            raise InvariantBroken(f"{request.name} times out after {waited:.3f} s, not {timeout}", invariant=22)
+        self._watch.saw("a request timed out")
+
+    def _failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
+        outputs, client = len(request.delivered[index]), request.client
+        if client.nan_at == outputs and ended.error == "row_failed":
+            self._watch.saw("one row failed, alone")
+        elif ended.error == "poison" and (client.poison_at is not None or self._disturbances(request) > 1):
+            self._watch.saw("a poisonous request was given up")
+        else:
+            raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.error} {ended.detail}", invariant=22)
+
+    def _disturbances(self, request: SimulatedRequest) -> int:
+        """Since its request came, or so shortly before that they may still show."""
+        return self._rough + self._watch.disturbances_since(self._begun[request.client.id].at - AFTERMATH_SECONDS)
+
+    # Afterwards
+
+    def _fresh_client(self, number: int) -> Client:
+        """Some of them are worth a hand-off."""
+        size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
+        length = min(1 + number * size, max(1, (blocks - 1) * size))
+        prompt = [(7 * number + place) % VOCAB for place in range(length)]
+        return Client(f"fresh{number}", self._timeline.now, prompt, min(1 + number, blocks * size - length + 1), seed=number)
+
+
+class RoutedClients(ClusterClients):
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, routers: list[SimulatedRouter]) -> None:
+        super().__init__(scenario, timeline, watch)
+        self._routers = routers
+
+    # What they do
+
+    def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
+        request, number = entry
+        self.to_come -= 1
+        router = number % len(self._routers)
+        for other in (*range(router, len(self._routers)), *range(router)):  # a client that finds no router tries the next
+            if self._routers[other].machine is not None:
+                self._ask(request, other)
+                return
+        self._watch.saw("no router was there")
+        request.refused = "nobody"
+
+    def _ask(self, request: SimulatedRequest, router: int) -> None:
+        client = request.client
+        self._note(f"{client.id} asks router {router}: {len(client.prompt)} + {client.max_tokens} x {client.n}")
+        self._arrives(request, router)
+        if self._routers[router].machine is not None:
+            self._routers[router].submit(SubmitRequest(request.request))
+        elif not self._begun[client.id].broken:
+            self.router_died(router)  # in the very moment of its arrival
+
+    def leave(self, request: str) -> None:
+        asked = self._watch.requests[request]
+        if asked.submitted and not asked.is_answered and not asked.aborted:
+            asked.aborted = True
+            self._watch.saw("a client left")
+            self._withdraw(asked, None, FinishReason.ABORT)
+
+    def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
+        router = self._routers[self._begun[request.client.id].router]
+        if reason is FinishReason.STOP and request.client.id in self._of_cluster.replayed:
+            self._watch.saw("a stop string after a replay")
+        if router.machine is not None:
+            router.submit(WithdrawRequest(RequestId(request.client.id), index, reason))
+
+    # What they get
+
+    def turned_away(self, effect: RejectRequest) -> None:
+        request = self._watch.requests[effect.request]
+        if any(request.delivered) or any(request.ended) or request.refused:
+            raise InvariantBroken(f"{effect.request} is turned away after it was answered", invariant=22)
+        self._note(f"{effect.request} is turned away: {effect.refused.reason}")
+        self._watch.saw(f"turned away: {effect.refused.reason}")
+        request.refused = effect.refused.reason
+        self._earned(request, effect.refused.reason)
+        self._answered(request)
+
+    def _earned(self, request: SimulatedRequest, reason: str) -> None:
+        """22: nobody is turned away without a reason that is true."""
+        cluster, client, size = self._cluster, request.client, self._scenario.block_size
+        needed = -(-(len(client.prompt) + client.max_tokens - 1) // size)
+        calm = not self._disturbances(request)
+        router, begun = self._routers[self._begun[client.id].router], self._begun[client.id]
+        match reason:
+            case "never_fits":
+                missed = self._timeline.now - router.seen_with(needed)
+                ok = missed > router.config.no_instance_seconds * 0.97  # clocks differ
+            case "queue_full" if self._timeline.now - begun.at > cluster.queue_seconds_max * 0.97:
+                ok = True
+            case "queue_full" | "queue_tokens_full" | "never_queued":
+                ok = cluster.router_queue_max < 1024 or not calm
+            case _:
+                ok = not calm
+        if not ok:
+            raise InvariantBroken(f"{request.name} is turned away for nothing: {reason}", invariant=22)
+
+    def broken_off(self, effect: FailRequest) -> None:
+        """An error is allowed where instances were lost again and again, or nobody was there for long."""
+        request, begun = self._watch.requests[effect.request], self._begun[effect.request]
+        self._note(f"{effect.request} is broken off: {effect.detail}")
+        if effect.detail == OTHER_WEIGHTS:
+            self._other_weights(request, self._routers[begun.router])
+            return
+        waited, lost = self._timeline.now - begun.at, self._losses(request)
+        nobody = self._disturbances(request) and waited > 9.0
+        nobody = nobody or waited > self._cluster.queue_seconds_max * 0.97
+        begun.hears(self._timeline.now, self._patience)
+        lost += begun.silences
+        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
+            raise InvariantBroken(f"{request.name} is broken off for nothing: {effect.detail}", invariant=22)
+        self._watch.saw("a request was broken off")
+        self._end_all(request)
+
+    def _other_weights(self, request: SimulatedRequest, router: SimulatedRouter) -> None:
+        """59: it has begun, and whoever is here computes with others."""
+        if request.weights is None or router.fit.serves(request.weights) or not router.fit.anybody:
+            raise InvariantBroken(f"{request.name} is broken off, and could go on with its weights", invariant=59)
+        self._watch.saw("an answer ended, as other weights are served")
+        self._end_all(request)
+
+    def router_died(self, router: int) -> None:
+        for id_, begun in self._begun.items():
+            if begun.router == router and not begun.broken and not self._watch.requests[id_].is_answered:
+                begun.broken = True
+                self._watch.saw("a stream broke with its router")
+                self._end_all(self._watch.requests[id_])
+
+    def _losses(self, request: SimulatedRequest) -> int:
+        return self._rough + self._watch.losses_since(self._begun[request.client.id].at - AFTERMATH_SECONDS)
+
+    def at_rest(self) -> None:
+        super().at_rest()
+        patient = min(self._cluster.lease_seconds, self._cluster.handing_seconds_max) >= 10.0 and not self._scenario.bound
+        if self._quiet and patient and all(request.client.timeout is None for request in self._watch.all_requests):
+            self._of_cluster.check_handoffs()

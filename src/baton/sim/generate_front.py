@@ -1,0 +1,40 @@
+"""One seed -> one engine behind the front of `baton serve`: a few clients with tiny prompts, one to four faults."""
+
+from __future__ import annotations
+
+from random import Random
+
+from baton.sim.generate import PromptTree, stream
+from baton.sim.scenario import VOCAB, Client, Cluster, ClusterFault, InstanceSpec, Scenario
+
+
+def generate_front(seed: int) -> Scenario:
+    rng = stream(seed, "front")
+    size = rng.choice((1, 2, 4, 8))
+    tree = PromptTree(stream(seed, "front prompts"), size)
+    clients = [_client(number, tree, rng) for number in range(rng.randint(2, 8))]
+    worst = max(-(-(len(client.prompt) + client.max_tokens) // size) * client.n for client in clients)
+    instance = InstanceSpec("mixed", worst * rng.choice((1, 2, 4)) + 2, rng.choice((3, 4, 8)), 256)
+    scenario = Scenario(seed, 0, size, 0, 0, clients, steps_in_flight=rng.choice((1, 2, 3)), restart_seconds=0.05)
+    faults = sorted(_fault(rng) for _ in range(rng.randint(1, 4))) if seed % 8 else []
+    scenario.cluster = Cluster([instance], front=True, faults=[fault for _, _, fault in faults])
+    return scenario
+
+
+def _client(number: int, tree: PromptTree, rng: Random) -> Client:
+    most = rng.randint(1, 30)
+    client = Client(f"r{number}", rng.uniform(0.0, 0.3), tree.prompt(rng), most, seed=rng.randrange(1000))
+    client.n = rng.choice((1, 1, 2, 3))
+    client.stop = [rng.randrange(VOCAB)] if rng.random() < 0.2 else []
+    client.timeout = rng.uniform(0.05, 2.0) if rng.random() < 0.15 else None
+    client.logprobs, client.prompt_logprobs = rng.choice((None, None, 0, 2)), rng.choice((None, None, None, 0))
+    client.abort_at = rng.uniform(0.0, 1.5) if rng.random() < 0.4 else None
+    client.stop_last_at = rng.uniform(0.0, 1.0) if rng.random() < 0.3 else None
+    return client
+
+
+def _fault(rng: Random) -> tuple[float, int, ClusterFault]:
+    at, kind = rng.uniform(0.0, 0.8), rng.choice(("kill", "kill", "reload", "freeze"))
+    seconds = rng.choice((0.0, 0.1, 0.5))
+    weights = rng.choice((0, 1, 1))
+    return at, rng.randrange(1 << 30), ClusterFault(kind, at=at, seconds=seconds, weights=weights)  # type: ignore[arg-type]

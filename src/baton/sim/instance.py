@@ -1,0 +1,190 @@
+"""An instance of the simulator: engine processes, one life after the other, that freeze, drain, die and are started again.
+
+Each life has a machine of its own (engine.py). Routers and fronts speak to an instance through its links (cluster/links.py); a
+plain instance has none, and its clients speak to the engine directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from baton.core.effects import Effect
+from baton.core.events import Event, EvictSome, Pause, PreemptSome, Resume
+from baton.errors import InvariantBroken
+from baton.sim.engine import Outward, SimulatedEngine
+from baton.sim.scenario import InstanceSpec
+from baton.sim.timeline import Timeline
+from baton.sim.watch import Watch
+
+
+class Links(Protocol):
+    """The sessions of an instance with those that ask it."""
+
+    def begin(self, engine: SimulatedEngine) -> None: ...
+    def close(self) -> bool:
+        """The engine is dead. Was there a session?"""
+
+    def thaw(self, engine: SimulatedEngine) -> None: ...
+    def performs(self, effect: Effect) -> None: ...
+    def gets(self, effects: list[Outward]) -> None: ...
+    def has_other_weights(self) -> None: ...
+
+
+class SimulatedInstance:
+    def __init__(
+        self,
+        number: int,
+        spec: InstanceSpec,
+        timeline: Timeline,
+        watch: Watch,
+        start: Callable[[SimulatedInstance], SimulatedEngine],
+        name: str,
+        kind: int | None = None,
+    ) -> None:
+        """`kind`: the instance of the scenario that a stray is like."""
+        self.number = number
+        self.name = name
+        self.kind = number if kind is None else kind
+        self.weights = 0
+        "That its files are now."
+        self.spec = spec
+        self.role = spec.role
+        self.engine: SimulatedEngine | None = None
+        self.lives = 0
+        self.links: Links | None = None
+        self.frozen_until: float | None = None
+        "The engine process does nothing until then; what is sent to it waits."
+        self._timeline = timeline
+        self._watch = watch
+        self._start_engine = start
+        self._healed = False
+
+    @property
+    def address(self) -> str:
+        """Of the messenger of this life."""
+        return f"{self.name}{f'~{self.number}' if self.is_stray else ''}#{self.lives}"
+
+    @property
+    def is_stray(self) -> bool:
+        return self.kind != self.number
+
+    # Lives
+
+    def start(self, _: None = None) -> None:
+        if self.engine is None:
+            self.lives += 1
+            self.note(f"starts, life {self.lives}")
+            self.engine = engine = self._start_engine(self)
+            engine.begin()
+            if self.links is not None:
+                self.links.begin(engine)
+
+    def kill(self, down_seconds: float | None) -> None:
+        """None: for good."""
+        if self.engine is None:
+            return
+        self.note("is killed")
+        self._watch.saw("an engine was killed" if not self.is_stray else "a stray left")
+        if self.frozen_until is not None:
+            self._watch.saw("a frozen engine was killed")
+        self.engine.die()
+        self.engine, self.frozen_until = None, None
+        if self.links is not None and self.links.close():
+            self._watch.disturbed(self._timeline.now)
+        if down_seconds is not None:
+            self._timeline.at(self._timeline.now + down_seconds, self.start)
+
+    def freeze(self, seconds: float) -> None:
+        """The engine process is stopped (SIGSTOP, say) and goes on later. What came meanwhile is read first, then the timer."""
+        if self.engine is not None and self.frozen_until is None:
+            self.note(f"freezes for {seconds:.2f} s")
+            self._watch.saw("an engine froze")
+            self.frozen_until = self._timeline.now + seconds
+            self.engine.freeze(self.frozen_until)
+            self._timeline.at(self.frozen_until, self._thaw, self.engine)
+
+    def _thaw(self, engine: SimulatedEngine) -> None:
+        if engine is self.engine and self.frozen_until is not None:
+            self.note("goes on")
+            self.frozen_until = None
+            engine.thaw()
+            if self.links is not None:
+                self.links.thaw(engine)
+
+    def drain(self, seconds: float) -> None:
+        if self.engine is not None and self.frozen_until is None:
+            self._watch.saw("an instance drained")
+            self.engine.dispatch(Pause(seconds / 2))
+            self._timeline.at(self._timeline.now + seconds, self._resume, self.engine)
+
+    def _resume(self, engine: SimulatedEngine) -> None:
+        if engine is self.engine and self.frozen_until is None and not self._healed:
+            engine.dispatch(Resume())
+
+    def press(self, kind: str, amount: int) -> None:
+        if self.engine is not None and self.frozen_until is None:
+            self.engine.dispatch(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
+
+    def heal(self, weights: int) -> None:
+        """An operator gives it the weights that the others have."""
+        self._healed = True
+        self.weights = weights
+        if self.loaded != weights:
+            self.kill(0.0)
+        self.start()
+        if self.engine is not None:
+            self._thaw(self.engine)
+            self.engine.heal()  # a new life too: nothing goes wrong in it
+
+    # The engine's owner
+
+    def performs(self, effect: Effect) -> None:
+        if self.links is not None:
+            self.links.performs(effect)
+
+    def gets(self, effects: list[Outward]) -> None:
+        if self.links is not None:
+            self.links.gets(effects)
+
+    def defer(self, event: Event) -> bool:
+        """Where clients speak to the engine, its events come in the order in which all was sent."""
+        if self.links is not None or self.frozen_until is None:
+            return False
+        self._timeline.at(self.frozen_until, self._hear, event)
+        return True
+
+    def _hear(self, event: Event) -> None:
+        if self.engine is not None:
+            self.engine.hear(event)
+
+    def has_other_weights(self) -> None:
+        if self.links is not None:
+            self.links.has_other_weights()
+
+    # Questions
+
+    @property
+    def loaded(self) -> int:
+        """The weights of its worker, or of its next one."""
+        return self.weights if self.engine is None else self.engine.process.worker.weights
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine is not None and self.engine.instance.worker.state.value == "ready"
+
+    @property
+    def is_drained(self) -> bool:
+        return self.engine is not None and self.engine.is_drained
+
+    def full_check(self) -> None:
+        if self.engine is not None:
+            self.engine.full_check()
+
+    def at_rest(self) -> None:
+        if self.engine is None:
+            raise InvariantBroken(f"{self.name} was never started again", invariant=35)
+        self.engine.at_rest()
+
+    def note(self, text: str) -> None:
+        self._timeline.note(self.name, text)
