@@ -1,9 +1,9 @@
-"""The messenger: brings blocks from the KV pools of other instances into ours (`pull`), and lets others read ours.
+"""The messenger: copies blocks from the KV pools of other instances into ours (`pull`), and lets others read ours.
 
     take(move) .. open the peer's pool, if it is not open (peers.py) .. read (transport.py) .. report(result)
 
-Pulls go on beside each other and beside copies of the tiers (transfer.py): a peer that does not answer holds up nobody.
-Whatever goes wrong is in the result: nobody's request fails because of it.
+Pulls run beside each other and beside copies of the tiers (transfer.py): a peer that does not answer delays no other pull.
+Every failure is in the result: no request fails because of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger("baton.cache")
 COPIED: Final = "copied"
 DETACHED: Final = "detached"
 RUN_BYTES: Final = 16 << 20
-"""The most that is copied without a look at the deadline: some milliseconds."""
+"""Most bytes copied between two checks of the deadline: some milliseconds."""
 
 
 class Messenger:
-    """On one loop. `transports`: by scheme, the best first; each is closed with it."""
+    """Runs on one loop. `transports`: by scheme, the best first; the messenger closes them."""
 
     def __init__(
         self, transports: Mapping[str, Transport], report: Callable[[MoveResult], None], wire: WireConfig | None = None
@@ -52,7 +52,7 @@ class Messenger:
         return " ".join(transport.address for transport in self._transports.values() if transport.address)
 
     def readers(self) -> dict[str, int]:
-        """Connections of others that read our pool, by transport and what became of them."""
+        """Connections of others that read our pool, by transport and outcome."""
         return {
             f"{scheme}/{event}": count
             for scheme, transport in self._transports.items()
@@ -65,7 +65,7 @@ class Messenger:
             transport.attach(pool)
 
     def detach(self) -> None:
-        """When this returns nothing is copied to the pool any more, and no other may begin to read it."""
+        """When this returns nothing is copied to the pool any more, and no peer may begin to read it."""
         self._device = None
         for transport in self._transports.values():
             transport.detach()
@@ -77,7 +77,7 @@ class Messenger:
         return task
 
     def close(self) -> None:
-        """Nothing is told of what was under way."""
+        """Cancel the pulls under way, without results."""
         for task in self._under_way:
             task.cancel()
         self._device = None
@@ -115,7 +115,7 @@ class Messenger:
 
 
 def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
-    """A peer's block ids come from another instance: one that is not there must not become a read of something else."""
+    """A peer's block ids come from another instance: an invalid one must not become a read of other memory."""
     if peer.fingerprint != device.layout.fingerprint():
         raise PeerUnreadable("the peer's KV pool has another layout")
     if len(move.peer_blocks) != len(move.device):
@@ -126,7 +126,7 @@ def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
 
 
 class Pulls:
-    """The counters are of one life of the cache service; the engine adds its lives up (runtime/engine/cache_supervisor.py)."""
+    """Counters of one life of the cache service; the engine adds up its lives (runtime/engine/cache_supervisor.py)."""
 
     def __init__(self) -> None:
         self._repeats = Repeats()
@@ -143,7 +143,7 @@ class Pulls:
             self.microseconds[transport] += round(1e6 * seconds)
 
     def log_failure(self, peer: str, transport: str, outcome: str, why: str, now: float) -> None:
-        """Once a minute for the same peer and reason."""
+        """Log once per minute for the same peer and reason."""
         if outcome != DETACHED and (times := self._repeats.due((peer, outcome, why), now)):
             again = f" ({times} times)" if times > 1 else ""
             logger.warning(

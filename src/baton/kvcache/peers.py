@@ -1,13 +1,13 @@
-"""The pools of other instances that are open for reading: each opened once, and closed when it is no use any more.
+"""The open pools of other instances: each opened once, and closed when it is no longer useful.
 
-    asked for          opened, by one handshake however many ask at once
-    peer lost          closed: a dead peer's memory is given back
+    requested          opened, by one handshake however many pulls wait for it
+    peer lost          closed: a dead peer's memory is freed
     another pool       of the same address was opened: the old one is closed
     not used           for a while: closed
-    too many           the one used longest ago is closed
+    too many           the least recently used one is closed
 
-Everything here runs on the loop. A pool that is closed may still be read by what had begun to: its transport knows when it is
-over. Of several addresses the first is taken that can be opened.
+Everything here runs on the loop. Reads under way may continue on a closed pool: its transport tracks them. Of several addresses
+the first one that can be opened is used.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ class Peers:
         self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._peers: dict[PeerKey, _Peer] = {}
-        "In the order of their last use."
+        "Ordered by last use."
 
     def __len__(self) -> int:
         return len(self._peers)
 
     async def opened(self, key: PeerKey, fingerprint: bytes, deadline: Deadline) -> PeerPool:
-        """PeerUnreadable: it is not, and why. To be read from at once: it may be closed after any wait."""
+        """Return the open pool. Raises PeerUnreadable with the reason. Read from it at once: it may be closed after any
+        wait."""
         peer = self._peers.pop(key, None)
         if peer is None:
             self._make_room()
@@ -97,7 +98,7 @@ class Peers:
             if peer is not None and peer.opening is task:
                 del self._peers[key]
         elif peer is None or peer.opening is not task:
-            task.result().close()  # nobody has read from it
+            task.result().close()  # no pull has read from it
         else:
             peer.pool = task.result()
             self._used(key, peer)
@@ -107,7 +108,7 @@ class Peers:
 
     def _on_lost(self, key: PeerKey, opening: asyncio.Task[Any] | None) -> None:
         peer = self._peers.get(key)
-        if peer is not None and peer.opening is opening:  # else it was closed, and is open anew
+        if peer is not None and peer.opening is opening:  # otherwise it was closed, and is open anew
             self.close(key)
 
     def _used(self, key: PeerKey, peer: _Peer) -> None:
@@ -127,7 +128,7 @@ class Peers:
             self.close(oldest)
 
     def close(self, key: PeerKey) -> None:
-        """The next one that asks opens it anew."""
+        """Close a pool. The next pull opens it anew."""
         peer = self._peers.pop(key, None)
         if peer is None:
             return
@@ -137,7 +138,7 @@ class Peers:
             peer.pool.close()
 
     def close_all(self) -> None:
-        """None is opened any more."""
+        """Close all pools, and cancel those being opened."""
         for key, peer in list(self._peers.items()):
             peer.opening.cancel()
             self.close(key)

@@ -1,15 +1,16 @@
-"""Lets other instances of this machine read our KV pool: hands out a descriptor that cannot be written through.
+"""Lets other instances of this machine read our KV pool: sends a read-only descriptor.
 
-    reader  connects, says ReadPool(incarnation, layout)       within a few seconds, or it is closed
+    reader  connects, sends ReadPool(incarnation, layout)      within a few seconds, or it is closed
     we      answer PoolReady with the descriptor               or ReadRefused, and close
-            keep the connection: its end tells the reader      we died, or the pool is another one
-            that it is to unmap the pool
+            keep the connection: its end signals               we died, or the pool was replaced
+            the reader to unmap the pool
 
-When as many read as config/wire.py allows, one more takes the place of one that has said nothing yet, or else of the one that
-came first: that one connects again when it needs to.
+At the limit of config/wire.py, a new reader replaces one that has sent nothing yet, or else the oldest, which connects again
+when it needs to.
 
-The socket lies in a directory that only our user can enter, and the kernel says whose process has connected. What anybody
-sends costs the sender its connection and nothing else. Messages are packets (SOCK_SEQPACKET): one is whole, or it is none.
+The socket lies in a directory that only our user can enter, and the kernel reports the user of the connected process. A
+malformed message costs its sender the connection and nothing else. Messages are packets (SOCK_SEQPACKET): each arrives complete
+or not at all.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ logger = logging.getLogger("baton.cache")
 PACKET_BYTES_MAX: Final = 4096
 BACKLOG: Final = 64
 PAUSE_SECONDS: Final = 0.5
-"""After an accept that failed, as without descriptors: else the loop would do nothing else."""
+"""Pause after a failed accept, as without descriptors: otherwise the loop would do nothing else."""
 
 
 class PoolServer:
-    """On one loop. Listens from the beginning; while no pool is served everybody is refused."""
+    """Runs on one loop. Listens from its creation; while no pool is served every reader is refused."""
 
     def __init__(self, path: Path, wire: WireConfig | None = None) -> None:
         self._wire = wire or WireConfig()
@@ -49,10 +50,10 @@ class PoolServer:
         self._fd = -1
         self._readers: dict[asyncio.Task[None], socket.socket] = {}
         self._served: set[asyncio.Task[None]] = set()
-        "Those that have a descriptor. All others have said nothing yet."
+        "Readers that have a descriptor. All others have sent nothing yet."
         self._repeats = Repeats()
         self.counts: Counter[str] = Counter()
-        path.unlink(missing_ok=True)  # of a predecessor that was killed
+        path.unlink(missing_ok=True)  # left by a killed predecessor
         self._path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -69,7 +70,7 @@ class PoolServer:
         self._fd, self._ready = pool.reading_descriptor(), pool.announcement()
 
     def withdraw(self) -> None:
-        """Readers see the end of their connections, and unmap it."""
+        """Close the readers' connections, so that they unmap the pool."""
         for task in self._readers:
             self._close(task)
         if self._fd >= 0:
@@ -77,7 +78,7 @@ class PoolServer:
         self._ready, self._fd = None, -1
 
     def _close(self, task: asyncio.Task[None]) -> None:
-        with contextlib.suppress(OSError):  # it is over already
+        with contextlib.suppress(OSError):  # it has ended already
             self._readers[task].shutdown(socket.SHUT_RDWR)
         task.cancel()
 
@@ -85,7 +86,7 @@ class PoolServer:
         self._accepting.cancel()
         self._listener.close()
         self.withdraw()
-        with contextlib.suppress(OSError):  # the engine may have been quicker
+        with contextlib.suppress(OSError):  # the engine may have removed it first
             self._path.unlink(missing_ok=True)
 
     async def _accept(self) -> None:
@@ -100,7 +101,7 @@ class PoolServer:
             task = asyncio.create_task(self._attend(sock))
             self._readers[task] = sock
             task.add_done_callback(self._ended)
-            await asyncio.sleep(0)  # one a turn
+            await asyncio.sleep(0)  # one per turn
 
     def _make_room(self) -> None:
         there = [task for task in self._readers if not task.cancelling()]
@@ -113,7 +114,7 @@ class PoolServer:
         self._close(min(there, key=lambda task: task in self._served))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Closed here and not in the task: one that is cancelled before it began has run nothing."""
+        """Closed here and not in the task: a task that is cancelled before it began has run nothing."""
         self._readers.pop(task).close()
         self._served.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -138,7 +139,7 @@ class PoolServer:
         self.counts["opened"] += 1
         if (task := asyncio.current_task()) is not None:
             self._served.add(task)
-        if await self._loop.sock_recv(sock, 1):  # nothing, at its end
+        if await self._loop.sock_recv(sock, 1):  # empty at its end
             raise ProtocolError("it said more than was asked of it")
 
     def _refusal(self, asked: ReadPool) -> str:
@@ -150,6 +151,6 @@ class PoolServer:
 
 
 def user_of(sock: socket.socket) -> int:
-    """Whose process is at the other end, as the kernel noted it when it connected or listened."""
+    """User id of the process at the other end, recorded by the kernel when it connected or listened."""
     _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return int(user)

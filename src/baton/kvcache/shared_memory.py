@@ -1,10 +1,10 @@
-"""The transport between instances of one machine: the peer's pool is mapped, read-only, and read like our own memory. So is a
-pool on a GPU, where both instances use the same one.
+"""The transport between instances of one machine: the peer's pool is mapped read-only, and read like our own memory. A pool on
+a GPU, too, if both instances use the same one.
 
-open    connect to the peer's socket, say which pool (pool_server.py is the other side), get a descriptor, verify, map
-read    one copy a run, in a thread of our own: a pull neither waits behind copies of the tiers nor holds them up
-lost    the connection ended: the peer died or has another pool. What is mapped can still be read until it is closed: the
-        memory is there for as long as anybody maps it, and its size is sealed, so a copy never fails midway
+open    connect to the peer's socket, name the pool (pool_server.py is the other side), get a descriptor, verify, map
+read    one copy per run, in a separate thread: a pull neither waits behind copies of the tiers nor delays them
+lost    the connection ended: the peer died or has another pool. A mapped pool can still be read until it is closed: the
+        memory lives as long as any process maps it, and its size is sealed, so a copy never fails midway
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 
 SCHEME: Final = "unix"
-"""An address is `unix:` and the path of a socket, in a directory that is private and there for as long as its server is."""
+"""An address is `unix:` and the path of a socket, in a private directory that exists as long as its server."""
 
 
 class SharedMemory:
-    """A Transport (transport.py). Without an address of its own it only reads."""
+    """A Transport (transport.py). Without an address it only reads."""
 
     def __init__(self, address: str = "", wire: WireConfig | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class SharedMemory:
             self._server.serve(pool)
 
     def detach(self) -> None:
-        self._copier.submit(_nothing).result()  # the copy under way stops at its next run, those behind it do not begin
+        self._copier.submit(_nothing).result()  # the copy under way stops at its next run, later ones do not begin
         if self._server is not None:
             self._server.withdraw()
 
@@ -92,7 +92,7 @@ class SharedMemory:
 
 
 def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: bytes) -> Pool:
-    """What the peer sent, verified: it may have been wrong, or be another program than we think."""
+    """Verify and map the peer's answer: it may be wrong, or come from another program."""
     try:
         if not content:
             raise PeerUnreadable("the peer has hung up", "unreachable")
@@ -127,7 +127,7 @@ class MappedPool:
         self._loop.add_reader(sock, self._ended)
 
     def _ended(self) -> None:
-        """The peer says nothing after its answer, so this is the end of the connection; or something that is not ours."""
+        """The peer sends nothing after its answer, so this is the end of the connection, or a protocol error."""
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
@@ -142,7 +142,7 @@ class MappedPool:
         return await asyncio.wrap_future(self._copier.submit(copy))
 
     def close(self) -> None:
-        """It is unmapped when all copies are over that were told until now."""
+        """Close the connection. The pool is unmapped when all copies submitted so far have ended."""
         self._loop.remove_reader(self._sock)
         self._sock.close()
         try:

@@ -1,12 +1,12 @@
-"""The transport between machines: the peer's blocks are asked for and sent over TCP, by processes that prove to each other that
-they know the cluster's secret.
+"""The transport between machines: the peer sends blocks over TCP, after both processes have proved that they know the cluster's
+secret.
 
-open    connect, prove, say which pool (tcp_server.py is the other side), verify
-read    one request for everything; pieces come in order, and each is verified before it is written
+open    connect, prove, name the pool (tcp_server.py is the other side), verify
+read    one request for everything; pieces arrive in order, and each is verified before it is written
 lost    the connection ended: the peer died or has another pool
 
-Everything is done on the loop, a piece at a time (tcp_session.py): a peer that stands still costs nobody else anything. A read
-that is broken off ends the connection: what the peer still sends could not be told from what is asked for next.
+Everything runs on the loop, one piece at a time (tcp_session.py): a stalled peer delays no other. An aborted read ends the
+connection: its remaining bytes could not be distinguished from the answer to the next request.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ SCHEME: Final = "tcp"
 
 
 class Tcp:
-    """A Transport (transport.py). Without an address of its own it only reads; with one it serves when it is given the socket
-    that listens there."""
+    """A Transport (transport.py). Without an address it only reads; with one it serves once it gets the socket that listens
+    there."""
 
     def __init__(self, secret: Secret, address: str = "", wire: WireConfig | None = None) -> None:
         self._secret = secret
@@ -69,7 +69,7 @@ class Tcp:
             self._server.serve(pool)
 
     def detach(self) -> None:
-        """Reads that are under way write nothing more: they ask before every piece."""
+        """Detach the pool. Reads under way write nothing more: they check before every piece."""
         if self._bytes is not None:
             self._bytes.close()
         self._pool = self._bytes = None
@@ -82,7 +82,7 @@ class Tcp:
             self._server.close()
 
     def write(self, pool: Pool, first: int, content: memoryview) -> bool:
-        """False: that pool is not attached any more."""
+        """Write blocks. False: that pool is not attached any more."""
         if pool is not self._pool or self._bytes is None:
             return False
         self._bytes.write(first, content)
@@ -128,7 +128,7 @@ class RemotePool:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
-        "Reads take turns: they share one wire in any case."
+        "Reads take turns: they share one connection anyway."
         self._over = self._closed = False
         self._loop.add_reader(session.sock, self._ended)
 
@@ -171,20 +171,20 @@ class RemotePool:
                 yield piece, await self._session.receive_bytes(piece.blocks * block_bytes)
 
     def _ended(self) -> None:
-        """The peer says nothing unasked, so this is the end of the connection, or of what we can make of it."""
+        """The peer sends nothing unasked, so this is the end of the connection, or a protocol error."""
         if not self._over:
             self._over = True
             self._loop.remove_reader(self._session.sock)
             self._on_lost()
 
     def close(self) -> None:
-        """A read that is under way fails, and closes the socket: it waits for it."""
+        """Close. A read under way fails, and closes the socket itself."""
         if self._closed:
             return
         self._closed = True
         if self._turn.locked():
             self._over = True
-            with contextlib.suppress(OSError):  # it is over already
+            with contextlib.suppress(OSError):  # it has ended already
                 self._session.sock.shutdown(socket.SHUT_RDWR)
         else:
             if not self._over:

@@ -1,16 +1,15 @@
-"""Lets instances of other machines read our KV pool: sends them the blocks that they ask for.
+"""Lets instances of other machines read our KV pool: sends them the requested blocks.
 
     reader  proves that it knows the cluster's secret, and so do we       within a few seconds, or it is closed
-            says ReadPool(incarnation, layout)
+            sends ReadPool(incarnation, layout)
     we      answer PoolReady                                             or ReadRefused, and close
     reader  ReadBlocks(runs), as often as it likes
-    we      BlocksFollow and the bytes, for every run                    a reader that takes nothing for a while is closed
+    we      BlocksFollow and the bytes, for every run                    a reader that reads nothing for a while is closed
 
-The end of the connection tells the reader that the pool is not to be read any more. Who has proved nothing holds a descriptor
-and a timer; there are few such places, and when all are taken the one that has held its place longest loses it. So it is with
-readers: one more than config/wire.py allows takes the place of the one that has asked for nothing for longest, which connects
-again when it needs to. While all are being sent blocks the new one is refused. What a reader sends costs it its connection and
-nothing else.
+The end of the connection signals the reader that the pool must not be read any more. A connection that is not authenticated
+holds a descriptor and a timer; their number is limited, and at the limit the oldest one is closed. Readers are limited, too:
+one more than config/wire.py allows replaces the one that has been idle longest, which connects again when it needs to. While
+all of them receive blocks the new one is refused. A malformed message costs its sender the connection and nothing else.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from baton.trust.secret import Secret
 logger = logging.getLogger("baton.cache")
 
 PAUSE_SECONDS: Final = 0.5
-"""After an accept that failed, as without descriptors: else the loop would do nothing else."""
+"""Pause after a failed accept, as without descriptors: otherwise the loop would do nothing else."""
 LOG_SECONDS: Final = 10.0
-"""Failures of one kind are logged at most this often: whoever reaches the port could fill the disk."""
+"""Failures of one kind are logged at most this often: anyone who reaches the port could fill the disk."""
 
 
 class _Reader:
@@ -46,12 +45,12 @@ class _Reader:
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.asked_at = now
-        "When it last asked for something, or came."
+        "Time of its last request, or of its connection."
         self.sending = False
 
 
 class TcpServer:
-    """On one loop. `listener` listens already. While no pool is served everybody is refused."""
+    """Runs on one loop. `listener` listens already. While no pool is served every reader is refused."""
 
     def __init__(self, listener: socket.socket, secret: Secret, wire: WireConfig | None = None) -> None:
         self._wire = wire or WireConfig()
@@ -74,7 +73,7 @@ class TcpServer:
         self._bytes = block_bytes(pool, piece_blocks(pool.layout.block_bytes))
 
     def withdraw(self) -> None:
-        """Readers see the end of their connections. The pool is not touched again."""
+        """Close the readers' connections. The pool is not accessed again."""
         for task in list(self._readers):
             self._close(task)
         if self._bytes is not None:
@@ -89,7 +88,7 @@ class TcpServer:
         self.withdraw()
 
     def _close(self, task: asyncio.Task[None]) -> None:
-        with contextlib.suppress(OSError):  # it is over already
+        with contextlib.suppress(OSError):  # it has ended already
             self._readers[task].sock.shutdown(socket.SHUT_RDWR)
         task.cancel()
 
@@ -108,14 +107,14 @@ class TcpServer:
             task = asyncio.create_task(self._prove(sock))
             self._handshakes[task] = sock
             task.add_done_callback(self._proved)
-            await asyncio.sleep(0)  # one a turn: whoever reads waits behind no row of connections
+            await asyncio.sleep(0)  # one per turn: readers must not wait behind many new connections
 
     async def _prove(self, sock: socket.socket) -> TcpSession:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
             return await TcpSession.as_peer(sock, self._secret)
 
     def _proved(self, task: asyncio.Task[TcpSession]) -> None:
-        """Sockets are closed here and not in the task: one that is cancelled before it began has run nothing."""
+        """Sockets are closed here and not in the task: a task that is cancelled before it began has run nothing."""
         sock = self._handshakes.pop(task)
         if not self._went_well(task):
             sock.close()
@@ -127,7 +126,7 @@ class TcpServer:
         reading.add_done_callback(self._ended)
 
     def _make_room(self) -> None:
-        """Where no place is free, the one of the reader that is idle longest is; unless all are being sent blocks."""
+        """At the limit, close the reader that has been idle longest; unless all are receiving blocks."""
         there = {task: reader for task, reader in self._readers.items() if not task.cancelling()}
         idle = [task for task, reader in there.items() if not reader.sending]
         if len(there) < self._wire.readers_max or not idle:
@@ -178,7 +177,7 @@ class TcpServer:
             _verify(wanted, pool)
             reader.sending, reader.asked_at = True, self._loop.time()
             for first, blocks in wanted.runs:
-                # Whether the pool is still there need not be asked: withdraw cancels this task where it waits.
+                # The pool is still attached: withdraw cancels this task where it waits.
                 assert self._bytes is not None
                 async with asyncio.timeout(self._wire.reader_send_seconds):
                     content = session.buffer(blocks * pool.layout.block_bytes)

@@ -1,12 +1,12 @@
 """One connection between the messengers of two machines, after both have proved that they know the cluster's secret (trust/).
 
     sealed message   length, counter, MAC, message            both ways
-    bytes            as they are, right behind a message      from the peer to the reader
-                     that says how many and their digest
+    bytes            raw, right behind a message              from the peer to the reader
+                     with their number and digest
 
-Bytes have a digest and no MAC of their own: the digest stands in a sealed message. It finds what was damaged, in a fraction of
-the time that a MAC takes. It does not withstand somebody on the way who can change packets and computes a collision of xxh3;
-nor is anything encrypted. docs/security.md says so.
+Bytes have a digest and no MAC of their own: the digest is in a sealed message. It detects damage, in a fraction of the time
+that a MAC takes. It does not withstand an attacker on the way who can change packets and computes a collision of xxh3; nor is
+anything encrypted (docs/security.md).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from baton.trust.session import prove_as_dialler, prove_as_listener
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RUNS_MAX: Final = 8192
-"""Of one request. As numbers they fit into a message."""
+"""Runs of one request. As numbers they fit into a message."""
 PIECE_BYTES: Final = 1 << 20
-"""What is copied, summed up and sent at a time, or one block where that is more: a millisecond of the loop."""
+"""Bytes copied, hashed and sent at a time, or one block if that is more: a millisecond of the loop."""
 ALIVE_SECONDS: Final = 30
-"""After so long without a word the kernel asks whether the other machine is still there, three times."""
+"""After this long without traffic the kernel probes the other machine, three times."""
 
 
 def piece_blocks(block_bytes: int) -> int:
@@ -41,7 +41,7 @@ def piece_blocks(block_bytes: int) -> int:
 
 
 class TcpSession:
-    """One task at a time reads, and one writes. Whatever goes wrong is a ProtocolError or an OSError."""
+    """One task at a time reads, and one writes. Failures raise ProtocolError or OSError."""
 
     def __init__(self, sock: socket.socket, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest) -> None:
         self.sock = sock
@@ -50,7 +50,7 @@ class TcpSession:
         self._unsealer = unsealer
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
-        "One for all pieces: fresh memory for each would take longer than to fill it."
+        "One buffer for all pieces: fresh memory for each would take longer than to fill it."
 
     @classmethod
     async def as_peer(cls, sock: socket.socket, secret: Secret) -> TcpSession:
@@ -76,22 +76,22 @@ class TcpSession:
             messages = list(self._unsealer.messages(memoryview(frame)))
             if len(messages) > 1:
                 raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
-            if messages:  # else the frame held only kinds that this build does not know
+            if messages:  # otherwise the frame held only kinds that this build does not know
                 return messages[0]
 
     def buffer(self, nbytes: int) -> memoryview:
-        """To be filled and sent, before another is asked for."""
+        """A buffer to fill and send, before the next one is requested."""
         if len(self._buffer) < nbytes:
             self._buffer = bytearray(nbytes)
         return memoryview(self._buffer)[:nbytes]
 
     async def send_bytes(self, content: memoryview) -> None:
-        await asyncio.sleep(0)  # where the network never makes us wait, nobody else would have a turn
+        await asyncio.sleep(0)  # on a network that never blocks, other tasks would get no turn
         await self.send(BlocksFollow(len(content), xxh3_128_digest(content)))
         await self._loop.sock_sendall(self.sock, content)
 
     async def receive_bytes(self, nbytes: int) -> memoryview:
-        """As many as we asked for, and undamaged; there until more are received."""
+        """Receive exactly `nbytes`, verified; valid until the next call."""
         await asyncio.sleep(0)  # as above
         follows = await self.receive()
         if isinstance(follows, ReadRefused):

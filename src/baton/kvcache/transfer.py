@@ -1,11 +1,11 @@
-"""Transfer: copies blocks between the device pool, the host pool and storage, as it is told, and says how far it got.
+"""Transfer: copies blocks between the device pool, the host pool and storage, and reports how far it got.
 
     event loop         take(message) ........................ report(result)
     memory thread        store, load: one after the other           ^
     storage threads      query, put, fetch: several at once --------+
 
-A copy in memory is one run of bytes and takes microseconds, so one thread does them all, in the order in which they were
-told. Storage may take as long as it likes: its threads touch host blocks only, which the core holds for them.
+A copy in memory is one run of bytes and takes microseconds, so one thread does them all, in the order of arrival. Storage may
+be slow: its threads access host blocks only, which the core holds for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("baton.cache")
 
 STORAGE_THREADS: Final = 4
 Report = Callable[[MoveResult | StorageAnswer], None]
-"""Called from any thread, once for each message."""
+"""Called on any thread, once per message."""
 
 
 class Transfer:
@@ -37,12 +37,12 @@ class Transfer:
         self._report = report
         self._device: Pool | None = None
         self._copies: TierCopies | None = None
-        "Of the memory thread."
+        "Used only on the memory thread."
         self._memory = ThreadPoolExecutor(1, "baton-copy")
         self._slow = ThreadPoolExecutor(STORAGE_THREADS, "baton-storage")
 
     def attach(self, pool: Pool) -> None:
-        """Moves name the pool that they are about; one about another pool copies nothing."""
+        """Attach the device pool. A move names its pool; a move of another pool copies nothing."""
         self._memory.submit(self._set_device, pool).result()
 
     def detach(self) -> Pool | None:
@@ -60,7 +60,7 @@ class Transfer:
     def take(self, message: BlockMove | StorageQuery) -> Future[None]:
         if not isinstance(message, StorageQuery) and message.kind in ("store", "load"):
             return self._memory.submit(self._copy, message)
-        deadline = Deadline.after(message.seconds_max)  # and not when a thread is free: those that wait, wait from now on
+        deadline = Deadline.after(message.seconds_max)  # from now on, and not from the moment when a thread is free
         if isinstance(message, StorageQuery):
             return self._slow.submit(self._query, message, deadline)
         return self._slow.submit(self._move, message, deadline)

@@ -1,1 +1,1 @@
-"""What operators see: numbers (metrics.py), never prompts, outputs or keys."""
+"""Metrics and logs for operators, never with prompts, outputs or keys."""

@@ -1,4 +1,4 @@
-"""A router's metrics: what each instance tells of itself, with its name as a label, and what the router counts."""
+"""A router's metrics: the stats of each instance, with its name as a label, and the router's own counters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _HANDOFF_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 
 
 class ClusterCollector(Collector):
-    """In place of EngineCollector. `view` is asked when someone scrapes."""
+    """Replaces EngineCollector in a router. `view` is called at every scrape."""
 
     def __init__(self, view: Callable[[], ClusterView], sessions: Callable[[], Mapping[str, int]] = dict) -> None:
-        """`sessions`: what the router's door counts (runtime/wire/link_server.py)."""
+        """`sessions`: counters of the router's listener (runtime/wire/link_server.py)."""
         self._view = view
         self._sessions = sessions
         self.handoff_seconds = Histogram(

@@ -1,10 +1,10 @@
-"""Text on its way to a terminal, a pipe or a file: a thread writes it, so whoever puts it never waits and never fails.
+"""Writes text to a terminal, a pipe or a file: a thread writes, so `put` never waits and never fails.
 
     put(stream, text) --> queue, bounded --thread--> stream
 
-Where nobody reads (a terminal that is stopped by Ctrl-S, a pipe) the queue fills, and what finds it full is not taken. Where
-nobody is there any more (the window was closed, the program behind the pipe has ended, the disk is full) what is written is
-lost. A process that serves goes on in both.
+If the stream is not read (a terminal stopped by Ctrl-S, a pipe) the queue fills, and further text is refused. If the stream is
+broken (the window was closed, the program behind the pipe has ended, the disk is full) its text is lost. A serving process
+continues in both cases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TextIO
 PARTS_MAX = 10_000
 """Lines that may wait to be written."""
 FLUSH_SECONDS = 1.0
-"""How long the end of the process waits until they are."""
+"""How long the end of the process waits for them."""
 
 
 class LineWriter:
@@ -32,7 +32,8 @@ class LineWriter:
         return self._parts.qsize()
 
     def put(self, stream: TextIO | None, text: str) -> bool:
-        """False: so much waits already that it is not taken. No stream (it was closed before we began) takes everything."""
+        """False: the queue is full, and the text is refused. Without a stream (closed before we began) everything is
+        accepted."""
         try:
             if stream is not None:
                 self._parts.put_nowait((stream, text))
@@ -41,19 +42,19 @@ class LineWriter:
         return True
 
     def close(self) -> None:
-        """What waits is written, within a second."""
+        """Write waiting text, within a second."""
         with contextlib.suppress(queue.Full):
             self._parts.put_nowait(None)
             self._thread.join(FLUSH_SECONDS)
 
     def _run(self) -> None:
         while (part := self._parts.get()) is not None:
-            with contextlib.suppress(OSError, ValueError):  # what is told is not worth the server's life
+            with contextlib.suppress(OSError, ValueError):  # log output is not worth the server's life
                 write_all(*part)
 
 
 def write_all(stream: TextIO, text: str) -> None:
-    """To the descriptor itself. A stream's buffer would keep what could not be written, and its lock meanwhile: the end of the
+    """Write to the descriptor itself. A stream's buffer would keep unwritten text, and its lock meanwhile: the end of the
     process would try again, or fail for the lock."""
     try:
         descriptor = stream.fileno()

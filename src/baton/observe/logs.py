@@ -2,11 +2,10 @@
 
     logger.info(...) --format--> line_writer.py: queue, bounded --thread--> stderr
 
-Writing is a thread's: a terminal that is stopped, or a pipe that nobody reads, holds up neither the event loop nor the
-streams. Lines that find the queue full are dropped, and their number is told by the next one that does not.
+A thread writes: a stopped terminal, or a pipe that is not read, delays neither the event loop nor the streams. Lines that find
+the queue full are dropped, and the next written line reports their number.
 
-Nothing that a client wrote is in a line. Of an exception there is its type and where it came from, not its message: that
-may quote the value that it is about.
+No line contains text of a client. An exception is logged by type and place, without its message, which may quote a value.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LineFormatter(logging.Formatter):
 
 
 def places(error: BaseException) -> str:
-    """Where an exception came from, the innermost place last: file, line and function of each frame, nothing of its values."""
+    """Where an exception came from, the innermost place last: file, line and function of each frame, no values."""
     frames = traceback.extract_tb(error.__traceback__)
     own = " > ".join(f"{_module(frame.filename)}:{frame.lineno}:{frame.name}" for frame in frames[-12:])
     cause = error.__cause__ or error.__context__
@@ -52,7 +51,7 @@ def places(error: BaseException) -> str:
 
 
 def _module(file: str) -> str:
-    """The last two parts of a path: the folders before them are this machine's business."""
+    """The last two parts of a path: the folders before them are private to this machine."""
     return "/".join(file.replace("\\", "/").split("/")[-2:])
 
 
@@ -61,7 +60,7 @@ def _one_line(text: str) -> str:
 
 
 def _word(value: Any) -> str:
-    """As it is, where it is one word; else quoted, so that no value looks like another field."""
+    """The value as it is, if it is one word; else quoted, so that no value looks like another field."""
     text = "-" if value is None else str(value)
     return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
 
@@ -88,13 +87,13 @@ class StderrHandler(logging.Handler):
             self._dropped += 1
 
     def close(self) -> None:
-        """What waits is written, within a second."""
+        """Write waiting lines, within a second."""
         self.writer.close()
         super().close()
 
 
 def configure(process: str, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> StderrHandler:
-    """Called once by each process, before anything is logged. Libraries' loggers go the same way, from warnings on."""
+    """Called once by each process, before anything is logged. Loggers of libraries are included, from warnings on."""
     handler = StderrHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(LineFormatter(process, as_json=log_format == "json"))
     root = logging.getLogger()

@@ -1,7 +1,7 @@
 """Prometheus metrics under our own names (`baton:`), and under the `vllm:` names that dashboards and routers read.
 
-A number is counted once; the second name is made when someone scrapes, so it costs nothing on the way of a token. Labels are
-closed sets (reasons, modes): no prompt, output, key, salt or request id is ever a label.
+A value is counted once; the second name is made at the scrape, so it costs nothing per token. Labels are closed sets (reasons,
+modes): no prompt, output, key, salt or request id is ever a label.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _LABEL_ALIASES: Final = {"reason": "finished_reason"}
 
 
 class Metrics:
-    """One per app: the front tells it what happens, Prometheus reads it."""
+    """One per app: the front records events, Prometheus reads it."""
 
     def __init__(self, *, model_name: str, engine_stats: Callable[[], EngineStats], engine: Collector | None = None) -> None:
-        """`engine`: in place of a collector of `engine_stats`."""
+        """`engine`: replaces the collector of `engine_stats`."""
         own = self._own = CollectorRegistry(auto_describe=False)
         self._prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of ended requests.", registry=own)
         self._cached_tokens = Counter("baton:prompt_tokens_cached", "Of them, found in the cache.", registry=own)
@@ -83,7 +83,8 @@ class Metrics:
         self._ttft = _histogram(own, "baton:time_to_first_token_seconds", "From the HTTP request.", _SLOW)
         self._itl = _histogram(own, "baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
         self.later_tokens = self._itl.observe
-        "(seconds, count): so many tokens came that long after the one before. Of every step, so nothing stands between."
+        """(seconds, count): `count` tokens arrived within `seconds` of the previous one. Called per step, so bound without a
+        wrapper."""
         self._tpot = _histogram(
             own, "baton:request_time_per_output_token_seconds", "Mean of a sequence, first token left out.", _FAST
         )
@@ -101,7 +102,7 @@ class Metrics:
         self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
 
     def _add_times(self, own: CollectorRegistry) -> None:
-        """Where the time of a request goes, and whether this process keeps up."""
+        """Metrics of where the time of a request goes, and whether this process keeps up."""
         self._queue = _histogram(own, "baton:request_queue_seconds", "Until the engine admits it, in every queue.", _SLOW)
         self._prefill = _histogram(own, "baton:request_prefill_seconds", "From its admission to its first token.", _SLOW)
         self._decode = _histogram(own, "baton:request_decode_seconds", "From its first token to its last.", _SLOW)
@@ -154,7 +155,7 @@ class Metrics:
         self._broken.labels(how).inc()
 
     def http_response(self, route: str, status: int) -> None:
-        """`route` is the pattern, never the path that a client wrote."""
+        """`route` is the pattern, never the path of a client's request."""
         self._http.labels(route, str(status)).inc()
 
     def requests_open(self, count: int) -> None:
@@ -171,7 +172,7 @@ def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Seque
 
 
 class EngineCollector(Collector):
-    """The engine's own numbers, read when someone scrapes."""
+    """The engine's own stats, read at the scrape."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
@@ -225,7 +226,7 @@ class EngineCollector(Collector):
             )
 
     def _cluster(self, stats: EngineStats) -> Iterator[Metric]:
-        """Nothing where there are no routers."""
+        """Empty without routers."""
         if not stats.router_sessions and not stats.routers:
             return
         yield GaugeMetricFamily("baton:instance_routers", "Sessions with routers that are open.", value=stats.routers)
@@ -263,7 +264,7 @@ class EngineCollector(Collector):
             yield family
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
-        """Nothing where there are no lower tiers."""
+        """Empty without lower tiers."""
         if not stats.tiers:
             return
         yield GaugeMetricFamily("baton:requests_loading", "Sequences that wait for KV from a lower tier.", value=stats.loading)
@@ -337,7 +338,7 @@ class _WithAliases(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._own.collect():
-            # When a counter was made is in start time metrics already, and doubles the page.
+            # The creation time of a counter is in the start time metrics already, and doubles the page.
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
             for alias in ALIASES.get(family.name.removeprefix("baton:"), ()):

@@ -1,5 +1,5 @@
-"""A histogram for what happens at every token, and a dozen times per request. The library's own takes a lock for each bucket
-and the sum, about 5 us an observation; this one is a list that only the loop's thread writes, about 0.3 us."""
+"""A histogram for values observed at every token, and a dozen times per request. The library's own takes a lock for each bucket
+and the sum, about 5 us per observation; this one is a list that only the loop's thread writes, about 0.3 us."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenHistogram(Collector):
         self._sum = 0.0
 
     def observe(self, total: float, count: int = 1) -> None:
-        """`count` equal values that add up to `total`."""
+        """Observe `count` equal values that add up to `total`."""
         self._counts[bisect_left(self._edges, total / count)] += count
         self._sum += total
 

@@ -1,1 +1,1 @@
-"""Storage backends of the KV cache: files, Redis, Mooncake Store, and what an entry point brings."""
+"""Storage backends of the KV cache: files, Redis, Mooncake Store, and plug-ins by entry point."""

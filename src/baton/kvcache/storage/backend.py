@@ -1,18 +1,18 @@
-"""What a storage backend is.
+"""The interface of a storage backend.
 
-A backend keeps blocks by key. It is a cache: everything may be gone at any time, and nobody waits for it without a deadline.
-Calls are synchronous and come from several threads at once. They answer with a **leading count**: a run of blocks is useful
-up to its first gap and no further.
+A backend stores blocks by key. It is a cache: any object may disappear at any time, and every call has a deadline. Calls are
+synchronous and come from several threads at once. They return a **leading count**: a run of blocks is useful up to its first
+gap and no further.
 
-    contains_prefix   how many leading objects are there; a hint, `get` decides
-    get               how many leading objects were read whole and verified; what lies in `into` after those is undefined
-    put               how many leading objects are stored now, those that had been there included
+    contains_prefix   how many leading objects are stored; a hint, `get` decides
+    get               how many leading objects were read completely and verified; `into` after those is undefined
+    put               how many leading objects are stored now, including those that had been stored before
 
-A missing or damaged object ends the count and is no error. `StorageFailed` is raised where the backend itself does not work
-(see `Reason`), with the count up to there in `done`. No other exception leaves a backend.
+A missing or damaged object ends the count and is no error. `StorageFailed` is raised if the backend itself fails (see
+`Reason`), with the count up to there in `done`. No other exception leaves a backend.
 
-A call comes back within its deadline as far as the operating system lets it: a read of a dead network file system cannot be
-interrupted. A backend never writes to `into` after its call has come back.
+A call returns within its deadline as far as the operating system permits: a read of a dead network file system cannot be
+interrupted. A backend never writes to `into` after its call has returned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY_BYTES = FINGERPRINT_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """An instant of the monotonic clock at which a call is to be over."""
+    """An instant of the monotonic clock at which a call must have returned."""
 
     at: float
 
@@ -47,7 +47,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutName:
-    """What an object's name and header say beside the key: how the bytes of a block are ordered, and whose share they are."""
+    """The layout in an object's name and header, besides the key: the order of a block's bytes, and the rank."""
 
     fingerprint: bytes
     "Digest of the pool's layout, 32 bytes."
@@ -70,9 +70,9 @@ class LayoutName:
 
 class StorageBackend(Protocol):
     wants_tokens: bool
-    """Whether calls are to carry `tokens`: all ids from the start of the sequence to the end of the last block that is named,
-    of which the last `len(keys)` blocks are meant. The keys of such a call follow each other in one chain. Asked once, when the
-    backend is opened. `tokens` is None for a backend that does not ask. Ids are prompts: they belong in no log and no error."""
+    """Calls must carry `tokens`: all ids from the start of the sequence to the end of the last named block, of which the last
+    `len(keys)` blocks are meant. The keys of such a call form one chain. Read once, when the backend is opened. `tokens` is
+    None for other backends. Ids are prompts: they must not appear in logs or errors."""
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int: ...
 
@@ -85,11 +85,11 @@ class StorageBackend(Protocol):
     ) -> int: ...
 
     def counters(self) -> dict[str, int]:
-        """What happened so far, by the names in `counters.py`."""
+        """Totals so far, by the names in `counters.py`."""
         ...
 
     def close(self) -> None: ...
 
 
 Opener = Callable[[StorageURL, LayoutName], StorageBackend]
-"""What an entry point names, under its scheme."""
+"""The function that an entry point names, under its scheme."""

@@ -1,4 +1,4 @@
-"""Counters that several threads add to without a lock: one dictionary per thread, summed up when somebody asks."""
+"""Counters that several threads increment without a lock: one dictionary per thread, summed up on demand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import Literal
 
 Counter = Literal["hits", "misses", "corrupt", "bytes_read", "stored", "present", "bytes_written", "evicted", "bytes_evicted"]
-"""hits, misses, corrupt: objects that `get` was asked for. stored: objects written; present: those that were there already."""
+"""hits, misses, corrupt: objects requested by `get`. stored: objects written; present: objects that were stored already."""
 
 
 class Counters:

@@ -1,6 +1,6 @@
-"""Where an object lies: DIR/ab/<key>-<layout>-r<rank>.kv, in one of 256 folders by the first byte of the key.
+"""Path of an object: DIR/ab/<key>-<layout>-r<rank>.kv, in one of 256 folders by the first byte of the key.
 
-Keys are digests, so every folder holds an equal share of everything, and a look into one of them is a sample of the whole.
+Keys are digests, so every folder holds an equal share of everything, and one folder is a sample of the whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SUFFIX = ".kv"
 _NAME = re.compile(r"([0-9a-f]{64})-([0-9a-f]{16})-r(\d{1,5})\.kv")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{12}-\d+\.tmp")
 TEMPORARY_SECONDS_MAX = 600.0
-"""After this nobody is writing a temporary file any more: its writer died."""
+"""An older temporary file has no writer any more: it died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ def folder_name(number: int) -> str:
 
 
 def entries(root: str, folder: int, now: float) -> Iterator[Entry]:
-    """What one folder holds. Files that others remove meanwhile are left out, names that are not ours never looked at.
+    """The objects of one folder. Files removed meanwhile are left out, foreign names are ignored.
 
-    Temporary files of writers that died are removed on the way. Raises OSError where the folder cannot be read.
+    Temporary files of dead writers are removed on the way. Raises OSError if the folder cannot be read.
     """
     try:
         found = os.scandir(f"{root}/{folder_name(folder)}")
@@ -54,7 +54,7 @@ def entries(root: str, folder: int, now: float) -> Iterator[Entry]:
             if not ours and not _TEMPORARY.fullmatch(item.name):
                 continue
             try:
-                if item.is_dir(follow_symlinks=False):  # Nobody of us made it, and it cannot be removed like a file.
+                if item.is_dir(follow_symlinks=False):  # not created by us, and not removable like a file
                     continue
                 stat = item.stat(follow_symlinks=False)
                 if ours:

@@ -1,4 +1,4 @@
-"""Looks at a directory of stored blocks from outside: what it holds, whether it is whole. Engines may use it meanwhile."""
+"""Inspects a directory of stored blocks from outside: contents and damage. Engines may use it meanwhile."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class LayoutTotals:
 
 
 def walk(root: str) -> Iterator[tuple[int, list[Entry]]]:
-    """Folder by folder: its number and what it holds."""
+    """Each folder: its number and its objects."""
     for folder in range(FOLDERS):
         yield folder, list(entries(root, folder, time()))
 
 
 def file_fault(entry: Entry) -> Fault | None:
-    """What is wrong with the file; None also if it is gone by now. Raises OSError where it cannot be read."""
+    """The fault of a file; None also if it was removed meanwhile. Raises OSError if it cannot be read."""
     try:
         descriptor = os.open(entry.path, READ_FLAGS)
     except OSError as error:
@@ -48,7 +48,7 @@ def file_fault(entry: Entry) -> Fault | None:
             return None
         raise
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # A FIFO would be waited for, a device has no end.
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a FIFO would block, a device has no end
             return "magic"
         header, payload = file.read(HEADER_BYTES), file.read()
     fault = header_fault(header)

@@ -1,10 +1,10 @@
 """The file backend: one file per object in a directory that several engines may share.
 
-Writing: to a temporary name, then renamed, so that a name always stands for a whole file. Nothing is synced: after a power
-cut a file may be torn, and the checksum finds that. Reading: one `preadv` into header and block. From the first file that is
-not in memory, those of the next blocks are opened and asked for ahead (`WILLNEED`): the disk works while one is verified.
+Writing: to a temporary name, then renamed, so that a name always stands for a complete file. Nothing is synced: after a power
+failure a file may be torn, and the checksum detects that. Reading: one `preadv` into header and block. From the first file that
+is not in memory, those of the next blocks are opened and requested ahead (`WILLNEED`): the disk works while one is verified.
 
-A file that turns out damaged is removed. Anybody may remove any file at any time: that is a miss.
+A damaged file is removed. Any process may remove any file at any time: that is a miss.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from baton.kvcache.storage.url import StorageURL
 
 QUOTA_GIB = 10.0
 FILES_AHEAD = 16
-"""Files that are open and asked for while one is read."""
+"""Files that are open and requested while one is read."""
 TOUCH_SECONDS = 60.0
-"""A file's time of last use is this exact; renewing it on every read would write an inode per hit."""
+"""Precision of a file's time of last use; renewing it on every read would write an inode per hit."""
 TOUCHED_MAX = 65_536
 OBJECTS_FREED = 8
-"""At least, when the disk is full."""
+"""Least number of objects freed when the disk is full."""
 
-READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # A foreign FIFO must not make us wait.
-NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux: only what is in memory. Elsewhere nothing counts as cold.
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a foreign FIFO must not block us
+NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux: only what is in memory; elsewhere nothing counts as cold
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 REASONS: dict[int, StorageReason] = {
@@ -47,7 +47,7 @@ REASONS: dict[int, StorageReason] = {
     **dict.fromkeys((errno.ETIMEDOUT, errno.EAGAIN), "timeout"),
 }
 NO_OBJECT = (errno.ENOENT, errno.EISDIR, errno.ESPIPE, errno.ELOOP, errno.EINVAL, errno.ENXIO)
-"""What opening or reading gives where there is no file, or something that is none."""
+"""Errors of open or read if there is no file, or something that is no regular file."""
 
 logger = logging.getLogger("baton.cache")
 
@@ -93,11 +93,11 @@ class FileBackend:
         self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
         self._suffix = self.layout.object_name(b"") + SUFFIX
         self._touched: dict[bytes, float] = {}
-        "When this process last looked at an object's time of last use."
-        self._writer, self._numbers = os.urandom(6).hex(), count()  # Names of temporary files, also between machines.
+        "When this process last checked an object's time of last use."
+        self._writer, self._numbers = os.urandom(6).hex(), count()  # names of temporary files, unique also between machines
 
     def _warn_of_writers(self) -> None:
-        """Whoever can write there can change answers: a checksum is no signature (docs/security.md)."""
+        """Anyone who can write there can change answers: a checksum is no signature (docs/security.md)."""
         with suppress(OSError):
             found = os.stat(self.root)
             others = "all users" if found.st_mode & 0o002 else "its group" if found.st_mode & 0o020 else ""
@@ -105,7 +105,8 @@ class FileBackend:
                 logger.warning("%s may write to the KV storage %s, and so can change answers: chmod go-w", others, self.root)
 
     def _mark(self) -> bool:
-        """A file that says that this is the directory and not the mount point of an unmounted disk. False: we may only read."""
+        """Create the file that distinguishes this directory from the mount point of an unmounted disk. False: it is
+        read-only."""
         try:
             os.close(os.open(f"{self.root}/{MARK}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         except OSError:
@@ -146,7 +147,7 @@ class FileBackend:
         return reading.done
 
     def _read(self, reading: _FileRead, key: bytes, block: memoryview) -> bool:
-        """Whether the block is now in place, whole and verified. If the file is damaged it is removed."""
+        """True: the block is in place, complete and verified. A damaged file is removed."""
         descriptor = reading.next_file()
         if descriptor is None:
             return False
@@ -166,20 +167,20 @@ class FileBackend:
             os.close(descriptor)
 
     def _remove_damaged(self, key: bytes) -> None:
-        """If another engine has just written it anew, a good file is lost: a miss more."""
+        """If another engine has just rewritten it, a good file is lost: one more miss."""
         self._counters.add("corrupt")
         with suppress(OSError):
             os.unlink(self.path_of(key))
 
     def _touch(self, key: bytes, file: int | str) -> None:
-        """Renews the time of last use."""
+        """Renew the time of last use."""
         now = time()
         if now - self._touched.get(key, 0.0) < TOUCH_SECONDS:
             return
         if len(self._touched) >= TOUCHED_MAX:
             self._touched.clear()
         self._touched[key] = now
-        with suppress(OSError):  # A directory that is only readable serves hits too.
+        with suppress(OSError):  # a read-only directory serves hits too
             if now - os.stat(file).st_mtime > TOUCH_SECONDS:
                 os.utime(file)
 
@@ -224,7 +225,7 @@ class FileBackend:
         try:
             descriptor = os.open(path, WRITE_FLAGS, 0o600)
         except FileNotFoundError:
-            # Only this folder, and only where the mark is: of an unmounted disk the mount point is left, or nothing.
+            # Create only this folder, and only if the mark exists: an unmounted disk leaves the mount point, or nothing.
             if self._marked:
                 os.stat(f"{self.root}/{MARK}")
             with suppress(FileExistsError):
@@ -256,8 +257,8 @@ class FileBackend:
 
 
 class _FileRead:
-    """The files of one `get`. As long as they are in memory, one is open at a time; from the first that is not, the disk is
-    asked for the next ones too."""
+    """The files of one `get`. While they are in memory, one is open at a time; from the first that is not, the next ones are
+    requested from the disk too."""
 
     __slots__ = ("_backend", "_cold", "_keys", "_opened", "_opened_upto", "done", "header")
 
@@ -270,13 +271,13 @@ class _FileRead:
         self.done = 0
 
     def next_file(self) -> int | None:
-        """The descriptor of the next file, to be closed by the caller; None where there is no such file."""
+        """The descriptor of the next file, closed by the caller; None if there is no such file."""
         if not self._opened:
             self._open(1)
         return self._opened.popleft() if self._opened else None
 
     def read(self, descriptor: int, block: memoryview) -> int:
-        """Fills header and block. Returns the number of bytes that there were."""
+        """Fill header and block. Returns the number of bytes read."""
         parts: list[bytearray | memoryview] = [self.header, block]
         whole = HEADER_BYTES + block.nbytes
         if not self._cold:
@@ -287,24 +288,24 @@ class _FileRead:
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
             self._cold = True
-        with suppress(OSError):  # That file's turn will come, and with it the error: this one is whole.
+        with suppress(OSError):  # the error is raised at that file's turn: this one is complete
             self._open(FILES_AHEAD)
         return os.preadv(descriptor, parts, 0)
 
     def _open(self, count: int) -> None:
-        """Open files until so many are, or one is not there."""
+        """Open files until `count` are open, or one is missing."""
         while len(self._opened) < count and self._opened_upto < len(self._keys):
             try:
                 descriptor = os.open(self._backend.path_of(self._keys[self._opened_upto]), READ_FLAGS)
             except OSError as error:
                 if error.errno in NO_OBJECT:
-                    self._keys = self._keys[: self._opened_upto]  # The run ends here.
+                    self._keys = self._keys[: self._opened_upto]  # the run ends here
                     return
                 raise
             self._opened.append(descriptor)
             self._opened_upto += 1
             if self._cold:
-                with suppress(OSError):  # Only advice, and not for everything that can be opened.
+                with suppress(OSError):  # only advice, and not supported for every file
                     os.posix_fadvise(descriptor, 0, self._backend.object_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Backends of others, by entry point: whatever they do wrong is a failure of the store, never of the service."""
+"""Plug-in backends, by entry point: any fault of theirs is a failure of the store, never of the service."""
 
 from __future__ import annotations
 
@@ -63,4 +63,4 @@ class ForeignBackend:
         try:
             self._backend.close()
         except Exception:
-            return  # It is gone either way.
+            return  # it is gone either way

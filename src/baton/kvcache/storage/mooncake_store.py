@@ -1,11 +1,11 @@
-"""The Mooncake Store backend: objects in the memory of all machines that take part, found by a master.
+"""The Mooncake Store backend: objects in the memory of all participating machines, found by a master.
 
-Its client has no deadlines and wants memory that is registered with it. So every call runs on a lane (lanes.py) with a
-piece of registered memory, from which verified blocks are copied: a transfer that comes late writes there, never into a
-block of ours.
+Its client has no deadlines and needs memory that is registered with it. So every call runs on a pool thread (thread_pool.py)
+with a piece of registered memory, from which verified blocks are copied: a late transfer writes there, never into a block of
+ours.
 
-An object that was read lately is leased and cannot be removed. One that is damaged is remembered here, counts as missing,
-and is replaced by the next `put`.
+An object that was read recently is leased and cannot be removed. A damaged one is remembered here, counts as missing, and is
+replaced by the next `put`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLIENT_BUFFER_BYTES = 16 * 2**20
 DAMAGED_MAX = 1024
 
 MISSES = (-703, -704, -707)
-"""Not ready, not found, lease over while it was read."""
+"""Not ready, not found, lease expired while it was read."""
 TOO_LARGE = -600
 REASONS: dict[int, StorageReason] = {-200: "full", -900: "unreachable", -901: "timeout"}
 
@@ -142,10 +142,11 @@ class MooncakeBackend:
         deadline: Deadline,
         prepare: Callable[[tuple[Sequence[bytes], memoryview]], Callable[..., list[int]]],
     ) -> Iterator[tuple[Sequence[bytes], memoryview, list[int]]]:
-        """Moves the objects of these keys between a lane's memory and the store; gives each batch with its memory and answers.
+        """Move the objects of these keys between a thread's memory and the store; yields each batch with its memory and
+        results.
 
-        A batch has half of the lane's memory: the next one is under way while the caller deals with one. `prepare` is told
-        a batch and its memory, fills that if it is to, and says which function of the client moves it.
+        A batch uses half of the thread's memory: the next one is under way while the caller handles one. `prepare` gets a batch
+        and its memory, fills that for a put, and returns the client's function that moves it.
         """
         under_way: deque[tuple[Sequence[bytes], memoryview, PoolCall[list[int]]]] = deque()
         half_bytes, size, asked = self._per_half * self._object_bytes, self._object_bytes, 0
@@ -163,7 +164,7 @@ class MooncakeBackend:
             yield batch, memory, lane.wait(call, deadline)
 
     def _take(self, memory: memoryview, keys: Sequence[bytes], read: Sequence[int], into: Sequence[memoryview]) -> int:
-        """Copies the leading objects that are whole out of a lane's memory."""
+        """Copy the leading complete objects out of a thread's memory."""
         for place, (key, block) in enumerate(zip(keys, into, strict=True)):
             if read[place] < 0 and read[place] != TOO_LARGE:
                 return place

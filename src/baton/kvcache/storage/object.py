@@ -3,10 +3,11 @@
     magic 8 | version 2 | header bytes 2 | rank 4 | key 32 | layout 32
     payload bytes 8 | payload digest 16 | zeros 8 | header digest 16
 
-An object says itself what it is. A reader names the key and the layout that it wants, and takes the payload only if header
-and payload are whole and are those: bit flips, torn and short writes, objects of another key, model or rank are all misses.
+An object describes itself. A reader names the wanted key and layout, and uses the payload only if header and payload are
+complete and match: bit flips, torn and short writes, objects of another key, model or rank are all misses.
 
-Digests are XXH3-128. They find accidents, not attacks: whoever can write to the store can also write a right digest.
+Digests are XXH3-128. They detect accidents, not attacks: an attacker who can write to the store can also write a matching
+digest.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ _FIELDS = Struct("<8sHHI32s32sQ16s8x")
 HEADER_BYTES = _FIELDS.size + 16
 
 Fault = Literal["magic", "version", "header", "key", "layout", "length", "payload"]
-"""What is wrong with an object, first fault first."""
+"""The fault of an object, in the order of the checks."""
 
 
 def seal(key: bytes, layout: LayoutName, payload: memoryview) -> bytes:
-    """The header that goes before this payload."""
+    """The header for this payload."""
     digest = xxh3_128_digest(payload)
     fields = _FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, layout.rank, key, layout.fingerprint, payload.nbytes, digest)
     return fields + xxh3_128_digest(fields)
 
 
 def fault_of(header: bytes | bytearray | memoryview, key: bytes, layout: LayoutName, payload: memoryview) -> Fault | None:
-    """None if these bytes are the whole object of that key and layout: if they are what `seal` would write."""
+    """None if these bytes are the complete object of that key and layout: exactly what `seal` would write."""
     sealed = seal(key, layout, payload)
     return None if header == sealed else _difference(header, sealed)
 
@@ -64,6 +65,6 @@ def header_fault(header: bytes | bytearray | memoryview) -> Fault | None:
 
 
 def described(header: bytes) -> tuple[bytes, LayoutName]:
-    """Key and layout that a header without a fault names. For tools that look at objects whose layout they do not know."""
+    """Key and layout in a header without a fault. For tools that inspect objects of unknown layouts."""
     _, _, _, rank, key, fingerprint, length, _ = _FIELDS.unpack_from(header)
     return key, LayoutName(fingerprint=fingerprint, block_bytes=length, rank=rank)

@@ -1,4 +1,4 @@
-"""Opens a backend by the scheme of its address. Schemes that are not ours come from entry points (group `baton.kv_storage`)."""
+"""Opens a backend by the scheme of its address. Other schemes come from entry points (group `baton.kv_storage`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ GROUP = "baton.kv_storage"
 
 
 def open_backend(url: str, layout: LayoutName) -> StorageBackend:
-    """Raises InvalidConfig for an address that can never work. A store that is only away for now is not an error here."""
+    """Raises InvalidConfig for an address that can never work. A store that is only unreachable now is no error here."""
     parsed = parse_url(url)
     return opener(parsed)(parsed, layout)
 
 
 def check_address(url: str) -> None:
-    """Before anything is loaded: raises InvalidConfig for an address that can never work. Nothing is opened."""
+    """Raises InvalidConfig for an address that can never work. Nothing is opened; called before anything is loaded."""
     parsed = parse_url(url)
     opener(parsed)
     if parsed.scheme == "file":
@@ -36,7 +36,7 @@ def check_address(url: str) -> None:
 
 
 def opener(url: StorageURL) -> Opener:
-    """Imports only what the scheme needs."""
+    """Imports only the module of the scheme."""
     if url.scheme == "file":
         from baton.kvcache.storage.files import open_files
 

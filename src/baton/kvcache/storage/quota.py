@@ -1,11 +1,11 @@
 """Keeps a directory of objects below a size, without an index.
 
-The folders are taken in groups, and each group has an equal share of the quota (keys are digests: the shares fill evenly).
-A group is looked at when this process first writes to it, when it seems full, and after every eighth of its share written:
-other engines write to the same directory. The oldest objects go first, until a tenth of the share is free.
+The folders are divided into groups, and each group has an equal share of the quota (keys are digests: the shares fill evenly).
+A group is scanned when this process first writes to it, when it seems full, and after every eighth of its share written: other
+engines write to the same directory. The oldest objects are removed first, until a tenth of the share is free.
 
-Nothing is scanned at the start, and nothing is kept but two numbers per group. Threads update those without a lock: a lost
-update is put right by the next look. Two threads or engines that evict at once want to remove the same files.
+Nothing is scanned at the start, and only two numbers per group are kept. Threads update those without a lock: the next scan
+corrects a lost update. Two threads or engines that evict at once choose the same files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Quota:
         self._evicted = evicted
 
     def make_room(self, folder: int, nbytes: int) -> None:
-        """Called before an object is written. Raises OSError where the directory cannot be read."""
+        """Call before an object is written. Raises OSError if the directory cannot be read."""
         group, size = folder // self._folders_per_group, on_disk(nbytes)
         used = self._used[group]
         if used is None or used + size > self.share or self._written[group] > self.share // 8:
@@ -47,7 +47,7 @@ class Quota:
         self._written[group] += size
 
     def evict(self, folder: int, nbytes: int) -> None:
-        """Frees at least so much if it can: the disk is full, whatever the quota says. Half of a group at a time, from this
+        """Free at least `nbytes` if possible: the disk is full, whatever the quota. Half of a group at a time, from this
         folder's group on."""
         groups, freed = len(self._used), 0
         for step in range(groups):
@@ -82,9 +82,9 @@ class Quota:
             try:
                 os.unlink(entry.path)
                 count, nbytes = count + 1, nbytes + entry.nbytes
-            except FileNotFoundError:  # Another engine was faster.
+            except FileNotFoundError:  # another engine was faster
                 pass
-            except OSError:  # Not ours to remove: the next one goes in its place.
+            except OSError:  # not removable by us: the next one is removed instead
                 continue
             used -= on_disk(entry.nbytes)
         self._evicted(count, nbytes)

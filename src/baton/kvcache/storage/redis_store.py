@@ -1,7 +1,7 @@
-"""The Redis backend (Valkey and others that speak its protocol): one string per object.
+"""The Redis backend (Valkey and others with the same protocol): one string per object.
 
-Requests are pipelined: while one object is received, the next ones are on their way. How much the store keeps, and what it
-evicts, is the server's own business (`maxmemory`, `maxmemory-policy allkeys-lru`).
+Requests are pipelined: while one object is received, the next ones are on their way. The server's own settings limit the store
+and choose evictions (`maxmemory`, `maxmemory-policy allkeys-lru`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from baton.kvcache.storage.url import StorageURL
 
 PORT = 6379
 BYTES_IN_FLIGHT = 8 * 2**20
-"""Asked for, or sent, and not yet answered."""
+"""Bytes requested, or sent, and not yet answered."""
 KEYS_PER_QUESTION = 512
 IDLE_CONNECTIONS_MAX = 16
 
@@ -34,7 +34,7 @@ def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
 
 
 def redis_settings(url: StorageURL) -> tuple[RedisAddress, int]:
-    """Where it is, and after how many seconds objects expire. Nothing is opened but the file with the password."""
+    """The address, and the seconds after which objects expire. Nothing is opened except the file with the password."""
     url.allow("ttl_hours", "password_file", *(["ca_file"] if url.scheme == "rediss" else []))
     ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
     return address_of(url), ttl_seconds
@@ -79,7 +79,7 @@ class RedisBackend:
         self._window = max(1, BYTES_IN_FLIGHT // self._object_bytes)
         self._expiry = (b"EX", str(ttl_seconds).encode()) if ttl_seconds else ()
         self._counters = Counters()
-        # Connections that nobody uses now. Appending to a deque and popping from it are atomic.
+        # Unused connections. Appending to a deque and popping from it are atomic.
         self._idle: deque[Connection] = deque()
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
@@ -92,7 +92,7 @@ class RedisBackend:
         return done
 
     def _there(self, keys: Sequence[bytes], deadline: Deadline, done: int) -> list[bool]:
-        """Which of them the server has, at their full length."""
+        """Which keys the server has, at their full length."""
 
         def ask(connection: Connection) -> list[bool]:
             connection.send([b"".join(command(b"STRLEN", self._name(key)) for key in keys)])
@@ -123,7 +123,7 @@ class RedisBackend:
         try:
             self._on_a_connection(remove, deadline, lambda: 0)
         except StorageFailed:
-            return  # It stays, and is found damaged again.
+            return  # it stays, and is found damaged again
 
     def put(
         self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
@@ -161,7 +161,7 @@ class RedisBackend:
         return f"baton:kv:{self.layout.object_name(key)}".encode()
 
     def _on_a_connection(self, work: Callable[[Connection], Answer], deadline: Deadline, done: Callable[[], int]) -> Answer:
-        """Runs `work`. A server may drop connections that were idle: then once more, on the next one."""
+        """Run `work` on a connection. A server may drop idle connections: then once more, on the next one."""
         while True:
             connection, was_idle = None, False
             try:
@@ -210,12 +210,12 @@ class RedisBackend:
 
 
 class _RedisRead:
-    """One `get`. It goes on where it was if its first connection turns out to be dead."""
+    """One `get`. It continues on a second connection if the first one is dead."""
 
     def __init__(self, backend: RedisBackend, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline) -> None:
         self._backend, self._keys, self._into, self._deadline = backend, keys, into, deadline
         self._usual = b"$%d\r\n" % backend._object_bytes
-        self._begin = memoryview(bytearray(5))  # No reply is shorter; this one means that there is no such object: $-1 CR LF
+        self._begin = memoryview(bytearray(5))  # no reply is shorter; a missing object is $-1 CR LF
         self._rest = memoryview(bytearray(len(self._usual) - 5))
         self._header, self._end = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(2))
         self.done = 0
@@ -230,21 +230,21 @@ class _RedisRead:
                 asked = upto
             connection.arm(self._deadline)
             if not self._one(connection):
-                # Replies that are still to come would be read for nothing: the connection is closed instead.
+                # Remaining replies would be read for nothing: the connection is closed instead.
                 connection.in_step = connection.in_step and asked == self.done + 1
                 break
             self.done += 1
         return self.done
 
     def _one(self, connection: Connection) -> bool:
-        """Whether the next reply was its object, whole and verified."""
+        """True: the next reply was the object, complete and verified."""
         key, block = self._keys[self.done], self._into[self.done]
         connection.receive([self._begin])
         if self._begin != self._usual[:5]:
             return self._no_object(connection, key)
         connection.receive([self._rest])
         if self._rest != self._usual[5:]:
-            self.damaged, connection.in_step = key, False  # An object of another length.
+            self.damaged, connection.in_step = key, False  # an object of another length
             return False
         connection.receive([self._header, block, self._end])
         if bytes(self._end) != b"\r\n":
@@ -260,7 +260,7 @@ class _RedisRead:
         line = connection.read_rest_of_line(bytes(self._begin))
         if line.startswith(WRONG_TYPE):
             self.damaged = key
-        elif re.match(rb"\$[0-9]+(\r|$)", line):  # Of another length; a short one may be in what was read.
+        elif re.match(rb"\$[0-9]+(\r|$)", line):  # another length; a short object may be in what was read
             self.damaged, connection.in_step = key, False
         else:
             raise connection.error(line) if line.startswith(b"-") else connection.unexpected(line)

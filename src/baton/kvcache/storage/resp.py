@@ -1,10 +1,10 @@
 """One connection to a Redis or Valkey server, with just enough of its protocol (RESP2) to move large values without copies.
 
-A client library reads a value into memory of its own and hands it over; here the kernel writes it where it belongs.
-Time-outs are the socket's own (`SO_RCVTIMEO`), so that one `recv` may wait for a whole object. They are of one system call, so
-what is left of the deadline is set again before each wait: a server that sends a byte now and then does not stretch it.
+A client library reads a value into its own memory and passes it on; here the kernel writes it into its target. Timeouts are the
+socket's own (`SO_RCVTIMEO`), so that one `recv` may wait for a whole object. They apply to one system call, so the rest of the
+deadline is set again before each wait: a server that sends single bytes cannot exceed it.
 
-No text that is raised here contains the password: a server may answer with the arguments of a command.
+No error text here contains the password: a server may answer with the arguments of a command.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ REASONS: dict[str, StorageReason] = {
     "LOADING": "unreachable",
     "MASTERDOWN": "unreachable",
 }
-"""First word of an error reply."""
+"""By the first word of an error reply."""
 
 WRONG_TYPE = b"-WRONGTYPE"
 LINE_BYTES_MAX = 1024
-"""Of a status, a number or an error."""
+"""Longest status, number or error."""
 ARM_AGAIN_SECONDS = 0.005
-"""The socket's own time-out may be so much longer than what is left of the deadline."""
+"""The socket's own timeout may exceed the rest of the deadline by this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RedisAddress:
     password: str = ""
     database: int = 0
 
-    def __repr__(self) -> str:  # Without the password.
+    def __repr__(self) -> str:  # without the password
         return self.socket_path or f"{self.host}:{self.port}"
 
 
@@ -62,12 +62,12 @@ def command(*words: bytes) -> bytes:
 
 
 class Connection:
-    """Raises OSError where the socket fails (TimeoutError after the deadline) and StorageFailed for error replies."""
+    """Raises OSError if the socket fails (TimeoutError after the deadline) and StorageFailed for error replies."""
 
     def __init__(self, address: RedisAddress, deadline: Deadline) -> None:
         self._address = address
         self.in_step = True
-        "Nothing that was asked is unanswered: the connection can be used for something else."
+        "Every command is answered: the connection can be reused."
         self._deadline = deadline
         self._armed_seconds = 0.0
         self._socket = _connect(address, deadline)
@@ -98,12 +98,12 @@ class Connection:
         return f"Redis at {self._address!r}"
 
     def arm(self, deadline: Deadline) -> None:
-        """What follows on this connection is to be over by then."""
+        """Set the deadline of the following calls."""
         self._deadline, self._armed_seconds = deadline, float("inf")
         self._before_wait()
 
     def _before_wait(self) -> None:
-        """Raises TimeoutError where the deadline has passed, and has the next system call wait no longer than until then."""
+        """Raise TimeoutError if the deadline has passed, and limit the next system call to the rest of it."""
         seconds = self._deadline.left()
         if seconds <= 0:
             raise TimeoutError
@@ -113,7 +113,7 @@ class Connection:
         if self._tls:
             self._socket.settimeout(seconds)
             return
-        microseconds = max(1, int(seconds * 1e6))  # Zero would mean: wait for ever.
+        microseconds = max(1, int(seconds * 1e6))  # zero would mean: wait for ever
         value = struct.pack("@ll", microseconds // 1_000_000, microseconds % 1_000_000)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
@@ -134,7 +134,7 @@ class Connection:
             left = _after(left, sent)
 
     def receive(self, parts: Sequence[memoryview]) -> None:
-        """Fills all of them."""
+        """Fill all of them."""
         left = list(parts)
         while left:
             self._before_wait()
@@ -150,9 +150,9 @@ class Connection:
             left = _after(left, count)
 
     def read_lines(self, count: int) -> list[bytes]:
-        """So many replies of one line each: status or number. Nothing else may be on its way.
+        """Read `count` replies of one line each: status or number. No other reply may be on its way.
 
-        That a key has a value of another type is no failure of the server: such a line is given as it is.
+        A key with a value of another type is no failure of the server: such a line is returned as it is.
         """
         data, ends = bytearray(), 0
         while ends < count:
@@ -177,7 +177,7 @@ class Connection:
         return lines[:-1]
 
     def read_rest_of_line(self, begin: bytes) -> bytes:
-        """A line of which these bytes have been read, byte by byte: for replies that are not the usual ones."""
+        """Read the rest of a line that starts with `begin`, byte by byte: for unusual replies."""
         line = bytearray(begin)
         one = memoryview(bytearray(1))
         while not line.endswith(b"\r\n") and len(line) < LINE_BYTES_MAX:
@@ -209,7 +209,7 @@ def _connect(address: RedisAddress, deadline: Deadline) -> socket.socket:
     if not address.socket_path:
         try:
             made = socket.create_connection((address.host, address.port), timeout=seconds)
-        except UnicodeError as error:  # Of the name: it is too long for one, say.
+        except UnicodeError as error:  # in the host name: too long, say
             raise OSError(str(error))
     else:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -229,13 +229,13 @@ def _connect(address: RedisAddress, deadline: Deadline) -> socket.socket:
 
 
 def _first_word(failed: StorageFailed) -> str:
-    """Of an error reply to a command that had the password in it: the rest may be its arguments."""
+    """First word of an error reply to a command with the password: the rest may be its arguments."""
     word = str(failed).partition(" answers: ")[2].split(" ")[0]
     return word if re.fullmatch("[A-Z]{1,20}", word) else "an error"
 
 
 def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of these after the first `count` bytes."""
+    """The rest of these parts after the first `count` bytes."""
     for place, part in enumerate(parts):
         if count < part.nbytes:
             return [part[count:], *parts[place + 1 :]]

@@ -1,9 +1,9 @@
-"""Deadlines for calls that have none: they run on a thread of their own, and whoever waits for one may stop waiting.
+"""Deadlines for calls that have none: each runs on a pool thread, and the caller may stop waiting for it.
 
-A lane is such a thread with the memory that its calls read and write. A call that takes too long keeps its lane, memory
-included, until it ends; the caller's own memory is never in such a call's hands. When all lanes are stuck, nothing starts.
+A pool thread owns the memory that its calls read and write. A call that takes too long keeps its thread, memory included, until
+it ends; such a call never has access to the caller's memory. When all threads are stuck, nothing starts.
 
-A lane runs its calls in order, so a second one can be started before the answer to the first is used.
+A thread runs its calls in order, so a second one can be started before the answer to the first is used.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PoolThread:
         self.memory, self.address, self._idle = memory, address, idle
         self._calls: SimpleQueue[PoolCall[Any] | None] = SimpleQueue()
         self._open: list[PoolCall[Any]] = []
-        "Started and not yet waited for, by whoever has the lane now."
-        # A daemon: a call that never comes back must not keep the process from ending.
+        "Calls started and not yet waited for, by the thread's present user."
+        # A daemon: a call that never returns must not keep the process from ending.
         Thread(target=self._run, name="kv-storage-lane", daemon=True).start()
 
     def _run(self) -> None:
@@ -51,7 +51,7 @@ class PoolThread:
         return call
 
     def wait(self, call: PoolCall[Answer], deadline: Deadline) -> Answer:
-        """Raises TimeoutError at the deadline, and what the call raised."""
+        """Raises TimeoutError at the deadline, or the call's own error."""
         try:
             answer = call.answer.get(timeout=deadline.left())
         except Empty:
@@ -66,7 +66,7 @@ class PoolThread:
         return self.wait(self.start(work), deadline)
 
     def give_back(self) -> None:
-        """Idle at once, or when what was abandoned has ended."""
+        """Return the thread to the idle pool, after abandoned calls have finished."""
         if not self._open:
             self._idle.put(self)
             return
@@ -81,15 +81,15 @@ class PoolThread:
 
 class ThreadPool:
     def __init__(self, memory: Sequence[tuple[memoryview, int]]) -> None:
-        """One lane for each piece of memory, given with its address."""
-        self._idle: LifoQueue[PoolThread] = LifoQueue()  # The one used last: its memory is still in the processor's caches.
+        """One thread for each piece of memory, given with its address."""
+        self._idle: LifoQueue[PoolThread] = LifoQueue()  # LIFO: the memory used last is still in the processor's caches
         self._all = [PoolThread(view, address, self._idle) for view, address in memory]
         for lane in self._all:
             self._idle.put(lane)
 
     @contextmanager
     def one(self, deadline: Deadline) -> Iterator[PoolThread]:
-        """A lane that nobody uses."""
+        """An idle thread."""
         try:
             lane = self._idle.get(timeout=deadline.left())
         except Empty:

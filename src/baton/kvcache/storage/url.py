@@ -1,4 +1,4 @@
-"""`--kv-storage`: the address of a store, taken apart and checked before anything is opened."""
+"""`--kv-storage`: the address of a store, parsed and checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class StorageURL:
     path: str = ""
     options: Mapping[str, str]
 
-    def __repr__(self) -> str:  # Without the password: this is what logs and errors show.
+    def __repr__(self) -> str:  # without the password: logs and errors show this
         place = f"//{self.host}" + (f":{self.port}" if self.port else "") if self.host else ""
         path = self.path if "@" not in self.path else f"***@{self.path.rpartition('@')[2]}"  # written without //
         return f"{self.scheme}:{place}{path}"
 
     def allow(self, *names: str) -> None:
-        """Refuses options that the backend does not know: a misspelt quota would be no quota."""
+        """Reject options that the backend does not know: a misspelt quota would be no quota."""
         for name in self.options:
             if name not in names:
                 known = ", ".join(names) or "none"
@@ -48,8 +48,8 @@ class StorageURL:
 
 
 def parse_url(url: str) -> StorageURL:
-    """Raises InvalidConfig with what to write instead. Of an address that cannot be taken apart only the scheme is shown:
-    nobody knows where its password is."""
+    """Parse an address. Raises InvalidConfig with the correct form. For an invalid address only the scheme is shown: its
+    password could be anywhere."""
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
     if scheme is None:
         place = "DIR" if "@" in url else url
