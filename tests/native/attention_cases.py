@@ -25,6 +25,7 @@ class Shape:
     head_dim: int = 16
     block_size: int = 16
     window: int | None = None
+    sinks: bool = False
     dtype: KVDtype = "float32"
     format: KVFormat = "turned"
 
@@ -41,7 +42,7 @@ class Shape:
             rope=RopeConfig(),
             norm_eps=1e-5,
             tied_embeddings=True,
-            traits=Traits(layer_windows=(None, self.window)),
+            traits=Traits(layer_windows=(None, self.window), sinks=self.sinks),
             context_tokens_max=4096,
         )
 
@@ -56,6 +57,7 @@ class History(Paged):
         self.q = [torch.randn(n, shape.heads, shape.head_dim, generator=generator) for n in lengths]
         self.k = [torch.randn(n, shape.kv_heads, shape.head_dim, generator=generator) for n in lengths]
         self.v = [torch.randn(n, shape.kv_heads, shape.head_dim, generator=generator) for n in lengths]
+        self.sinks = torch.randn(shape.heads, generator=generator) * 4 if shape.sinks else None
 
     def pool(self) -> KVPool:
         pool = KVPool.create(
@@ -73,7 +75,7 @@ class History(Paged):
 
     def run(self, backend, parts: list[Part], layer: int) -> list[torch.Tensor]:
         """One layer of one step; the result by part."""
-        out = backend.begin(self.spans(parts))(layer, *self.rows(parts))
+        out = backend.begin(self.spans(parts))(layer, *self.rows(parts), self.sinks)
         return list(out.split([count for _, _, count in parts]))
 
 
@@ -89,7 +91,9 @@ class KernelAttention:
         self._spans = spans
         return self
 
-    def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None, /
+    ) -> torch.Tensor:
         config, layout, spans = self._config, self._pool.layout, self._spans
         qkv = torch.cat((q, k, v), 1).contiguous().numpy()
         out = np.full((len(qkv), config.q_size), np.nan, np.float32)
@@ -106,8 +110,9 @@ class KernelAttention:
         )
         address = self._pool.data.ctypes.data + layer * 2 * layout.half * layout.itemsize
         kind, window = KV_KINDS[layout.kind], config.window(layer) or 0
+        beside = None if sinks is None else sinks.data_ptr()
         failed = self._team.library.attention(
-            self._team.runner, step, shape, address, qkv.ctypes.data, window, kind, out.ctypes.data
+            self._team.runner, step, shape, address, qkv.ctypes.data, window, beside, kind, out.ctypes.data
         )
         assert not failed
         return torch.from_numpy(out)

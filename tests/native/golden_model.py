@@ -28,12 +28,12 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.kvpool.pool import KVPool
-from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
+from baton.models.config import Experts, ModelConfig, RopeConfig, Traits, YarnScaling
 from baton.models.loaders.weights import StoredTensor
 from baton.models.open import OpenedModel
 from baton.models.parameters import EMBED, LM_HEAD, expected_shapes
 from baton.models.raw_tensor import Bytes, RawTensor
-from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
+from baton.models.tensor_types import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 from baton.native.library import Library, load_variant
 from baton.native.variants import VARIANTS, Variant, supported_variants
 from baton.worker.arithmetic import native_key
@@ -67,7 +67,10 @@ MIXTURES: dict[str, Experts | None] = {
         count=9, per_token=4, inner_size=512, normalised=False, scoring="sigmoid", correction=True, scale=1.5, shared_size=256,
         shared_gate=True, layers=(False, True),
     ),
+    "gpt-oss": Experts(count=6, per_token=2, inner_size=256, normalised=True, bias=True),
 }  # fmt: skip
+OSS_TRAITS = Traits(qkv_bias=True, output_bias=True, sinks=True, activation="swiglu_oai", layer_windows=(60, None))
+OSS_ROPE = RopeConfig(theta=150_000.0, scaling=YarnScaling(factor=4.0, original_context=256, truncate=False))
 HALVES: dict[TensorType, tuple[int, ...]] = {
     Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,),
 }  # fmt: skip
@@ -117,6 +120,10 @@ CASES = (
     Case((F32,), "int8", "int8", experts="sigmoid"),
     Case((F32,), "int4", "int8", experts="sigmoid"),
     Case((Q4_K,), "auto", "int8", experts="softmax"),
+    Case((MXFP4,), "auto", "int8", experts="gpt-oss"),
+    Case((MXFP4,), "auto", "float32", experts="gpt-oss"),
+    Case((MXFP4,), "int8", "int8", experts="gpt-oss"),
+    Case((MXFP4,), "none", "float16", experts="gpt-oss"),
 )
 INSTEAD = Path(__file__).parent
 _AVX512, _AVX2 = (next(variant for variant in VARIANTS if variant.name == name) for name in ("avx512", "avx2"))
@@ -163,7 +170,7 @@ class GoldenWeights:
         shape, kind = self._shapes[name], self._types.get(name, F32)
         if name.endswith("norm.weight"):
             return RawTensor.of_floats(numbers(name, shape, 3) + np.float32(1.0))
-        if kind in HALVES:
+        if kind in HALVES or kind == MXFP4:
             return RawTensor(kind, shape, self._blocks(name, shape, kind))
         values = numbers(name, shape, 0 if name == EMBED else 2 if name == LM_HEAD else 4)
         if kind == F16:
@@ -176,7 +183,9 @@ class GoldenWeights:
     def _blocks(name: str, shape: tuple[int, ...], kind: TensorType) -> Bytes:
         nbytes = kind.row_bytes(prod(shape))
         blocks = words(name, -(-nbytes // 8)).view(np.uint8)[:nbytes].reshape(-1, kind.block_bytes)
-        for place, at in enumerate(HALVES[kind]):
+        if kind == MXFP4:
+            blocks[:, 0] = 121 + blocks[:, 0] % 4  # 2 ** -6 to 2 ** -3
+        for place, at in enumerate(HALVES.get(kind, ())):
             scale = np.full((len(blocks), 1), SCALE[kind] * (-8.0 if place and kind in (Q4_1, Q5_1) else 1.0), np.float16)
             blocks[:, at : at + 2] = scale.view(np.uint8)
         return blocks.reshape(shape[0], -1)
@@ -197,6 +206,8 @@ LONG: list[list[Part]] = [[(0, 0, 512)], [(0, 512, 500)], [(0, 1012, 40)], [(0, 
 def digest_of(library: Library, case: Case) -> str:
     """Of all logits, and of some draws from them."""
     config = replace(CONFIG, experts=MIXTURES[case.experts])
+    if case.experts == "gpt-oss":
+        config = replace(config, traits=OSS_TRAITS, rope=OSS_ROPE)
     weights = GoldenWeights(config, case.stored)
     settings: dict[str, Any] = {"quantization": case.quantization, "kv_dtype": case.kv_dtype, "threads": THREADS}
     loaded = load_native(library, OpenedModel(Path(), config, weights), WorkerConfig(block_size=BLOCK, **settings))

@@ -12,6 +12,7 @@ wholes   (4 bits, on tiles) a row of activations is rounded as a whole, with 326
          units that are the same for a segment of a weight's row, the weight is  step * (nibble - 8) + centre.
          output = 256 * scale * sum over segments of  unit * (high . weights + low . coarse)
          coarse = (floor(step / 16) * (nibble - 8) + floor(centre / 16)) / 16
+         MXFP4 has its doubled numbers in place of (nibble - 8), no centre, and steps of 128 and less: powers of two, or 0
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from baton.models.dequantise import dequantise
 from baton.models.raw_tensor import Floats, RawTensor
-from baton.models.tensor_types import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
+from baton.models.tensor_types import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
 
 GROUP = 32
 SEGMENT = 18
@@ -32,6 +33,8 @@ UNIT = 2.0**-24
 """Of rounding to float32."""
 
 Doubles = NDArray[np.float64]
+DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float64)
+"""Twice the numbers that the four bits of MXFP4 stand for: then their scale is 2^(exponent - 128)."""
 
 
 class Product(NamedTuple):
@@ -54,6 +57,9 @@ def random_matrix(rng: np.random.Generator, kind: TensorType, rows: int, width: 
         return RawTensor.of_floats(rng.standard_normal((rows, width), np.float32) / np.float32(width**0.5))
     blocks = width // GROUP
     numbers = rng.integers(0, 256, (rows, blocks, kind.block_bytes), np.uint8)
+    if kind == MXFP4:
+        numbers[:, :, 0] = 124 - int(np.log2(width) / 2) - rng.integers(0, 10, (rows, blocks))
+        return RawTensor(kind, (rows, width), numbers.reshape(rows, -1))
     size = {Q8_0: 127, Q4_0: 8, Q4_1: 8}[kind] * width**0.5
     halves = rng.standard_normal((rows, blocks, 2)) / size
     if kind == Q4_1:
@@ -70,7 +76,7 @@ SCALES_AT = {
 
 def random_stored(rng: np.random.Generator, kind: TensorType, rows: int, width: int) -> RawTensor:
     """The same for every type that a file may have."""
-    if kind in (F32, Q8_0, Q4_0, Q4_1):
+    if kind in (F32, Q8_0, Q4_0, Q4_1, MXFP4):
         return random_matrix(rng, kind, rows, width)
     if kind in (F16, BF16):
         values = rng.standard_normal((rows, width), np.float32)
@@ -84,6 +90,9 @@ def random_stored(rng: np.random.Generator, kind: TensorType, rows: int, width: 
 
 def weight_groups(raw: RawTensor) -> Groups:
     blocks = raw.data.reshape(raw.shape[0], -1, raw.type.block_bytes)
+    if raw.type == MXFP4:
+        doubled = DOUBLED[np.concatenate((blocks[:, :, 1:] & 15, blocks[:, :, 1:] >> 4), -1)]
+        return Groups(np.exp2(blocks[:, :, 0] - 128.0), doubled, np.zeros(blocks.shape[:2]))
     scales = blocks[:, :, :2].copy().view(np.float16)[:, :, 0].astype(np.float64)
     minima = np.zeros_like(scales)
     if raw.type == Q8_0:
@@ -126,6 +135,11 @@ def whole_rows(x: Floats) -> tuple[Doubles, Doubles, Doubles]:
 
 def whole_segment(groups: Groups, kind: TensorType) -> tuple[Doubles, Doubles, Doubles]:
     """Units [rows], weights and coarse ones [rows, width] of one segment."""
+    if kind == MXFP4:
+        most = groups.scales.max(1)
+        steps = np.floor(128 * groups.scales / most[:, None])[:, :, None]
+        doubled, coarse = steps * groups.numbers, np.floor(steps / 16) * groups.numbers / 16
+        return most / 128, doubled.reshape(len(most), -1), coarse.reshape(len(most), -1)
     scales, minima = groups.scales.astype(np.float32), groups.minima.astype(np.float32)
     nibbles = groups.numbers - (0 if kind == Q4_0 else 8)
     centres = minima + np.float32(8) * scales if kind == Q4_1 else minima
@@ -205,9 +219,14 @@ def product(x: Floats, raw: RawTensor, bias: Floats | None = None, *, tiles: boo
     return Product(values, (links + 1) * UNIT * magnitudes)
 
 
-def gated(both: Product) -> Product:
-    """silu(gate) * up of outputs that are gates first and then what they let through."""
+def gated(both: Product, activation: str = "silu") -> Product:
+    """silu(gate) * up of outputs that are gates first and then what they let through; or gpt-oss' variant of it."""
     (gate, up), (gate_error, up_error) = (np.split(part, 2, axis=1) for part in both)
+    if activation == "swiglu_oai":
+        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0) + 1.0
+        swish = gate / (1 + np.exp(-1.702 * gate))
+        from_gate, from_up = 1.1 * gate_error * (np.abs(up) + up_error), up_error * np.abs(swish)
+        return Product(swish * up, from_gate + from_up + 12 * UNIT * (np.abs(swish * up) + np.abs(swish)))
     silu = gate / (1 + np.exp(-gate))
     # The slope of silu is at most 1.1; its own exponential and division take a few roundings.
     from_gate, from_up = 1.1 * gate_error * (np.abs(up) + up_error), up_error * np.abs(silu)

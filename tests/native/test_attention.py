@@ -32,6 +32,7 @@ def random_shape(rng: random.Random) -> Shape:
         block_size=rng.randint(1, 32) if rng.random() < 0.7 else 16,
         window=rng.choice([None, 1, 3, 17, 70]),
         dtype=rng.choice(["float32", "float16"]),
+        sinks=rng.choice([False, True]),
     )
 
 
@@ -87,6 +88,7 @@ def test_mixing_can_be_taken_back(width):
 
 def with_rounded_numbers(history: History) -> History:
     exact = History(replace(history.shape, dtype="float32", format="turned"), history.lengths)
+    exact.sinks = history.sinks
     exact.q, exact.k = ([in_mixed_bytes(x) for x in every] for every in (history.q, history.k))
     exact.v = [in_bytes(x) for x in history.v]
     return exact
@@ -109,10 +111,10 @@ def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
                 torch.testing.assert_close(ours, expected, atol=bound, rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 700])
-def test_so_it_is_where_a_sequence_is_longer_than_a_split(library, window):
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (700, False), (700, True)])
+def test_so_it_is_where_a_sequence_is_longer_than_a_split(library, window, sinks):
     """What splits give is joined: one after another in a prompt, and of a single row when all of them are there."""
-    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", format="int8-fours", window=window)
+    shape = Shape(heads=3, kv_heads=1, head_dim=64, dtype="int8", format="int8-fours", window=window, sinks=sinks)
     history = History(shape, [1300])
     exact, config, bound = with_rounded_numbers(history), shape.config(), 5e-4 * float(history.v[0].abs().max())
     with Team(library, 2) as team:
@@ -135,6 +137,19 @@ def test_one_token_that_gets_nearly_everything_leaves_the_others_their_share(lib
         ours = history.run(KernelAttention(team, history.shape.config(), history.pool()), [(0, 0, 600)], 0)[0]
     share = 599 / (599 + float(np.exp(10.4)))
     assert 0 <= share - float(ours[-1].min()) < 128 * 0.5 / 16383 < share / 4
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("float32", "turned"), ("float16", "turned"), ("int8", "int8-fours")])
+@pytest.mark.parametrize("sink", [-100.0, 100.0])
+def test_a_sink_may_take_nothing_or_all(library, dtype, form, sink):
+    history = History(Shape(head_dim=64, dtype=dtype, format=form, sinks=True), [50])
+    config = history.shape.config()
+    with Team(library) as team:
+        history.sinks = torch.full((6,), sink)
+        beside = history.run(KernelAttention(team, config, history.pool()), [(0, 0, 50)], 0)[0]
+        history.sinks = None
+        without = history.run(KernelAttention(team, config, history.pool()), [(0, 0, 50)], 0)[0]
+    torch.testing.assert_close(beside, without if sink < 0 else torch.zeros_like(without), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -171,12 +186,16 @@ def assert_same_bits_in_any_company(library: Library, shape: Shape) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [Shape(), Shape(head_dim=64), Shape(block_size=5, head_dim=10, window=9), Shape(heads=14)])
+@pytest.mark.parametrize(
+    "shape", [Shape(), Shape(head_dim=64), Shape(block_size=5, head_dim=10, window=9), Shape(heads=14, sinks=True)]
+)
 def test_a_sequence_gets_the_same_bits_in_any_chunks_and_company(library, shape, dtype):
     assert_same_bits_in_any_company(library, replace(shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("shape", [Shape(), Shape(heads=14, window=30), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)])
+@pytest.mark.parametrize(
+    "shape", [Shape(), Shape(heads=14, window=30, sinks=True), Shape(heads=1, kv_heads=1), Shape(heads=3, kv_heads=3)]
+)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_so_it_does_in_bytes(library, shape, head_dim):
     """On a processor with tiles: few rows on vectors and many on tiles, the same bits."""

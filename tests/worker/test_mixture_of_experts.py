@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rig import TINY, Rig, RigModel, forward_of, load_path, one_step, tiny_model
+from rig import TINY, TINY_SEED, Rig, RigModel, forward_of, load_path, one_step, tiny_model
+from test_mxfp4 import published
 from tiny_models import CASES, PROMPTS, oracle_logits, oracle_model
 
 from baton.core.events import EvictSome, PreemptSome
-from baton.models.config import Experts
+from baton.models.config import Experts, RopeConfig, Traits, YarnScaling
 from baton.models.layers import experts as mixtures
 from baton.models.load import load_model
+from baton.models.loaders.dummy import DummyWeights
+from baton.models.loaders.weights import StoredTensor
+from baton.models.raw_tensor import RawTensor
 from baton.models.reference import all_logits
+from baton.models.tensor_types import MXFP4
+from baton.native import library
 
-FAMILIES = [case for case in CASES if "moe" in case or case == "mixtral"]
+__all__ = ["published"]  # a fixture
+FAMILIES = [case for case in CASES if "moe" in case or case in ("mixtral", "gpt-oss")]
 CONFIG = replace(
     TINY,
     head_dim=8,
@@ -26,13 +35,41 @@ CONFIG = replace(
         layers=(False, True),
     ),
 )  # fmt: skip
-QUANTIZATIONS = pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+OSS = replace(
+    TINY,
+    experts=Experts(count=6, per_token=3, inner_size=64, normalised=True, bias=True),
+    traits=Traits(qkv_bias=True, output_bias=True, sinks=True, activation="swiglu_oai", layer_windows=(6, None)),
+    rope=RopeConfig(theta=150_000.0, scaling=YarnScaling(factor=4.0, original_context=16, truncate=False)),
+)
+QUANTIZATIONS = pytest.mark.parametrize("quantization", ["none", "int8", "int4", "mxfp4"])
+"""The last one: gpt-oss, with experts in the 4 bits of its files."""
 ANSWERS = {"max_tokens": 10, "logprobs": 2}
 SHARED = [30, 2, 7, 7] * 5
 REQUESTS = {"a": [5, 3, 60, 60, 1, 2, 9], "b": [11], "c": [*SHARED, 4], "d": [*SHARED, 9, 9], "e": [1, 2, 3] * 6}
 
 Picks = tuple[torch.Tensor, torch.Tensor]
 """Of the rows of a layer: experts by their number, and shares in that order."""
+
+
+class Mxfp4Experts(DummyWeights):
+    def stored(self) -> Mapping[str, StoredTensor]:
+        return {
+            name: replace(tensor, type=MXFP4, nbytes=self.raw(name).data.nbytes) if _is_expert(name) else tensor
+            for name, tensor in super().stored().items()
+        }
+
+    def raw(self, name: str) -> RawTensor:
+        if not _is_expert(name):
+            return super().raw(name)
+        rows, width = self._shapes[name]
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        blocks = rng.integers(0, 256, (rows, width // 32, MXFP4.block_bytes), np.uint8)
+        blocks[:, :, 0] = 121 + blocks[:, :, 0] % 4
+        return RawTensor(MXFP4, (rows, width), blocks.reshape(rows, -1))
+
+
+def _is_expert(name: str) -> bool:
+    return ".mlp.experts." in name and name.endswith(".weight")
 
 
 def by_expert(picked: torch.Tensor, shares: torch.Tensor) -> Picks:
@@ -79,16 +116,32 @@ def test_routing_and_then_logits_are_those_of_transformers(case, tmp_path, monke
     forward.close()
 
 
-@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "ernie-moe", "qwen2-moe-all"])
+@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "ernie-moe", "qwen2-moe-all", "gpt-oss"])
 def test_so_are_those_of_a_gguf_file(case, tmp_path, monkeypatch):
     families = pytest.importorskip("test_gguf_families")
     monkeypatch.setitem(CASES, "qwen2-moe-all", ("Qwen2Moe", {**CASES["qwen2-moe"][1], "mlp_only_layers": []}))
     oracle, prompt = oracle_model(case), PROMPTS[3]
+    if case == "gpt-oss":
+        families.round_experts(oracle)
     path = families.write(tmp_path / "m.gguf", oracle, *families.FAMILIES[case])
     forward = forward_of(load_path(path, compute="native"))
     logits = forward.logits(forward.hidden(one_step([prompt])))
     np.testing.assert_allclose(logits, oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
     forward.close()
+
+
+def test_gpt_oss_as_it_is_published_keeps_its_experts_in_4_bits(published):
+    """Blocks and scales in safetensors. Weights are exact; what is rounded are activations, and other matrices to 8 bits."""
+    folder, oracle = published
+    exact, kept = (forward_of(load_path(folder, compute="native", quantization=way)) for way in ("none", "auto"))
+    step, expected = one_step([PROMPTS[3]]), oracle_logits(oracle, PROMPTS[3]).numpy()
+    np.testing.assert_allclose(exact.logits(exact.hidden(step)), expected, atol=1e-4, rtol=0)
+    mixture = kept._decoder._model.blocks[1].mixture  # type: ignore[attr-defined]
+    assert {mixture.gate_up[e].kind for e in range(5)} | {mixture.down[e].kind for e in range(5)} == {library.MXFP4}
+    near = kept.logits(kept.hidden(step))
+    assert np.abs(near - expected).mean() < 0.05 * np.abs(expected).mean()
+    exact.close()
+    kept.close()
 
 
 def answers(rig: Rig) -> dict[tuple[str, int], list]:
@@ -97,8 +150,10 @@ def answers(rig: Rig) -> dict[tuple[str, int], list]:
     return {key: [row.sampled for row in rows if row.sampled is not None] for key, rows in rig.logprobs.items()}
 
 
-def model_of(quantization: str) -> RigModel:
-    return tiny_model(CONFIG, compute="native", quantization=quantization)
+def model_of(quantization: str, compute: str = "native", *, exact: bool = False) -> RigModel:
+    if quantization == "mxfp4":
+        return tiny_model(OSS, Mxfp4Experts(OSS, TINY_SEED), compute=compute, quantization="none" if exact else "auto")
+    return tiny_model(CONFIG, compute=compute, quantization="none" if exact else quantization)
 
 
 def alone(model: RigModel) -> dict[tuple[str, int], list]:
@@ -162,10 +217,8 @@ def test_another_instance_goes_on_with_what_was_handed_over(quantization):
 @QUANTIZATIONS
 def test_a_mixture_loses_no_more_by_rounding_than_torch_does(quantization):
     """torch rounds weights and activations as kernels of blocks do; picks may differ where two experts are nearly alike."""
-    exact, ours, theirs = (
-        forward_of(tiny_model(CONFIG, compute=compute, quantization=kind))
-        for compute, kind in (("torch", "none"), ("native", quantization), ("torch", quantization))
-    )
+    models = model_of(quantization, "torch", exact=True), model_of(quantization), model_of(quantization, "torch")
+    exact, ours, theirs = map(forward_of, models)
     step = one_step([REQUESTS["e"], REQUESTS["c"]])
     expected, found, other = (forward.hidden(step) for forward in (exact, ours, theirs))
     far, most = (np.median(np.abs(hidden - expected).max(-1)) for hidden in (found, other))

@@ -18,7 +18,7 @@ from baton.config import Quantization
 from baton.models.dequantise import dequantise, k_scales
 from baton.models.parameters import EMBED, LM_HEAD
 from baton.models.raw_tensor import Bytes, Floats, RawTensor, TensorFacts
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q4_K, Q8_0, TensorType
+from baton.models.tensor_types import F32, MXFP4, Q4_0, Q4_1, Q4_K, Q8_0, TensorType
 
 BLOCK = 32
 CHUNK_BLOCKS = 2048
@@ -29,7 +29,8 @@ SHRINKS = (0.0, 0.01, 0.02, 0.03)
 ROW_MOST = 65536
 """Maximum row length for integer arithmetic: 65,536 products of 127 and 255 fit 31 bits."""
 
-BLOCK_TYPES = (Q8_0, Q4_0, Q4_1)
+FOUR_BITS = (Q4_0, Q4_1, MXFP4)
+BLOCK_TYPES = (Q8_0, *FOUR_BITS)
 """Types that quantised linears (models/layers/linear.py) compute with."""
 
 
@@ -38,8 +39,8 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
 
     none    float32; also for fp8: a GPU quantises weights after loading
     int8    Q8_0
-    int4    Q4_0 and Q4_1 unchanged, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
-    auto    Q8_0, Q4_0 and Q4_1 unchanged, the rest Q8_0
+    int4    Q4_0, Q4_1, MXFP4 unchanged, the rest Q4_1; but embedding and head Q8_0: 4 bits cost much there and save little
+    auto    Q8_0, Q4_0, Q4_1, MXFP4 unchanged, the rest Q8_0
 
     Q4_K counts as Q4_1 (it has the same numbers).
 
@@ -54,7 +55,7 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     kept: dict[str, tuple[TensorType, ...]] = {
         "auto": BLOCK_TYPES,
         "int8": (Q8_0,),
-        "int4": BLOCK_TYPES if at_ends else (Q4_0, Q4_1),
+        "int4": BLOCK_TYPES if at_ends else FOUR_BITS,
     }
     stored = Q4_1 if raw.type == Q4_K else raw.type
     if stored in kept[quantization]:

@@ -14,11 +14,11 @@ from baton.native.variants import Variant, supported_variants
 
 log = logging.getLogger(__name__)
 
-F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K = range(11)
-"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds,"""
-GROUPED_INT8 = 11
+F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 = range(12)
+"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds, of MXFP4,"""
+GROUPED_INT8 = 12
 """or bytes with a scale for every 32, as Q8_0 has them."""
-GATES = {"silu": 1, "gelu_tanh": 2}
+GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
 """What a paired matrix does with its gates: csrc/matrix.h."""
 KV_F32, KV_F16, KV_INT8 = range(3)
 """Kinds of keys and values: csrc/attention.h."""
@@ -53,7 +53,7 @@ class Mixture(Structure):
 class NativeLayerWeights(Structure):
     _fields_ = (
         *((name, Norm) for name in ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
+        *((name, c_void_p) for name in ("sinks", "q_norm", "k_norm", "cosines", "sines")),
         *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
         ("mixture", Mixture),
         ("window", c_int64),
@@ -124,7 +124,7 @@ class Library:
         self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         self.route = _function(c.baton_route, None, POINTER(NativeExperts), *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p))
-        layer = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
+        layer = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(NativeStep), POINTER(NativeShape), *layer)
 
 

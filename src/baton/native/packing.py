@@ -172,6 +172,7 @@ class PackedModel:
             mixture = Mixture(*experts, packed["router"][0], self._correction(layer))
         return NativeLayerWeights(
             **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
+            sinks=self._vector(f"{prefix}attention.sinks") if traits.sinks else None,
             q_norm=self._vector(f"{prefix}attention.q_norm.weight") if traits.qk_norm else None,
             k_norm=self._vector(f"{prefix}attention.k_norm.weight") if traits.qk_norm else None,
             **{name: packed[name][0] for name in ("qkv", "output", "gate_up", "down") if name in packed},
@@ -221,7 +222,8 @@ class PackedModel:
         if stack.bias:
             bias = np.zeros(matrix.panels * PANEL, np.float32)
             for name, of_part in zip(names, places, strict=True):
-                bias[of_part] = dequantise(self._take(f"{name}.bias")).reshape(-1)
+                if not name.endswith(".shared_gate"):
+                    bias[of_part] = dequantise(self._take(f"{name}.bias")).reshape(-1)
             matrix.bias = self._keep(bias)
 
     def _take(self, name: str) -> RawTensor:

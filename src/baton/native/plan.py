@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from baton.config import Quantization
 from baton.models.config import ModelConfig
 from baton.models.parameters import EMBED, LM_HEAD
-from baton.models.quantise import type_for
+from baton.models.quantise import FOUR_BITS, type_for
 from baton.models.raw_tensor import TensorFacts
-from baton.models.tensor_types import F32, Q4_0, Q4_1, Q8_0, TensorType
+from baton.models.tensor_types import F32, MXFP4, Q4_0, Q4_1, Q8_0, TensorType
 from baton.native import library as c
 from baton.native.library import Library, Matrix
 
@@ -27,7 +27,7 @@ PANEL = 32
 PAIR = PANEL // 2
 LINE = 64
 
-KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1}
+KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1, MXFP4: c.MXFP4}
 """Of matrices."""
 LARGE_WEIGHTS = 1 << 30
 """A model of more weights is large."""
@@ -68,9 +68,10 @@ def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
     if experts.shared_size:
         stacks |= _mlp([f"{mlp}shared."], "")
     gate = (f"{mlp}shared_gate",) if experts.shared_gate else ()
-    stacks["router"] = Stack(((f"{mlp}router", *gate),))
+    stacks["router"] = Stack(((f"{mlp}router", *gate),), bias=experts.bias)
     # What an expert's last product takes has nothing to do with another's: there is no balance for all of them.
-    return stacks | _mlp([f"{mlp}experts.{expert}." for expert in range(experts.count)], "experts_", balanced=False)
+    prefixes = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
+    return stacks | _mlp(prefixes, "experts_", bias=experts.bias, balanced=False)
 
 
 def _mlp(prefixes: Sequence[str], name: str, *, bias: bool = False, balanced: bool = True) -> dict[str, Stack]:
@@ -165,7 +166,7 @@ def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Qu
     """Whether the output head, if it is of bytes, keeps a scale for every 32 weights (csrc/matmul_q4.h). It does in models with
     matrices of four bits (`kinds`: of the layers), which would lose most by rotated bytes with one scale a row
     (docs/internals/quantisation.md). Not on tiles, which have no such product."""
-    return quantization != "int8" and not library.has_tiles() and not {Q4_0, Q4_1}.isdisjoint(kinds)
+    return quantization != "int8" and not library.has_tiles() and not set(FOUR_BITS).isdisjoint(kinds)
 
 
 def plan_stack(

@@ -35,5 +35,5 @@ def _most(stored: Mapping[str, StoredTensor], words_of: Callable[[str, StoredTen
 
 
 def _words(kind: TensorType) -> str:
-    """Blocks by the bits of a number, which are in their name, without the scales that a block shares."""
-    return FLOATS.get(kind) or f"{kind.name[1]}-bit"
+    """Blocks by the bits of a number: the first digit of their name. The scales that a block shares are not counted."""
+    return FLOATS.get(kind) or f"{next(filter(str.isdigit, kind.name))}-bit"

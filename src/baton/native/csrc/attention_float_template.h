@@ -177,6 +177,7 @@ static void OF_KV(attend)(const Item *item) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
         float *to = layer->out + (token * shape->heads + head) * dim;
         float total = sum_of_lanes(load(totals + r * LANES));
-        for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
+        if (layer->sinks) store_beside_sink(layer->sinks[head], maxima[r], total, out + r * dim, dim, to);
+        else for (int64_t d = 0; d < dim; d++) to[d] = out[r * dim + d] / total;
     }
 }

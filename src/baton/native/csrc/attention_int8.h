@@ -197,13 +197,15 @@ static void join(const Int8Rows *x, const Part *sum, const Part *part) {
     }
 }
 
-static void store_outputs(const Item *item, const Part *sum) {
+static void store_outputs(const Item *item, const Int8Rows *x, const Part *sum) {
     const AttentionArgs *layer = item->layer;
     int64_t dim = layer->shape->head_dim, group = layer->shape->heads / layer->shape->kv_heads;
     for (int64_t r = 0; r < item->rows; r++) {
         int64_t token = item->first_token + (item->first + r) / group, head = item->head * group + (item->first + r) % group;
-        float *to = layer->out + (token * layer->shape->heads + head) * dim, inverse = 1.0f / sum_of_lanes(load(sum->totals + r * LANES));
-        for (int64_t d = 0; d < dim; d++) to[d] = sum->out[r * dim + d] * inverse;
+        float *to = layer->out + (token * layer->shape->heads + head) * dim, total = sum_of_lanes(load(sum->totals + r * LANES));
+        float top = sum->maxima[r] * x->scales[r] / LOG2_E, inverse = 1.0f / total;
+        if (layer->sinks) store_beside_sink(layer->sinks[head], top, total, sum->out + r * dim, dim, to);
+        else for (int64_t d = 0; d < dim; d++) to[d] = sum->out[r * dim + d] * inverse;
     }
 }
 
@@ -222,7 +224,7 @@ static void attend_int8(const Item *item, const Item *next) {
         attend_split(item, next, &x, start, stop, end);
         if (start != first) join(&x, &sum, &part);
     }
-    store_outputs(item, &sum);
+    store_outputs(item, &x, &sum);
 }
 
 /* ---- a split by itself ---- */
@@ -254,5 +256,5 @@ static void join_splits(const AttentionArgs *layer, const Item *item, int64_t nu
         Part part = part_of_split(layer, number, split);
         join(&x, &sum, &part);
     }
-    store_outputs(item, &sum);
+    store_outputs(item, &x, &sum);
 }

@@ -62,6 +62,7 @@ typedef struct {
     int64_t qkv_stride;
     float *out;               /* [tokens][heads][head_dim] */
     int64_t window;           /* 0: none */
+    const float *sinks;       /* [heads] or NULL: a score that takes its share of the softmax and gives nothing (gpt-oss) */
     int64_t item_rows;
     const int64_t *item_starts;  /* [sequences + 1] first chunk of each sequence */
     int64_t items;
@@ -97,6 +98,14 @@ ALWAYS int64_t position_of(const Item *item, int64_t group, int64_t row) {
 ALWAYS int64_t first_seen(const Item *item, int64_t position) {
     int64_t window = item->layer->window;
     return window ? max_int(0, position - window + 1) : 0;
+}
+
+/* The answer of a row that has a sink beside its keys. `total`: of its weights, against its largest score `top`. A sink joins last, whatever
+ * the keys were cut into: it costs nothing in the loops over keys. */
+ALWAYS void store_beside_sink(float sink, float top, float total, const float *out, int64_t dim, float *to) {
+    float apart = exp_negative(sink > top ? top - sink : sink - top);
+    float factor = sink > top ? apart / FMA(total, apart, 1.0f) : 1.0f / (total + apart);
+    for (int64_t d = 0; d < dim; d++) to[d] = out[d] * factor;
 }
 
 /* Softmax of one row over one key tile: scores become weights; returns what the sums so far must be multiplied by.

@@ -123,11 +123,11 @@ static void attention_job(Member *me, const void *with) {
 }
 
 int baton_attention(Decoder *decoder, const Step *step, const Shape *shape, void *pool, const float *qkv, int64_t window,
-                    int64_t kv_kind, float *out) {
+                    const float *sinks, int64_t kv_kind, float *out) {
     int64_t *starts = alloc_aligned((step->sequences + 1) * 8);
     if (!starts) return 1;
     AttentionArgs layer = {
-        .step = step, .shape = shape, .pool = pool, .qkv = qkv, .out = out, .window = window, .item_starts = starts,
+        .step = step, .shape = shape, .pool = pool, .qkv = qkv, .out = out, .window = window, .sinks = sinks, .item_starts = starts,
         .qkv_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim,
         .item_rows = item_starts(step, shape, (KVKind)kv_kind, decoder->team->threads, starts),
     };

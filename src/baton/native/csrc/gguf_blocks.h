@@ -5,19 +5,20 @@
 
 #include "quantize_rows.h"
 
-/* What a row may be stored as. Matrices are of the first four kinds: float32, Q8_0, Q4_0, Q4_1. */
-typedef enum { F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K } Kind;
+/* What a row may be stored as. Matrices are of the first four kinds (float32, Q8_0, Q4_0, Q4_1) or MXFP4. */
+typedef enum { F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 } Kind;
 
 /* Weights of eight bits are never multiplied as they are stored: both sides are rotated first (matmul_int8.h). */
 enum { ROTATED_INT8 = Q8_0 };
 
 /* But for the output head of a model of four bits, which keeps the file's groups of 32 and their scales (matmul_q4.h). */
-enum { GROUPED_INT8 = Q6_K + 1 };
+enum { GROUPED_INT8 = MXFP4 + 1 };
 
 #define SUPER 256          /* numbers of a block of K-quants */
 #define Q4_K_BYTES 144
 #define Q4_1_BYTES 20
 #define Q8_0_BYTES 34
+#define MXFP4_BYTES 17
 
 ALWAYS f16 f16_at(const uint8_t *place) {
     f16 x;
@@ -108,6 +109,25 @@ static const uint8_t *floats_of_q6_k(const uint8_t *block, float *restrict out) 
     return block + 210;
 }
 
+/* Half the scale of a block, whose numbers are doubled (simd.h): a power of two with the block's first byte as exponent. The two least ones
+ * are below the normal floats. */
+ALWAYS float mxfp4_scale(uint8_t exponent) {
+    union { uint32_t i; float f; } bits = {exponent < 2 ? 0x00200000u << exponent : (exponent - 1u) << 23};
+    return bits.f;
+}
+
+/* Nibble 8 is minus zero. */
+ALWAYS float doubled_e2m1(int nibble) { return nibble == 8 ? -0.0f : (float)E2M1_TWICE[nibble]; }
+
+static const uint8_t *floats_of_mxfp4(const uint8_t *block, float *restrict out) {
+    float scale = mxfp4_scale(block[0]);
+    for (int j = 0; j < GROUP / 2; j++) {
+        out[j] = doubled_e2m1(block[1 + j] & 15) * scale;
+        out[j + GROUP / 2] = doubled_e2m1(block[1 + j] >> 4) * scale;
+    }
+    return block + MXFP4_BYTES;
+}
+
 /* ---- a row ---- */
 
 static void floats_of_f16(const uint8_t *row, int64_t width, float *restrict out) {
@@ -143,6 +163,7 @@ static void floats_of_row(int kind, const uint8_t *row, int64_t width, float *re
         case Q4_K: for (; out < end; out += SUPER) row = floats_of_q4_k(row, out); break;
         case Q5_K: for (; out < end; out += SUPER) row = floats_of_q5_k(row, out); break;
         case Q6_K: for (; out < end; out += SUPER) row = floats_of_q6_k(row, out); break;
+        case MXFP4: for (; out < end; out += GROUP) row = floats_of_mxfp4(row, out); break;
     }
 }
 

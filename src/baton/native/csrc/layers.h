@@ -146,7 +146,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
         .step = step, .shape = &m->attention,
         .pool = (char *)m->pool + number * 2 * m->attention.values_at * kv_number_bytes((KVKind)m->kv_kind),
         .qkv = b->qkv, .qkv_stride = qkv_width(m),
-        .out = b->output.plain, .window = block->window,
+        .out = b->output.plain, .window = block->window, .sinks = block->sinks,
         .item_rows = job->item_rows, .item_starts = b->item_starts, .items = job->items,
         .splits = job->splits, .parts = b->parts,
     };

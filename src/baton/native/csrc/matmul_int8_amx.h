@@ -27,7 +27,7 @@ ALWAYS void put_rows(const int paired, const Then then, const Int8Batch *b, cons
         f32v early = tile_value(b, x, r, 0), late = tile_value(b, x, r, 1);
         float *to = b->to + (b->row + r) * stride;
         if (b->bias) early += load(b->bias), late += load(b->bias + HALF_PANEL);
-        if (paired) early = gate_lanes(paired, early) * late;
+        if (paired) early = gate_lanes(paired, early, late);
         if (then == ADD) early += load(to);
         store(to, early);
         if (paired) continue;
@@ -103,7 +103,8 @@ ALWAYS void int8_amx(const int paired, const Then then, const Matrix *m, int64_t
 
 static void int8_amx_times_rows(const Matrix *m, int64_t panel, int64_t last, const Rows *x, int64_t first, int64_t end, const Out *out) {
     int64_t columns = m->paired ? HALF_PANEL : PANEL, whole = out->then == KEEP_BEST ? panel : max_int(panel, min_int(last, out->width / columns));
-    if (m->paired == GELU_GATES) int8_amx(GELU_GATES, STORE, m, panel, whole, x, first, end, out);
+    if (m->paired == OAI_GATES) int8_amx(OAI_GATES, STORE, m, panel, whole, x, first, end, out);
+    else if (m->paired == GELU_GATES) int8_amx(GELU_GATES, STORE, m, panel, whole, x, first, end, out);
     else if (m->paired) int8_amx(SILU_GATES, STORE, m, panel, whole, x, first, end, out);
     else if (out->then == STORE) int8_amx(0, STORE, m, panel, whole, x, first, end, out);
     else int8_amx(0, ADD, m, panel, whole, x, first, end, out);

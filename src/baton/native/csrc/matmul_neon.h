@@ -24,12 +24,15 @@ typedef enum { AS_BYTES, AS_NIBBLES, AS_STORED } Form;
 
 /* A panel as a tile of dots reads it. */
 typedef struct {
-    const uint8_t *numbers;         /* packed; or bytes from -8 to 7 (Q4_0), 0 to 15 (Q4_1), any (GROUPED_INT8) */
-    const void *scales, *minima;    /* [group][output] halves; of bytes, floats */
+    const uint8_t *numbers;         /* packed; or bytes from -8 to 7 (Q4_0), 0 to 15 (Q4_1), -12 to 12 (MXFP4), any (GROUPED_INT8) */
+    const void *scales, *minima;    /* [group][output] halves, or exponents of MXFP4; of bytes, floats */
 } SdotPanel;
 
+ALWAYS i8v low_numbers(const int kind, i8v both) { return kind == MXFP4 ? bytes_of_e2m1(low_nibbles(both)) : low_nibbles(both); }
+ALWAYS i8v high_numbers(const int kind, i8v both) { return kind == MXFP4 ? bytes_of_e2m1(high_nibbles(both)) : high_nibbles(both); }
+
 /* Sums of a group over one byte of each activation, on top of what is in `whole`. */
-ALWAYS void sdot_group(const int rows, const int parts, const Form form, const uint8_t *w, const int8_t *row, int64_t width,
+ALWAYS void sdot_group(const int rows, const int parts, const Form form, const int kind, const uint8_t *w, const int8_t *row, int64_t width,
                        i32v (*whole)[SDOT_SUMS]) {
     const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS;
     i8v q[2][SDOT_ROWS];
@@ -40,7 +43,7 @@ ALWAYS void sdot_group(const int rows, const int parts, const Form form, const u
         if (form == AS_BYTES && rows > 2) load_two(w, both);
         else UNROLL for (int p = 0; p < parts; p++) both[p] = load_bytes(w + p * LANES * 4);
         UNROLL for (int p = 0; p < parts; p++) {
-            i8v low = low_nibbles(both[p]), high = high_nibbles(both[p]);
+            i8v low = low_numbers(kind, both[p]), high = high_numbers(kind, both[p]);
             UNROLL for (int r = 0; r < rows; r++) {
                 if (form != AS_NIBBLES) whole[r][p] = dot_word(whole[r][p], both[p], q[f / 4][r], f % 4);
                 else whole[r][p] = dot_word(dot_word(whole[r][p], low, q[0][r], f), high, q[1][r], f);
@@ -50,8 +53,8 @@ ALWAYS void sdot_group(const int rows, const int parts, const Form form, const u
 }
 
 /* The same over both bytes at once, output by output: weights are loaded and taken apart once, and few sums are needed beside. */
-ALWAYS void sdot_wide_group(const int rows, const int parts, const Form form, const uint8_t *w, const int8_t *row, const int8_t *upper_row,
-                            int64_t width, i32v (*whole)[SDOT_SUMS]) {
+ALWAYS void sdot_wide_group(const int rows, const int parts, const Form form, const int kind, const uint8_t *w, const int8_t *row,
+                            const int8_t *upper_row, int64_t width, i32v (*whole)[SDOT_SUMS]) {
     const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS;
     i8v q[2][SDOT_ROWS], u[2][SDOT_ROWS];
     UNROLL for (int r = 0; r < rows; r++) {
@@ -63,7 +66,7 @@ ALWAYS void sdot_wide_group(const int rows, const int parts, const Form form, co
         i32v upper[SDOT_ROWS];
         UNROLL for (int r = 0; r < rows; r++) upper[r] = broadcast_int(0);
         UNROLL for (int f = 0; f < words; f++) {
-            i8v both = load_bytes(w + f * PANEL * 4 + p * LANES * 4), low = low_nibbles(both), high = high_nibbles(both);
+            i8v both = load_bytes(w + f * PANEL * 4 + p * LANES * 4), low = low_numbers(kind, both), high = high_numbers(kind, both);
             UNROLL for (int r = 0; r < rows; r++) {
                 if (form != AS_NIBBLES) {
                     whole[r][p] = dot_word(whole[r][p], both, q[f / 4][r], f % 4), upper[r] = dot_word(upper[r], both, u[f / 4][r], f % 4);
@@ -91,7 +94,7 @@ ALWAYS void sdot_sums(const int rows, const int parts, const Form form, const in
             else whole[r][p] = with_offset ? broadcast_int(SUM_START - 8 * x->sums[of + r]) : sdot_start(kind);
         }
     if (twice) {
-        sdot_group(rows, parts, form, w, upper, x->width, whole);
+        sdot_group(rows, parts, form, kind, w, upper, x->width, whole);
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int p = 0; p < parts; p++) {
                 whole[r][p] = times_64(whole[r][p]);
@@ -99,17 +102,17 @@ ALWAYS void sdot_sums(const int rows, const int parts, const Form form, const in
             }
         MEMORY_FENCE;
     }
-    if (wide && at_once) sdot_wide_group(rows, parts, form, w, row, upper, x->width, whole);
-    else sdot_group(rows, parts, form, w, row, x->width, whole);
+    if (wide && at_once) sdot_wide_group(rows, parts, form, kind, w, row, upper, x->width, whole);
+    else sdot_group(rows, parts, form, kind, w, row, x->width, whole);
 }
 
 /* One group of a tile. Of each product, `whole` is the sum of a group and `sum` the one over groups. Conversions have half of one pipe on a
  * Neoverse-N1: so `whole` begins where it is a float (neon_dot.h), and scales of a panel that many rows share were made floats before. */
 ALWAYS void sdot_step(const int rows, const int parts, const Form form, const int kind, const int wide, const SdotPanel *c, int64_t g, int at,
                       const Rows *x, int64_t first, f32v (*sum)[SDOT_SUMS]) {
-    const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS, scale_bytes = form == AS_BYTES ? 4 : 2;
-    const uint8_t *w = c->numbers + (g * words * PANEL + at) * 4, *scales = (const uint8_t *)c->scales + (g * PANEL + at) * scale_bytes;
-    const uint8_t *minima = (const uint8_t *)c->minima + (g * PANEL + at) * scale_bytes;
+    const int words = form == AS_NIBBLES ? GROUP_WORDS / 2 : GROUP_WORDS, each = form == AS_BYTES ? 4 : (int)scale_bytes(kind);
+    const uint8_t *w = c->numbers + (g * words * PANEL + at) * 4, *scales = (const uint8_t *)c->scales + (g * PANEL + at) * each;
+    const uint8_t *minima = (const uint8_t *)c->minima + (g * PANEL + at) * each;
     int64_t of = g * x->stride + first, place = first * x->width + g * GROUP;
     i32v whole[SDOT_ROWS][SDOT_SUMS];
     sdot_sums(rows, parts, form, kind, wide, w, x, of, x->quantized + place, x->upper + place, whole);
@@ -117,7 +120,7 @@ ALWAYS void sdot_step(const int rows, const int parts, const Form form, const in
     f32v row_scales = load(x->scales + of), row_sums = kind == Q4_1 ? load(x->scaled_sums + of) : row_scales;
     UNROLL for (int p = 0; p < parts; p++) {
         f32v scale = form == AS_BYTES ? load((const float *)(const void *)scales + p * LANES)
-                                        : load_f16((const f16 *)(const void *)scales + p * LANES);
+                                        : load_scales(kind, scales, p * LANES);
         UNROLL for (int r = 0; r < rows; r++)
             sum[r][p] = fma_lanes(sdot_value(kind, whole[r][p]), of_lane(scale, row_scales, r), sum[r][p]);
         if (kind != Q4_1) continue;
@@ -163,7 +166,14 @@ SDOT_OF_PANELS(AS_NIBBLES, Q4_0)
 SDOT_OF_PANELS(AS_NIBBLES, Q4_1)
 SDOT_OF_PANELS(AS_BYTES, Q4_0)
 SDOT_OF_PANELS(AS_BYTES, Q4_1)
+SDOT_OF_PANELS(AS_NIBBLES, MXFP4)  /* whose bytes are signed, and so like those of Q4_0 */
 SDOT_OF_PANELS(AS_STORED, GROUPED_INT8)
+
+static const SdotOfPanel *sdot_of(int kind, int unpacked) {
+    if (unpacked) return kind == Q4_1 ? sdot_AS_BYTES_Q4_1 : sdot_AS_BYTES_Q4_0;
+    if (kind == MXFP4) return sdot_AS_NIBBLES_MXFP4;
+    return kind == Q4_0 ? sdot_AS_NIBBLES_Q4_0 : kind == Q4_1 ? sdot_AS_NIBBLES_Q4_1 : sdot_AS_STORED_GROUPED_INT8;
+}
 
 /* The panel as bytes, its scales and its minima as floats, in `scratch`. */
 static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8_t *scratch) {
@@ -175,11 +185,11 @@ static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8
             for (int b = 0; b < PANEL * 4; b += 16, from += 16) {
                 int8_t *to = (int8_t *)scratch + (g * GROUP_WORDS + f) * PANEL * 4 + b;
                 i8v both = load_bytes(from);
-                vst1q_s8(to, vsubq_s8(low_nibbles(both), offset));
-                vst1q_s8(to + GROUP_WORDS / 2 * PANEL * 4, vsubq_s8(high_nibbles(both), offset));
+                vst1q_s8(to, vsubq_s8(low_numbers(m->kind, both), offset));
+                vst1q_s8(to + GROUP_WORDS / 2 * PANEL * 4, vsubq_s8(high_numbers(m->kind, both), offset));
             }
     for (int64_t i = 0; i < m->groups * PANEL; i += LANES) {
-        store(scales + i, load_f16((const f16 *)packed->scales + i));
+        store(scales + i, load_scales(m->kind, packed->scales, i));
         if (m->kind == Q4_1) store(minima + i, load_f16((const f16 *)packed->minima + i));
     }
     return (SdotPanel){scratch, scales, minima};
@@ -187,12 +197,10 @@ static SdotPanel unpack_for_sdot(const Matrix *m, const SdotPanel *packed, uint8
 
 static void sdot_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *w, const Rows *x, int64_t first, int64_t end,
                                  uint8_t *scratch, const Out *out) {
-    SdotPanel c = {w, (const f16 *)m->scales + panel * m->groups * PANEL, m->minima + panel * m->groups * PANEL};
-    const SdotOfPanel *kernels = m->kind == Q4_0 ? sdot_AS_NIBBLES_Q4_0 : m->kind == Q4_1 ? sdot_AS_NIBBLES_Q4_1 : sdot_AS_STORED_GROUPED_INT8;
-    if (m->kind != GROUPED_INT8 && end - first >= UNPACK_FROM) {
-        c = unpack_for_sdot(m, &c, scratch);
-        kernels = m->kind == Q4_0 ? sdot_AS_BYTES_Q4_0 : sdot_AS_BYTES_Q4_1;
-    }
+    SdotPanel c = {w, panel_scales(m, panel), m->minima + panel * m->groups * PANEL};
+    int unpacked = m->kind != GROUPED_INT8 && end - first >= UNPACK_FROM;
+    if (unpacked) c = unpack_for_sdot(m, &c, scratch);
+    const SdotOfPanel *kernels = sdot_of(m->kind, unpacked);
     while (first < end) {
         float results[SDOT_ROWS][PANEL];
         int64_t rows = min_int(SDOT_ROWS, end - first);
@@ -229,7 +237,7 @@ ALWAYS void smmla_unpack(const int kind, int64_t groups, const uint8_t *packed, 
                 i8v eights[2];
                 zip_words(load_bytes(packed + at * 4), load_bytes(packed + (PANEL + at) * 4), eights);
                 UNROLL for (int i = 0; i < 2; i++, to += 16) {
-                    i8v low = low_nibbles(eights[i]), high = high_nibbles(eights[i]);
+                    i8v low = low_numbers(kind, eights[i]), high = high_numbers(kind, eights[i]);
                     if (kind == Q4_0) low = vsubq_s8(low, eight), high = vsubq_s8(high, eight);
                     vst1q_s8(to, kind == ROTATED_INT8 ? eights[i] : low);
                     if (kind != ROTATED_INT8) vst1q_s8(to + GROUP / 2 * STRIP, high);
@@ -262,13 +270,13 @@ ALWAYS void smmla_group(const int pairs, const uint8_t *w, const int8_t *const *
 typedef struct { const int8_t *quantized[4], *upper[4]; } SmmlaRows;
 
 /* 2 * `pairs` rows times one strip; `rows` of them are there. */
-ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matrix *m, const uint8_t *w, const f16 *scales,
+ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matrix *m, const uint8_t *w, const uint8_t *scales,
                          const f16 *minima, const Rows *x, int64_t first, const SmmlaRows *q, float (*out)[PANEL], int at) {
     f32v sum[2][STRIP / 2];
     UNROLL for (int i = 0; i < pairs; i++)
         UNROLL for (int j = 0; j < STRIP / 2; j++) sum[i][j] = broadcast(0.0f);
     const float *row_scales = x->scales + first, *row_sums = x->scaled_sums + first;
-    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += PANEL, minima += PANEL, w += GROUP * STRIP) {
+    for (int64_t g = 0; g < m->groups; g++, row_scales += x->stride, row_sums += x->stride, scales += PANEL * scale_bytes(kind), minima += PANEL, w += GROUP * STRIP) {
         i32v whole[2][STRIP / 2];
         UNROLL for (int i = 0; i < pairs; i++)
             UNROLL for (int j = 0; j < STRIP / 2; j++) whole[i][j] = broadcast_int(0);
@@ -282,7 +290,7 @@ ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matr
         smmla_group(pairs, w, q->quantized, g * GROUP, whole);
         f32v row_scale = load(row_scales), row_sum = load(row_sums);
         UNROLL for (int j = 0; j < STRIP / 2; j++) {
-            f32v scale = of_outputs(load_f16(scales + j / 2 * LANES), j % 2), minimum = broadcast(0.0f);
+            f32v scale = of_outputs(load_scales(kind, scales, j / 2 * LANES), j % 2), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = of_outputs(load_f16(minima + j / 2 * LANES), j % 2);
             UNROLL for (int i = 0; i < pairs; i++) {
                 sum[i][j] = fma_lanes(as_floats(whole[i][j]), scale * of_rows(row_scale, i), sum[i][j]);
@@ -298,7 +306,7 @@ ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matr
 }
 
 #define SMMLA_TILE(name, kind)                                                                                           \
-    static void name(int64_t rows, const Matrix *m, const uint8_t *w, const f16 *s, const f16 *n, const Rows *x,         \
+    static void name(int64_t rows, const Matrix *m, const uint8_t *w, const uint8_t *s, const f16 *n, const Rows *x,     \
                      int64_t first, const SmmlaRows *q, float (*out)[PANEL], int at) {                                   \
         if (rows > 2) smmla_tile(2, kind, rows, m, w, s, n, x, first, q, out, at);                                       \
         else smmla_tile(1, kind, rows, m, w, s, n, x, first, q, out, at);                                                \
@@ -306,13 +314,15 @@ ALWAYS void smmla_tile(const int pairs, const int kind, int64_t rows, const Matr
 
 SMMLA_TILE(smmla_q4_0, Q4_0)  /* whose offset is gone by now; and so GROUPED_INT8 */
 SMMLA_TILE(smmla_q4_1, Q4_1)
+SMMLA_TILE(smmla_mxfp4, MXFP4)
 
 static void smmla_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t *packed, const Rows *x, int64_t first,
                                     int64_t end, uint8_t *scratch, const Out *out) {
-    const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL;
+    const uint8_t *scales = panel_scales(m, panel);
     const f16 *minima = m->minima + panel * m->groups * PANEL;
     if (m->kind == GROUPED_INT8) smmla_unpack(ROTATED_INT8, m->groups, packed, scratch);
     else if (m->kind == Q4_0) smmla_unpack(Q4_0, m->groups, packed, scratch);
+    else if (m->kind == MXFP4) smmla_unpack(MXFP4, m->groups, packed, scratch);
     else smmla_unpack(Q4_1, m->groups, packed, scratch);
     while (first < end) {
         float results[4][PANEL];
@@ -323,8 +333,8 @@ static void smmla_panel_times_rows(const Matrix *m, int64_t panel, const uint8_t
             q.quantized[r] = x->quantized + row, q.upper[r] = x->upper + row;
         }
         for (int at = 0; at < PANEL; at += STRIP)
-            (m->kind == Q4_1 ? smmla_q4_1 : smmla_q4_0)(rows, m, scratch + at * m->groups * GROUP, scales + at,
-                                                                minima + at, x, first, &q, results, at);
+            (m->kind == Q4_1 ? smmla_q4_1 : m->kind == MXFP4 ? smmla_mxfp4 : smmla_q4_0)(
+                rows, m, scratch + at * m->groups * GROUP, scales + at * scale_bytes(m->kind), minima + at, x, first, &q, results, at);
         finish(m, panel, rows, results, first, out);
         first += rows;
     }

@@ -2,9 +2,11 @@
  *
  *   Q4_0           scale * (nibble - 8)
  *   Q4_1           scale * nibble + minimum
+ *   MXFP4          scale * E2M1_TWICE[nibble]
  *   GROUPED_INT8   scale * byte                 Q8_0 of the file
  *
- * with scales and minima as halves [panel][group][output]. Words of four bytes are put elsewhere: no number changes.
+ * with scales and minima as halves [panel][group][output], and of MXFP4 as exponents in bytes. Words of four bytes are put elsewhere: no
+ * number changes.
  *
  * An activation is one byte, or two where its group is much larger than most groups of its row. Rounding errors are as large as the
  * largest number of a group, and a few groups have nearly all of them: two bytes for about every fifth group leave an eighth of what
@@ -99,24 +101,33 @@ ALWAYS int any_wide(const int rows, const Rows *x, int64_t of) {
 
 /* ---- weights ---- */
 
+/* Of one group and output. */
+ALWAYS int64_t scale_bytes(const int kind) { return kind == MXFP4 ? 1 : 2; }
+
 static void plan_q4(Matrix *m, int64_t sizes[3]) {
     m->groups = m->inputs / GROUP;
-    sizes[1] = m->panels * m->groups * PANEL * 2;
+    sizes[1] = m->panels * m->groups * PANEL * scale_bytes(m->kind);
     sizes[2] = m->kind == Q4_1 ? sizes[1] : 0;
 }
+
+/* Numbers of a block are doubled, so its scale is halved. A power of two below the normal floats becomes zero. */
+ALWAYS uint8_t half_exponent(uint8_t exponent) { return exponent < 2 ? 0 : (uint8_t)(exponent - 1); }
 
 /* The panel is written from its first byte to its last, and the rows are read side by side. */
 static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
     int64_t panel = places[0] / PANEL, has_minima = m->kind == Q4_1, words = m->kind == GROUPED_INT8 ? GROUP_WORDS : GROUP_WORDS / 2;
-    int64_t block_bytes = 2 + 2 * has_minima + 4 * words;
+    int64_t of_scale = scale_bytes(m->kind), block_bytes = of_scale + 2 * has_minima + 4 * words;
     uint32_t offset = m->kind == GROUPED_INT8 ? WEIGHT8_OFFSET * 0x01010101u : 0;  /* 128 in each byte, or nothing: no carry either way */
     uint8_t *numbers = (uint8_t *)m->numbers + panel * panel_bytes(m);
     for (int64_t g = 0; g < m->groups; g++, rows += block_bytes, numbers += words * PANEL * 4) {
-        f16 *scales = (f16 *)m->scales + (panel * m->groups + g) * PANEL, *minima = (f16 *)m->minima + (panel * m->groups + g) * PANEL;
+        uint8_t *scales = (uint8_t *)m->scales + (panel * m->groups + g) * PANEL * of_scale;
+        f16 *minima = (f16 *)m->minima + (panel * m->groups + g) * PANEL;
         for (int64_t r = 0; r < count; r++) {
             const uint8_t *block = rows + r * row_bytes;
             int64_t at = places[r] % PANEL;
-            memcpy(scales + at, block, 2), block += 2;
+            if (m->kind == MXFP4) scales[at] = half_exponent(block[0]);
+            else memcpy(scales + 2 * at, block, 2);
+            block += of_scale;
             if (has_minima) memcpy(minima + at, block, 2), block += 2;
             for (int64_t w = 0; w < words; w++, block += 4) {
                 uint32_t word;
@@ -131,13 +142,14 @@ static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, con
 /* ---- products ---- */
 
 /* Sums of one group, in integers, from nibbles as they are packed: for few rows. Where the next group begins. */
-ALWAYS const uint8_t *group_of_nibbles(const int rows, const uint8_t *w, const int8_t *q, int64_t width, i32v (*whole)[TILE_PARTS]) {
+ALWAYS const uint8_t *group_of_nibbles(const int rows, const int kind, const uint8_t *w, const int8_t *q, int64_t width, i32v (*whole)[TILE_PARTS]) {
 #pragma GCC unroll 4
     for (int f = 0; f < GROUP_WORDS / 2; f++, w += PANEL * 4) {
         i8v low[TILE_PARTS], high[TILE_PARTS];
         for (int p = 0; p < TILE_PARTS; p++) {
             i8v both = load_bytes(w + p * LANES * 4);
             low[p] = low_nibbles(both), high[p] = high_nibbles(both);
+            if (kind == MXFP4) low[p] = bytes_of_e2m1(low[p]), high[p] = bytes_of_e2m1(high[p]);
         }
         for (int r = 0; r < rows; r++) {
             i8v four = broadcast_word(q + r * width + f * 4), later = broadcast_word(q + r * width + GROUP / 2 + f * 4);
@@ -163,12 +175,20 @@ ALWAYS const uint8_t *group_of_bytes(const int rows, const int kind, const uint8
 
 ALWAYS const uint8_t *group_of(const int rows, const int kind, const int bytes, const uint8_t *w, const int8_t *q, int64_t width,
                                i32v (*whole)[TILE_PARTS]) {
-    return bytes ? group_of_bytes(rows, kind, w, q, width, whole) : group_of_nibbles(rows, w, q, width, whole);
+    return bytes ? group_of_bytes(rows, kind, w, q, width, whole) : group_of_nibbles(rows, kind, w, q, width, whole);
 }
 
 /* What takes the offset of the weights back. */
 ALWAYS i32v group_start(const int kind, int32_t sum) {
-    return broadcast_int(kind == Q4_0 ? -8 * sum : kind == GROUPED_INT8 ? -WEIGHT8_OFFSET * sum : 0);
+    return broadcast_int(-(kind == Q4_0 ? 8 : kind == MXFP4 ? E2M1_OFFSET : WEIGHT8_OFFSET) * sum);
+}
+
+ALWAYS const uint8_t *panel_scales(const Matrix *m, int64_t panel) {
+    return (const uint8_t *)m->scales + panel * m->groups * PANEL * scale_bytes(m->kind);
+}
+
+ALWAYS f32v load_scales(const int kind, const uint8_t *scales, int64_t at) {
+    return kind == MXFP4 ? load_exponents(scales + at) : load_f16((const f16 *)(const void *)scales + at);
 }
 
 ALWAYS void tile_of_groups(const int rows, const int kind, const int bytes, const Matrix *m, const uint8_t *w, int64_t panel, int at,
@@ -176,11 +196,11 @@ ALWAYS void tile_of_groups(const int rows, const int kind, const int bytes, cons
     f32v sum[TILE_ROWS][TILE_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < TILE_PARTS; p++) sum[r][p] = broadcast(0.0f);
-    const f16 *scales = (const f16 *)m->scales + panel * m->groups * PANEL + at;
+    const uint8_t *scales = panel_scales(m, panel) + at * scale_bytes(kind);
     const f16 *minima = m->minima + panel * m->groups * PANEL + at;
     const int8_t *q = x->quantized + first * x->width, *upper = x->upper + first * x->width;
     w += at * 4;
-    for (int64_t g = 0; g < m->groups; g++, scales += PANEL, minima += PANEL, q += GROUP, upper += GROUP) {
+    for (int64_t g = 0; g < m->groups; g++, scales += PANEL * scale_bytes(kind), minima += PANEL, q += GROUP, upper += GROUP) {
         i32v whole[TILE_ROWS][TILE_PARTS];
         for (int r = 0; r < rows; r++)
             for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = broadcast_int(0);
@@ -194,7 +214,7 @@ ALWAYS void tile_of_groups(const int rows, const int kind, const int bytes, cons
                 for (int p = 0; p < TILE_PARTS; p++) whole[r][p] = sum_of(whole[r][p], group_start(kind, x->sums[g * x->stride + first + r]));
         w = group_of(rows, kind, bytes, w, q, x->width, whole);
         for (int p = 0; p < TILE_PARTS; p++) {
-            f32v scale = load_f16(scales + p * LANES), minimum = broadcast(0.0f);
+            f32v scale = load_scales(kind, scales, p * LANES), minimum = broadcast(0.0f);
             if (kind == Q4_1) minimum = load_f16(minima + p * LANES);
             for (int r = 0; r < rows; r++) {
                 int64_t of = g * x->stride + first + r;
@@ -232,6 +252,7 @@ static void unpack_panel(const Matrix *m, const uint8_t *packed, uint8_t *out) {
         for (int f = 0; f < GROUP_WORDS / 2; f++)
             for (int b = 0; b < PANEL * 4; b += 4 * LANES, packed += 4 * LANES) {
                 i8v both = load_bytes(packed), low = low_nibbles(both), high = high_nibbles(both);
+                if (m->kind == MXFP4) low = bytes_of_e2m1(low), high = bytes_of_e2m1(high);
                 memcpy(out + (g * GROUP_WORDS + f) * PANEL * 4 + b, &low, sizeof low);
                 memcpy(out + (g * GROUP_WORDS + GROUP_WORDS / 2 + f) * PANEL * 4 + b, &high, sizeof high);
             }
@@ -241,17 +262,19 @@ TILE(tile_q4_0, tile_of_nibbles, Q4_0)
 TILE(tile_q4_1, tile_of_nibbles, Q4_1)
 TILE(tile_q4_0_unpacked, tile_of_bytes, Q4_0)
 TILE(tile_q4_1_unpacked, tile_of_bytes, Q4_1)
+TILE(tile_mxfp4, tile_of_nibbles, MXFP4)
+TILE(tile_mxfp4_unpacked, tile_of_bytes, MXFP4)
 TILE(tile_q8_0, tile_of_bytes, GROUPED_INT8)
 
 /* `scratch` holds a panel as bytes. */
 static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t first, int64_t end, uint8_t *scratch,
                                const Out *out) {
     const uint8_t *w = m->numbers + panel * panel_bytes(m);
-    Tile tile = m->kind == Q4_0 ? tile_q4_0 : m->kind == Q4_1 ? tile_q4_1 : tile_q8_0;
+    Tile tile = m->kind == Q4_0 ? tile_q4_0 : m->kind == Q4_1 ? tile_q4_1 : m->kind == MXFP4 ? tile_mxfp4 : tile_q8_0;
     if (m->kind != GROUPED_INT8 && end - first >= UNPACK_FROM) {
         unpack_panel(m, w, scratch);
         w = scratch;
-        tile = m->kind == Q4_0 ? tile_q4_0_unpacked : tile_q4_1_unpacked;
+        tile = m->kind == Q4_0 ? tile_q4_0_unpacked : m->kind == Q4_1 ? tile_q4_1_unpacked : tile_mxfp4_unpacked;
     }
     tiles_times_rows(tile, TILE_ROWS, m, w, panel, x, first, end, out);
 }

@@ -5,9 +5,11 @@
  *
  *   activations   scale * (256 * high + low)                  two bytes; one scale for a row
  *   weights       unit * (step * (nibble - 8) + centre)       one unit for a *scale run* of 576 inputs, step and centre for 32
+ *   MXFP4         unit * step * E2M1_TWICE[nibble]            the same without a centre; steps are powers of two up to 128
  *
  * GGUF's scales and minima are rounded to multiples of a unit that is hundreds of times smaller than the largest of them. That
- * costs less than rounding activations to 8 bits (docs/internals/quantisation.md).
+ * costs less than rounding activations to 8 bits (docs/internals/quantisation.md). Scales of MXFP4 are powers of two: those down to 1/128
+ * of the largest of a scale run stay what they are, smaller ones become zero.
  *
  * Many rows meet a weight on tiles, as two bytes; few rows meet it as it is stored, with step and centre after each group:
  *
@@ -29,6 +31,7 @@
 #define ROW_LEAST 1e-34f        /* the inverse of a largest number below it would be infinite: such a row is all zeros */
 #define SCALE_RUN_GROUPS 18       /* whose weights fit the first cache, and whose sums 32 bits */
 #define STEP_MOST 255.0f        /* / 16 fits four bits */
+#define MXFP4_STEP_BITS 7       /* the largest step is 2^7: 12 * 2^7 / 16 fits a byte */
 #define WEIGHT_MOST 2000.0f     /* / 16, and what rounding adds, fits a byte */
 
 /* ---- rows ----
@@ -144,8 +147,26 @@ static void pack_nibble_row(const Matrix *m, const uint8_t *row, int64_t to) {
     }
 }
 
+/* Steps are exact powers of two: their upper and lower four bits times 12 fit a byte. */
+static void pack_mxfp4_row(const Matrix *m, const uint8_t *row, int64_t to) {
+    int64_t at = to % HALF_PANEL, groups = m->inputs / GROUP, words = GROUP_WORDS / 2;
+    HalfPanel side = half_panel(m, to / PANEL, to % PANEL / HALF_PANEL);
+    for (int64_t s = 0; s < scale_runs(m); s++) {
+        int64_t first = s * SCALE_RUN_GROUPS, end = min_int(first + SCALE_RUN_GROUPS, groups);
+        int most = 0;
+        for (int64_t g = first; g < end; g++) most = row[g * MXFP4_BYTES] > most ? row[g * MXFP4_BYTES] : most;
+        side.units[s * HALF_PANEL + at] = mxfp4_scale((uint8_t)most) * (256.0f / (1 << MXFP4_STEP_BITS));
+        for (int64_t g = first; g < end; g++) {
+            const uint8_t *block = row + g * MXFP4_BYTES;
+            int below = most - block[0];
+            side.linears[g * HALF_PANEL + at] = (Linear){below > MXFP4_STEP_BITS ? 0 : (int16_t)(1 << (MXFP4_STEP_BITS - below)), 0};
+            for (int64_t w = 0; w < words; w++) memcpy(side.numbers + ((g * words + w) * HALF_PANEL + at) * 4, block + 1 + w * 4, 4);
+        }
+    }
+}
+
 static void pack_q4(const Matrix *m, const uint8_t *rows, int64_t row_bytes, const int64_t *places, int64_t count) {
-    for (int64_t r = 0; r < count; r++) pack_nibble_row(m, rows + r * row_bytes, places[r]);
+    for (int64_t r = 0; r < count; r++) (m->kind == MXFP4 ? pack_mxfp4_row : pack_nibble_row)(m, rows + r * row_bytes, places[r]);
 }
 
 /* ---- from integers to floats ---- */
@@ -167,8 +188,19 @@ ALWAYS i32v add_linear(i32v sum, i32v of_group, int32_t of_row, i32v linear) {
     return _mm512_dpwssd_epi32(sum, both, linear);
 }
 
+/* The sum of a group, without its offset, times step plus that of the row times centre. A sum of MXFP4 may have 17 bits. */
+ALWAYS i32v add_group(const int kind, i32v sum, i32v of_group, int32_t of_row, i32v linear) {
+    if (kind == MXFP4) return _mm512_add_epi32(sum, _mm512_mullo_epi32(of_group, linear));
+    return add_linear(sum, of_group, of_row, linear);
+}
+
+ALWAYS i8v numbers_of(const int kind, i8v nibbles) { return kind == MXFP4 ? bytes_of_e2m1(nibbles) : nibbles; }
+
+/* What numbers_of() has added. */
+ALWAYS int32_t number_offset(const int kind) { return kind == MXFP4 ? E2M1_OFFSET : 8; }
+
 /* Both halves at once: more sums that do not wait for each other, and two streams from memory. */
-ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {
+ALWAYS void few_times_panel(const int rows, const int kind, const Matrix *m, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {
     const int chains = rows == 1 ? 2 : 1;
     const int8_t *high = x->quantized + first * padded(x), *low = x->low + first * padded(x);
     const HalfPanel halves[2] = {half_panel(m, panel, 0), half_panel(m, panel, 1)};
@@ -183,7 +215,7 @@ ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, cons
             for (int h = 0; h < 2; h++) {
                 i32v group[FEW_ROWS][2], low_group[FEW_ROWS][2];
                 for (int r = 0; r < rows; r++) {
-                    group[r][0] = broadcast_int(-8 * of_high[r]), low_group[r][0] = broadcast_int(-8 * of_low[r]);
+                    group[r][0] = broadcast_int(-number_offset(kind) * of_high[r]), low_group[r][0] = broadcast_int(-number_offset(kind) * of_low[r]);
                     group[r][1] = low_group[r][1] = broadcast_int(0);
                 }
 #pragma GCC unroll 4
@@ -191,7 +223,7 @@ ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, cons
                     const uint8_t *at = halves[h].numbers + (g * GROUP_WORDS / 2 + f) * HALF_PANEL * 4;
                     i8v numbers = load_bytes(at);
                     if (rows == 1) __builtin_prefetch(at + FETCHED_AHEAD, 0, 2);
-                    i8v early = low_nibbles(numbers), late = high_nibbles(numbers);
+                    i8v early = numbers_of(kind, low_nibbles(numbers)), late = numbers_of(kind, high_nibbles(numbers));
                     for (int r = 0; r < rows; r++) {
                         const int8_t *from = high + r * padded(x) + g * GROUP + f * 4, *low_from = low + (from - high);
                         i32v *to = &group[r][f % chains], *low_to = &low_group[r][f % chains];
@@ -203,8 +235,8 @@ ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, cons
                     i32v whole = group[r][0], low_whole = low_group[r][0];
                     if (chains == 2) whole = _mm512_add_epi32(whole, group[r][1]), low_whole = _mm512_add_epi32(low_whole, low_group[r][1]);
                     i32v linear = _mm512_loadu_si512(halves[h].linears + g * HALF_PANEL);
-                    sum[h][r] = add_linear(sum[h][r], whole, of_high[r], linear);
-                    low_sum[h][r] = add_linear(low_sum[h][r], low_whole, of_low[r], _mm512_srai_epi16(linear, 4));
+                    sum[h][r] = add_group(kind, sum[h][r], whole, of_high[r], linear);
+                    low_sum[h][r] = add_group(kind, low_sum[h][r], low_whole, of_low[r], _mm512_srai_epi16(linear, 4));
                 }
             }
         }
@@ -214,15 +246,18 @@ ALWAYS void few_times_panel(const int rows, const Matrix *m, int64_t panel, cons
     }
 }
 
-static void few_q4(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {
-    (void)w;
-    switch (rows) {
-        case 1: few_times_panel(1, m, panel, x, first, out); break;
-        case 2: few_times_panel(2, m, panel, x, first, out); break;
-        case 3: few_times_panel(3, m, panel, x, first, out); break;
-        case 4: few_times_panel(4, m, panel, x, first, out); break;
+#define FEW_ROWS_OF(name, kind)                                                                                                          \
+    static void name(int rows, const Matrix *m, const uint8_t *w, int64_t panel, const Rows *x, int64_t first, float (*out)[PANEL]) {   \
+        (void)w;                                                                                                                        \
+        switch (rows) {                                                                                                                 \
+            case 1: few_times_panel(1, kind, m, panel, x, first, out); break;                                                          \
+            case 2: few_times_panel(2, kind, m, panel, x, first, out); break;                                                          \
+            case 3: few_times_panel(3, kind, m, panel, x, first, out); break;                                                          \
+            case 4: few_times_panel(4, kind, m, panel, x, first, out); break;                                                          \
+        }                                                                                                                               \
     }
-}
+FEW_ROWS_OF(few_q4, Q4_1)  /* and Q4_0: both are linear here */
+FEW_ROWS_OF(few_mxfp4, MXFP4)
 
 /* ---- many rows: tiles ---- */
 
@@ -235,14 +270,15 @@ ALWAYS i32v byte_everywhere(i32v lanes, const char byte) {
     return _mm512_shuffle_epi8(lanes, _mm512_add_epi8(places, _mm512_set1_epi8(byte)));
 }
 
-/* upper = steps[0] * nibble + offsets[0], and lower likewise. Steps have four bits: in a lane of 16 bits, which holds two
- * numbers, nothing is carried from the one to the other. */
-ALWAYS void linear_parts(i32v linear, i32v *steps, i32v *offsets) {
+/* upper = steps[0] * number + offsets[0], and lower likewise. Steps have four bits, those of numbers up to 24 (MXFP4) one of them: in a
+ * lane of 16 bits, which holds two numbers, nothing is carried from the one to the other. */
+ALWAYS void linear_parts(const int kind, i32v linear, i32v *steps, i32v *offsets) {
     const i32v parts[2] = {_mm512_srai_epi16(linear, 4), _mm512_and_si512(linear, _mm512_set1_epi16(15))};
     for (int i = 0; i < 2; i++) {
         i32v step = byte_everywhere(parts[i], 0), centre = byte_everywhere(parts[i], 2);
         steps[i] = _mm512_and_si512(step, _mm512_set1_epi16(255));
         offsets[i] = _mm512_sub_epi8(centre, _mm512_slli_epi16(step, 3));
+        if (kind == MXFP4) offsets[i] = _mm512_sub_epi8(offsets[i], _mm512_slli_epi16(step, 2));  /* 8 + 4: E2M1_OFFSET */
     }
 }
 
@@ -251,16 +287,17 @@ ALWAYS void split_nibbles(i8v numbers, const i32v *steps, const i32v *offsets, u
     _mm512_store_si512(lower, _mm512_add_epi8(_mm512_mullo_epi16(numbers, steps[1]), offsets[1]));
 }
 
-ALWAYS void split_groups(const HalfPanel *side, int64_t begin, int64_t groups, Split *split) {
+ALWAYS void split_groups(const int kind, const HalfPanel *side, int64_t begin, int64_t groups, Split *split) {
     for (int64_t g = begin; g < begin + groups; g++) {
         uint8_t *upper = split->upper + (g - begin) * GROUP * HALF_PANEL, *lower = split->lower + (g - begin) * GROUP * HALF_PANEL;
         i32v steps[2], offsets[2];
-        linear_parts(_mm512_loadu_si512(side->linears + g * HALF_PANEL), steps, offsets);
+        linear_parts(kind, _mm512_loadu_si512(side->linears + g * HALF_PANEL), steps, offsets);
 #pragma GCC unroll 4
         for (int f = 0; f < GROUP_WORDS / 2; f++) {
             i8v both = load_bytes(side->numbers + (g * GROUP_WORDS / 2 + f) * 64);
-            split_nibbles(low_nibbles(both), steps, offsets, upper + f * 64, lower + f * 64);
-            split_nibbles(high_nibbles(both), steps, offsets, upper + (f + GROUP_WORDS / 2) * 64, lower + (f + GROUP_WORDS / 2) * 64);
+            i8v early = numbers_of(kind, low_nibbles(both)), late = numbers_of(kind, high_nibbles(both));
+            split_nibbles(early, steps, offsets, upper + f * 64, lower + f * 64);
+            split_nibbles(late, steps, offsets, upper + (f + GROUP_WORDS / 2) * 64, lower + (f + GROUP_WORDS / 2) * 64);
         }
     }
 }
@@ -305,7 +342,8 @@ ALWAYS void rows_times_scale_run(const Matrix *m, const HalfPanel *side, int64_t
     Split split;
     _Alignas(64) Sums sums;
     int64_t begin = scale_run * SCALE_RUN_GROUPS, groups = min_int(SCALE_RUN_GROUPS, m->groups - begin);
-    split_groups(side, begin, groups, &split);
+    if (m->kind == MXFP4) split_groups(MXFP4, side, begin, groups, &split);
+    else split_groups(Q4_1, side, begin, groups, &split);
     const Ahead ahead = {
         (const char *)side->numbers + (begin + groups) * GROUP / 2 * HALF_PANEL,
         (const char *)(side->linears + (begin + groups) * HALF_PANEL),
@@ -336,5 +374,5 @@ static void q4_times_rows(const Matrix *m, int64_t panel, const Rows *x, int64_t
                                const Out *out) {
     (void)scratch;
     if (end - first >= Q4_AMX_FROM) many_times_panel(m, panel, x, first, end, out);
-    else tiles_times_rows(few_q4, FEW_ROWS, m, NULL, panel, x, first, end, out);
+    else tiles_times_rows(m->kind == MXFP4 ? few_mxfp4 : few_q4, FEW_ROWS, m, NULL, panel, x, first, end, out);
 }

@@ -8,8 +8,8 @@
  *   F32            [panel][input][output]                        float
  *   ROTATED_INT8   [panel][four][output][4]                      bytes
  *   GROUPED_INT8   [panel][four][output][4]                      bytes
- *   Q4_0, Q4_1     [panel][group][4 pairs of fours][output][4]   two nibbles, fours p and p + 4
- *                  (matmul_q4_amx.h: half of a panel's outputs first)
+ *   Q4_0, Q4_1,    [panel][group][4 pairs of fours][output][4]   two nibbles, fours p and p + 4
+ *   MXFP4          (matmul_q4_amx.h: half of a panel's outputs first)
  *
  * What the numbers mean, how rows are quantized to meet them, and how they are multiplied:
  *
@@ -31,14 +31,16 @@
 #define GROUP_WORDS (GROUP / 4)
 #define TILE_OUTPUTS (TILE_PARTS * LANES)
 
-enum { SILU_GATES = 1, GELU_GATES };
+enum { SILU_GATES = 1, GELU_GATES, OAI_GATES };
+#define OAI_LIMIT 7.0f    /* of gpt-oss (models/config.py): where gate and up are cut off, */
+#define OAI_SLOPE 1.702f  /* and how steep the sigmoid is */
 
 /* A weight is unit * (step * (nibble - 8) + centre). */
 typedef struct { int16_t step, centre; } Linear;
 
 typedef struct {
     int32_t kind;
-    int32_t paired;           /* not 0: outputs 0-15 of a panel are gates, 16-31 what they let through: 16 results. SILU_GATES or GELU_GATES */
+    int32_t paired;           /* not 0: outputs 0-15 of a panel are gates, 16-31 what they let through: 16 results. One of ..._GATES */
     int64_t outputs, inputs;  /* `outputs` as they are stored */
     int64_t panels, groups;    /* these: see plan() */
     const uint8_t *numbers;
@@ -47,7 +49,7 @@ typedef struct {
         const void *corrections;
         const f16 *minima;          /* Q4_1 (matmul_q4.h) */
         const float *input_scales;  /* ROTATED_INT8 (matmul_int8.h) */
-        const Linear *linears;      /* Q4_0 and Q4_1 on tiles (matmul_q4_amx.h) */
+        const Linear *linears;      /* 4 bits on tiles (matmul_q4_amx.h) */
     };
     const float *bias;        /* [panels * CELL] or NULL */
     float *input_squares;             /* [rows][inputs] or NULL: ROTATED_INT8 leaves the squares of the activations that it is given here */
@@ -107,14 +109,24 @@ ALWAYS uint32_t allowed_of(const Out *out, int64_t row, int64_t panel) {
     return out->allowed && out->allowed[row] ? out->allowed[row][panel] : UINT32_MAX;
 }
 
-ALWAYS f32v gate_lanes(const int paired, f32v x) { return paired == GELU_GATES ? gelu_lanes(x) : silu_lanes(x); }
+/* gpt-oss: both are cut off, and 1 is added to what the gate lets through. What is no number stays so: it is the second operand. */
+ALWAYS f32v oai_lanes(f32v gate, f32v up) {
+    const f32v limit = broadcast(OAI_LIMIT);
+    gate = min_lanes(limit, gate), up = max_lanes(-limit, min_lanes(limit, up));
+    return gated_lanes(gate, gate * broadcast(OAI_SLOPE)) * (up + broadcast(1.0f));
+}
+
+ALWAYS f32v gate_lanes(const int paired, f32v gate, f32v up) {
+    if (paired == OAI_GATES) return oai_lanes(gate, up);
+    return (paired == GELU_GATES ? gelu_lanes(gate) : silu_lanes(gate)) * up;
+}
 
 /* Adds the bias, pairs gates, and stores what exists of the outputs of one panel. */
 ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, float *restrict to, Then then, int64_t width) {
     if (bias)
         for (int j = 0; j < PANEL; j++) t[j] += bias[j];
     if (m->paired)
-        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, gate_lanes(m->paired, load(t + j)) * load(t + j + HALF_PANEL));
+        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, gate_lanes(m->paired, load(t + j), load(t + j + HALF_PANEL)));
     if (then == ADD)
         for (int64_t j = 0; j < width; j++) to[j] += t[j];
     else

@@ -19,6 +19,7 @@ typedef struct {
 typedef struct {
     Norm attention_norm, mlp_norm;             /* before them */
     Norm attention_post_norm, mlp_post_norm;   /* of what they add to the residual */
+    const float *sinks;            /* [heads] or NULL (attention_types.h) */
     const float *q_norm, *k_norm;  /* [head_dim], or [heads * head_dim] with qk_norm_across_heads, or NULL */
     const float *cosines, *sines;  /* [positions][head_dim / 2]: of the angle of each pair of dimensions (models/rotary.py) */
     Matrix qkv, output;

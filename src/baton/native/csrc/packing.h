@@ -43,7 +43,7 @@ static void add_squares(const float *restrict x, int64_t count, float *restrict 
 }
 
 static int is_packed_as_stored(int kind, int stored) {
-    return kind == GROUPED_INT8 ? stored == Q8_0 : kind == stored && (kind == Q4_0 || kind == Q4_1);
+    return kind == GROUPED_INT8 ? stored == Q8_0 : kind == stored && (kind == Q4_0 || kind == Q4_1 || kind == MXFP4);
 }
 
 /* Rows [first, first + count): outputs of one panel. */

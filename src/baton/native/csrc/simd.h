@@ -7,6 +7,7 @@
  *
  * Which of the two factors of a dot product may be negative differs: x86 multiplies unsigned by signed bytes. Weights are
  * therefore packed with an offset (WEIGHT8_OFFSET) that the products take back exactly, in integers; as_weights() puts it in.
+ * load_exponents() reads a byte for each lane as the exponent of a power of two: 2^(byte - 127), and 0 for 0.
  */
 #pragma once
 
@@ -24,6 +25,11 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
+/* Twice the numbers of four bits in MXFP4 (e2m1), so that they are whole. bytes_of_e2m1() adds E2M1_OFFSET where weights may not be
+ * negative. */
+static const int8_t E2M1_TWICE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+#define E2M1_BYTES _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
+
 ALWAYS int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 ALWAYS int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
 ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit * unit; }
@@ -32,6 +38,7 @@ ALWAYS int64_t round_up(int64_t a, int64_t unit) { return (a + unit - 1) / unit 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
 #define LANES 16
 #define WEIGHT8_OFFSET 128
+#define E2M1_OFFSET 12
 #define TILE_ROWS 6    /* rows of activations whose sums stay in registers */
 #define TILE_PARTS 2   /* vectors of outputs beside each other in a tile */
 typedef __m512 f32v;
@@ -55,12 +62,15 @@ ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return
 ALWAYS i8v as_weights(i8v x) { return _mm512_xor_si512(x, _mm512_set1_epi8(-128)); }
 ALWAYS i8v low_nibbles(i8v x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 ALWAYS i8v high_nibbles(i8v x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+ALWAYS i8v bytes_of_e2m1(i8v nibbles) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(E2M1_BYTES), nibbles); }
+ALWAYS f32v load_exponents(const uint8_t *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)), 23)); }
 ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) { return _mm512_dpbusd_epi32(sum, w, x); }
 ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return _mm512_dpbusd_epi32(sum, w, x); }
 
 /* ---- x86 with 256-bit vectors ---- */
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
+#define E2M1_OFFSET 12
 #define TILE_ROWS 3
 #define TILE_PARTS 2
 typedef __m256 f32v;
@@ -91,6 +101,8 @@ ALWAYS i8v load_bytes(const uint8_t *p) { return _mm256_loadu_si256((const __m25
 ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return _mm256_set1_epi32(w); }
 ALWAYS i8v low_nibbles(i8v x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 ALWAYS i8v high_nibbles(i8v x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+ALWAYS i8v bytes_of_e2m1(i8v nibbles) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(E2M1_BYTES), nibbles); }
+ALWAYS f32v load_exponents(const uint8_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), 23)); }
 #if defined(__AVXVNNI__)
 #define WEIGHT8_OFFSET 128
 ALWAYS i8v as_weights(i8v x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
@@ -99,7 +111,7 @@ ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return _mm256_dpbusd_avx_epi32(su
 #else
 #define WEIGHT8_OFFSET 0
 ALWAYS i8v as_weights(i8v x) { return x; }
-/* Pairs of products are added in 16 bits, with saturation: 2 * 15 * 127 never reaches it, nor does 2 * 127 * 127. */
+/* Pairs of products are added in 16 bits, with saturation: 2 * 24 * 127 never reaches it, nor does 2 * 127 * 127. */
 ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
@@ -110,6 +122,7 @@ ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, _mm256_abs_
 #elif defined(__aarch64__)
 #define LANES 4
 #define WEIGHT8_OFFSET 0
+#define E2M1_OFFSET 0
 #define TILE_ROWS 4    /* of floats; quantised products have tiles of their own (matmul_neon.h) */
 #define TILE_PARTS 4
 #define ROWS_OUTSIDE 1 /* attention: 24 sums, 4 vectors of keys and one row's number at a time fit into 32 registers */
@@ -136,6 +149,12 @@ ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return
 ALWAYS i8v as_weights(i8v x) { return x; }
 ALWAYS i8v low_nibbles(i8v x) { return vandq_s8(x, vdupq_n_s8(15)); }
 ALWAYS i8v high_nibbles(i8v x) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(x), 4)); }
+ALWAYS i8v bytes_of_e2m1(i8v nibbles) { return vqtbl1q_s8(vld1q_s8(E2M1_TWICE), vreinterpretq_u8_s8(nibbles)); }
+ALWAYS f32v load_exponents(const uint8_t *p) {
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))), 23));
+}
 #if defined(__ARM_FEATURE_DOTPROD)
 ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) { return vdotq_s32(sum, w, x); }
 #else
@@ -151,6 +170,7 @@ ALWAYS i32v dot_full(i32v sum, i8v w, i8v x) { return dot_small(sum, w, x); }
 #else
 #define LANES 4
 #define WEIGHT8_OFFSET 0
+#define E2M1_OFFSET 0
 #define TILE_ROWS 2
 #define TILE_PARTS 2
 typedef float f32v __attribute__((vector_size(16)));
@@ -180,6 +200,11 @@ ALWAYS i8v broadcast_word(const int8_t *p) { int32_t w; memcpy(&w, p, 4); return
 ALWAYS i8v as_weights(i8v x) { return x; }
 ALWAYS i8v low_nibbles(i8v x) { return x & 15; }
 ALWAYS i8v high_nibbles(i8v x) { return (x >> 4) & 15; }
+ALWAYS i8v bytes_of_e2m1(i8v nibbles) {
+    for (int i = 0; i < 16; i++) nibbles[i] = E2M1_TWICE[nibbles[i]];
+    return nibbles;
+}
+ALWAYS f32v load_exponents(const uint8_t *p) { return (f32v)((i32v){p[0], p[1], p[2], p[3]} << 23); }
 ALWAYS i32v dot_small(i32v sum, i8v w, i8v x) {
     for (int i = 0; i < 4; i++) {
         /* Bytes i, 4 + i, ... of both, widened in place: shifted to the top of their lane and back. */
