@@ -1,12 +1,12 @@
-"""The decoder in C, for CPUs: csrc/ is the library, the rest builds it, loads it and gives it a model.
+"""The decoder in C, for CPUs: csrc/ is the library, the rest builds it, loads it and passes it a model.
 
-variants   which instructions this processor has
+variants   instruction sets, and which of them this CPU has
 prebuilt   finds the libraries that a wheel carries
-build      compiles csrc/ for one of them, once a machine, where no prebuilt library fits
+build      compiles csrc/ for one of them, once per machine, if no prebuilt library fits
 library    the C functions and structures
-plan       which matrices a model's weights become, and their bytes
+plan       the matrices that a model's weights become, and their sizes
 packing    a model's weights in the order in which the products read them
 decoder    a packed model on a KV pool: steps in, hidden rows and logits out
 
-No torch in here: a worker that computes natively never loads it.
+Nothing here imports torch: a native worker never loads it.
 """

@@ -1,6 +1,6 @@
-"""`python -m baton.native`: find or compile the kernels for this machine now, and say which they are.
+"""`python -m baton.native`: finds or compiles the kernels for this machine, and prints which.
 
-With --all: those of every variant that this machine can run, which the tests compare with each other.
+With --all: the kernels of every variant that this machine can run, which the tests compare.
 """
 
 from __future__ import annotations

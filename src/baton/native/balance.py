@@ -1,13 +1,13 @@
-"""A balance for the inputs of every matrix of bytes (csrc/matmul_int8.h).
+"""Calibrates a balance for the inputs of every int8 matrix (csrc/matmul_int8.h).
 
 Rounding a row to bytes makes an error that grows with the size of the whole row, and a product's error with the sizes of both
 rows: |w| |x|. But for any positive d the product of w / d and d * x is the same, and of all d the one that makes
 |w / d| |d x| smallest is, input by input, sqrt(|w| / |x|): activations that are large where weights are small no longer count.
-On SmolLM2 this halves what 8 bits cost (docs/internals/quantisation.md).
+On SmolLM2 this halves the loss of 8 bits (docs/internals/quantisation.md).
 
-How large the activations of an input are is found out by listening: some tokens go through the model once, packed without a
-balance; which tokens hardly matters. Everything here is exact arithmetic or correctly rounded (sums by fsum, sqrt), so two
-instances with the same kernels have the same balance, bit for bit, and may exchange keys and values.
+The size of the activations is measured: some tokens pass through the model once, packed without a balance; the choice of tokens
+hardly matters. All arithmetic here is exact or correctly rounded (sums by fsum, sqrt), so two instances with the same kernels
+have the same balance, bit for bit, and may exchange keys and values.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from baton.native.library import KV_F32, Q8_0, Library, NativeStep
 from baton.native.packing import PackedModel
 
 TOKENS, TOKENS_OF_LARGE = 64, 16
-"""A large model hears fewer: each takes as long as a token of a prompt. How large an activation is enters with its square root
-twice, so what 16 tokens know to 18 % is a balance to 5 %."""
+"""Calibration tokens. A large model uses fewer: each takes as long as a token of a prompt. The balance is a fourth root of mean
+squares, so 16 tokens, which know these to 18 %, give a balance to 5 %."""
 FIRST_TOKEN, TOKEN_STEP = 17, 7919
-"""The tokens: far from each other in any vocabulary, and not the special ones at its beginning."""
+"""Ids of the calibration tokens: spread over any vocabulary, without the special ones at its beginning."""
 BLOCK_TOKENS = 16
 WEIGHT_LEAST, ACTIVATION_LEAST = 0.01, 0.001
-"""Of the mean square: no input is taken to be smaller than that."""
+"""Minimum share of the mean square: smaller inputs are raised to it."""
 
 
 def balance(library: Library, packed: PackedModel) -> None:
-    """Packs the matrices of bytes once more, with a balance. To be called once, before anything is computed."""
+    """Packs the int8 matrices again, with a balance. Must be called once, before anything is computed."""
     if packed.of_bytes:
         for packing, heard in zip(packed.of_bytes, listen(library, packed), strict=True):
             packing.balance[:] = best_balance(packing.squares, heard)
@@ -42,7 +42,7 @@ def balance(library: Library, packed: PackedModel) -> None:
 
 
 def best_balance(weights: Floats, activations: Floats) -> Floats:
-    """Squares of each input in, summed up over rows; all ones where they are not finite."""
+    """The balance from squares per input, summed over rows; all ones if they are not finite."""
     w, x = _at_least(weights, WEIGHT_LEAST), _at_least(activations, ACTIVATION_LEAST)
     if w is None or x is None:
         return np.ones(len(weights), np.float32)
@@ -50,13 +50,13 @@ def best_balance(weights: Floats, activations: Floats) -> Floats:
 
 
 def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
-    """In parts of their mean."""
+    """Squares relative to their mean, at least `share`. None: not finite."""
     mean = fsum(squares.tolist()) / len(squares)
     return np.maximum(squares.astype(np.float64) / mean, share) if 0 < mean < np.inf else None
 
 
 def listen(library: Library, packed: PackedModel) -> list[Floats]:
-    """Of each matrix of bytes the squares of its inputs, summed up over tokens."""
+    """For each int8 matrix the squares of its inputs, summed over tokens."""
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
     tokens = min(TOKENS_OF_LARGE if packed.large else TOKENS, packed.config.context_tokens_max)
     heard = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
@@ -69,7 +69,7 @@ def listen(library: Library, packed: PackedModel) -> list[Floats]:
 
 
 def _sum_in_order(rows: Floats) -> Floats:
-    """Token by token, as one thread would have added them up."""
+    """Sums token by token, in a fixed order."""
     total = np.zeros(rows.shape[1], np.float32)
     for row in rows:
         total += row

@@ -1,7 +1,7 @@
-"""From C source to a file that can be loaded: compiled once a machine, at first use, with the system's compiler.
+"""Compiles the C source to a shared library: once per machine, at first use, with the system's compiler.
 
-Every compiler that is there is tried until one can do it. The library is written under another name and renamed: processes that
-start together may all compile, and none of them ever loads half a file. What is made is kept (native/build_cache.py).
+Available compilers are tried until one succeeds. The library is written under another name and renamed: processes that start
+together may all compile, and none loads a partial file. native/build_cache.py keeps the result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _announce: ContextVar[Callable[[str], None]] = ContextVar("announce", default=lo
 
 @contextmanager
 def compilation_announced(announce: Callable[[str], None]) -> Iterator[None]:
-    """Within the block `announce` is called with a sentence before something is compiled. Else it is logged."""
+    """Within the block `announce` is called with a sentence before a compilation. Otherwise it is logged."""
     token = _announce.set(announce)
     try:
         yield
@@ -46,15 +46,15 @@ def compilation_announced(announce: Callable[[str], None]) -> Iterator[None]:
 
 
 class NoCompiler(EngineError):
-    """No C compiler, or none that can compile our source. The message says which."""
+    """No C compiler, or none that can compile our source; the message has the reason."""
 
 
 class NoPlace(NoCompiler):
-    """A folder in which nothing can be kept."""
+    """The folder cannot be written to."""
 
 
 def find_compilers() -> list[Compiler]:
-    """$CC first. A program under several names counts once."""
+    """Available compilers, $CC first. A program with several names counts once. Raises NoCompiler."""
     found: dict[tuple[str, ...], Compiler] = {}
     for name in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         words = shlex.split(name)
@@ -66,20 +66,20 @@ def find_compilers() -> list[Compiler]:
 
 
 def find_compiler() -> Compiler:
-    """The first of them."""
+    """The first available compiler. Raises NoCompiler."""
     return find_compilers()[0]
 
 
 def cache_folder() -> Path:
     try:
         return build_cache.user_cache("kernels")
-    except RuntimeError as error:  # a user whom the system does not know, as in many a container
+    except RuntimeError as error:  # a user without an entry in the system, as in many containers
         raise NoPlace("no place for compiled kernels: there is no home folder, and XDG_CACHE_HOME is not set") from error
 
 
 def temporary_folder() -> Path:
-    """For where the cache cannot be written to, as in a container with a file system that may only be read. Only its owner may
-    put something there, and the next process of this user finds it."""
+    """A fallback if the cache is not writable, as in a container with a read-only file system. Only its owner can write there,
+    and the user's next process finds it."""
     folder = Path(tempfile.gettempdir(), f"baton-kernels-{os.geteuid()}")
     if folder.is_symlink():
         raise NoPlace(f"{folder} is a link, which anybody may have made: remove it")
@@ -87,14 +87,14 @@ def temporary_folder() -> Path:
 
 
 def build_library(variant: Variant, folder: Path | None = None, compiler: Compiler | None = None) -> Path:
-    """The library in `folder`, made if it is not there yet. `compiler`: this one and no other."""
+    """The library in `folder`, compiled if missing. `compiler`: use only this one. Raises NoCompiler."""
     compilers = [compiler] if compiler else find_compilers()
     try:
         return _built(variant, folder or cache_folder(), compilers)
     except NoPlace as error:
         if folder is not None:
             raise
-        with suppress(NoPlace):  # what is wrong with the cache says more
+        with suppress(NoPlace):  # the error of the cache is more informative
             path = _built(variant, temporary_folder(), compilers)
             log.warning("%s; until then they are in %s", error, path.parent)
             return path
@@ -107,7 +107,7 @@ def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
     except OSError as error:
         raise _no_place(variant, folder, error) from error
     except build_cache.Untrusted as error:
-        raise NoCompiler(str(error)) from error  # not gone around: somebody should look at it
+        raise NoCompiler(str(error)) from error  # not worked around: an operator must check it
     stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
     for stem in stems:
         if (path := build_cache.find(folder, stem)) is not None:
@@ -150,7 +150,7 @@ def _no_place(variant: Variant, folder: Path, error: OSError) -> NoPlace:
 
 
 def _fingerprint(variant: Variant, compiler: Compiler) -> str:
-    """The compiler by its file's size and time: asking it for its version would cost every start a process."""
+    """Identifies the compiler by its file's size and time: asking for its version would cost a process per start."""
     path = shutil.which(compiler[0])
     stat = os.stat(path) if path else None
     parts = [file.read_bytes() for file in sorted(SOURCES.iterdir())]

@@ -1,12 +1,11 @@
-"""Where compiled kernels are kept: code that this process will run, so it has to be ours and whole.
-
-A file's name says what went into it and what came out of it:
+"""The cache of compiled kernels: code that this process runs, so it must be our own and complete. A file's name identifies its
+sources and its content:
 
     baton-VARIANT-FINGERPRINT-CONTENT.so     FINGERPRINT: of sources, flags, compiler    CONTENT: of the file's own bytes
 
-So a file that exists is the right one, and one that was cut short or changed is found out before it is loaded. Files and
-folder belong to this user (or to root), and nobody else may write to them. Of each variant the few that were used last are
-kept: several installations may share the folder.
+So an existing file is the right one, and a truncated or modified one is detected before it is loaded. Files and folder belong
+to this user (or to root), and no other user may write to them. The most recently used builds of each variant are kept: several
+installations may share the folder.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from pathlib import Path
 from baton.errors import EngineError
 
 BUILDS_KEPT = 4
-"""Of a variant."""
+"""Builds kept per variant."""
 SCRATCH = ".build-"
 SCRATCH_SECONDS_MAX = 3600.0
-"""Somebody was killed while compiling."""
+"""Scratch folders older than this are left from killed compilations."""
 
 
 class Untrusted(EngineError):
-    """A folder that somebody else could put code into."""
+    """Another user could place code in the folder."""
 
 
 def user_cache(name: str) -> Path:
-    """A folder for what this user's processes keep. RuntimeError: there is no home folder, and XDG_CACHE_HOME is not set."""
+    """A cache folder of this user. Raises RuntimeError if there is no home folder and XDG_CACHE_HOME is not set."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "baton" / name
 
 
 def open_folder(folder: Path) -> None:
-    """Made if it is not there, for us alone. Refused if others could have put something into it."""
+    """Creates the folder, for this user only. Raises Untrusted if others could have written to it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -55,10 +54,10 @@ def open_folder(folder: Path) -> None:
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """The library whose name begins so, if it is ours and whole; what is neither is deleted."""
+    """The library with this prefix, if it is ours and complete; others are deleted."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
         if _ours(path) and _content(path) == path.stem.rsplit("-", 1)[1]:
-            with suppress(OSError):  # a cache that may only be read
+            with suppress(OSError):  # a read-only cache
                 os.utime(path)
             return path
         discard(path)
@@ -66,7 +65,7 @@ def find(folder: Path, stem: str) -> Path | None:
 
 
 def keep(made: Path, folder: Path, stem: str) -> Path:
-    """Moves a library that was just made to its place."""
+    """Moves a new library to its final name."""
     made.chmod(0o700)
     target = folder / f"{stem}-{_content(made)}.so"
     made.replace(target)
@@ -79,7 +78,7 @@ def discard(path: Path) -> None:
 
 
 def tidy(folder: Path, variant: str) -> None:
-    """Old builds go, and what was left by somebody who was killed."""
+    """Removes old builds, and scratch folders of killed compilations."""
     used = sorted(((_used(path), path) for path in folder.glob(f"baton-{variant}-*.so")), reverse=True)
     for _, path in used[BUILDS_KEPT:]:
         discard(path)
@@ -91,7 +90,7 @@ def tidy(folder: Path, variant: str) -> None:
 def _used(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # somebody else has tidied up
+    except OSError:  # another process has removed it
         return 0.0
 
 

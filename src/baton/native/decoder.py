@@ -1,4 +1,4 @@
-"""A packed model on a KV pool: steps in, hidden rows and logits out. One call into the library each."""
+"""A packed model on a KV pool: steps in, hidden rows and logits out, by one call into the library each. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ class NativeDecoder:
         kv_kind: int,
         threads: int,
     ) -> None:
-        """`pool`: the address of the first of `blocks` blocks. `kv_kind`: what it holds (library.KV_...); `half_block` of them
-        are a layer's keys."""
+        """`pool`: address of the first of `blocks` blocks. `kv_kind`: its data type (library.KV_...); `half_block`: elements of
+        a layer's keys in a block."""
         config = packed.config
         positions = min(config.context_tokens_max, blocks * block_size)
         ropes = [config.layer_rope(layer) for layer in range(config.layers)]
         angles = {rope: RotaryTable(rope, config.head_dim, positions) for rope in dict.fromkeys(ropes)}
-        blocks_of_layers = (NativeLayerWeights * config.layers)(
-            *packed.blocks
-        )  # its own: another decoder may have other tables
+        blocks_of_layers = (NativeLayerWeights * config.layers)(*packed.blocks)  # a copy: another decoder may have other tables
         for block, rope in zip(blocks_of_layers, ropes, strict=True):
             block.cosines, block.sines = (table.ctypes.data for table in (angles[rope].cosines, angles[rope].sines))
         self._library = library
@@ -81,7 +79,7 @@ class NativeDecoder:
         self._handle: int | None = library.new(self._model, threads)
         if not self._handle:
             raise EngineError("there is not enough memory for the decoder's buffers")
-        # Its threads may still look at the last job. They end before the memory that it names goes, also at the end of the
+        # The library's threads may still read the last job. They end before its memory is freed, also at the end of the
         # process: without this one exit in about 200 was a segmentation fault.
         self._end_threads = weakref.finalize(self, library.free, self._handle)
 
@@ -90,11 +88,11 @@ class NativeDecoder:
         return int(self._library.threads(self._handle))
 
     def report_progress(self, word: int) -> None:
-        """`word`: the address of 64 bits that are advanced from now on, several times per layer."""
+        """`word`: address of a 64-bit counter that the library advances from now on, several times per layer."""
         self._library.progress(self._handle, word)
 
     def hidden(self, step: NativeStep) -> Floats:
-        """[tokens, width], before the last norm: the library's own memory, valid until the next call."""
+        """[tokens, width], before the last norm: the library's memory, valid until the next call."""
         address = self._library.hidden(self._handle, step)
         if not address:
             raise EngineError(f"there is not enough memory for a step of {step.tokens} tokens")
@@ -102,9 +100,9 @@ class NativeDecoder:
         return np.frombuffer(numbers, np.float32).reshape(step.tokens, self.width)
 
     def logits(self, hidden: Floats) -> Floats:
-        """[rows, vocabulary]: valid until the next call, and the caller may change them."""
+        """[rows, vocabulary]: valid until the next call; the caller may change them."""
         rows = np.ascontiguousarray(hidden, np.float32)
-        if len(rows) > len(self._logits):  # kept: fresh memory would have to be cleared, page by page, in every step
+        if len(rows) > len(self._logits):  # reused: new memory would be cleared page by page in every step
             self._logits = np.empty((len(rows), self.vocabulary), np.float32)
             self._logits_at = self._logits.ctypes.data
         if self._library.logits(self._handle, rows.ctypes.data, len(rows), self._logits_at):
@@ -112,8 +110,8 @@ class NativeDecoder:
         return self._logits[: len(rows)]
 
     def likeliest(self, hidden: Floats, allowed: Addresses | None = None) -> Int64s:
-        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `allowed`: [rows] addresses of a bit for each
-        token that may be it; 0 where any may. No logits are stored on the way."""
+        """[rows] token ids, or an error code per row (csrc/sample.h). `allowed`: [rows] addresses of a bit mask of allowed
+        tokens; 0: all. No logits are stored."""
         rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
         masks = None if allowed is None else allowed.ctypes.data
         if self._library.likeliest(self._handle, rows.ctypes.data, len(rows), masks, tokens.ctypes.data):
@@ -121,15 +119,15 @@ class NativeDecoder:
         return tokens
 
     def choose(self, logits: Floats, draws: NDArray[np.void], allowed: Addresses | None = None) -> Int64s:
-        """[rows] token ids, or what is wrong with a row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw. `allowed`: as
-        above; the logits of others become minus infinity."""
+        """[rows] token ids, or an error code per row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw. `allowed`: as
+        above; the logits of other tokens become minus infinity."""
         tokens, masks = np.empty(len(logits), np.int64), None if allowed is None else allowed.ctypes.data
         if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, masks, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")
         return tokens
 
     def close(self) -> None:
-        """Ends the threads. Nothing can be computed any more."""
+        """Ends the threads. The decoder cannot be used afterwards."""
         self._end_threads()
         self._handle = None
 

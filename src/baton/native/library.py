@@ -1,4 +1,4 @@
-"""The C library as Python sees it: structures as in csrc/, and the few functions that are called."""
+"""Python bindings of the C library: structures as in csrc/, and the functions that are called."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 = range(12)
 """How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds, of MXFP4,"""
 GROUPED_INT8 = 12
-"""or bytes with a scale for every 32, as Q8_0 has them."""
+"""or int8 with a scale per 32 weights, as Q8_0."""
 GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
-"""What a paired matrix does with its gates: csrc/matrix.h."""
+"""Activation of a paired matrix: csrc/matrix.h."""
 KV_F32, KV_F16, KV_INT8 = range(3)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
@@ -35,13 +35,13 @@ class Matrix(Structure):
 
 
 class Norm(Structure):
-    """Of no weight: there is none."""
+    """A null weight: no norm."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
 
 class Mixture(Structure):
-    """In place of an MLP: csrc/experts.h."""
+    """A mixture of experts, in place of an MLP: csrc/experts.h."""
 
     _fields_ = (
         *((name, POINTER(Matrix)) for name in ("gate_up", "down")),
@@ -103,7 +103,7 @@ class NativeStep(Structure):
 
 
 class Library:
-    """One variant, loaded."""
+    """One loaded variant."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -133,7 +133,7 @@ STRUCTURES: tuple[type[Structure], ...] = (Matrix, Mixture, NativeLayerWeights, 
 
 
 def load_file(variant: Variant) -> ctypes.CDLL:
-    """A prebuilt library if one fits, else one compiled here. A library that cannot be loaded is compiled again, once."""
+    """A prebuilt library if one fits, else a compiled one. A library that cannot be loaded is compiled again, once."""
     if (path := prebuilt.find(variant)) is not None:
         try:
             return ctypes.CDLL(str(path))
@@ -149,7 +149,7 @@ def load_file(variant: Variant) -> ctypes.CDLL:
 
 
 def _check_structures(c: ctypes.CDLL) -> None:
-    """Both sides must lay them out alike: a field that only one of them has would have the library read elsewhere."""
+    """Compares sizes with the library: a field that only one side has would make it read wrong memory. Raises EngineError."""
     sizes = (c_int64 * len(STRUCTURES))()
     sizes_of = _function(c.baton_sizes, c_int64, POINTER(c_int64), c_int64)
     if sizes_of(sizes, len(STRUCTURES)) != len(STRUCTURES):
@@ -167,7 +167,7 @@ def _function(function: ctypes._NamedFuncPointer, result: type | None, *argument
 
 @cache
 def load_variant(variant: Variant) -> Library:
-    """Raises NoCompiler where it cannot be compiled, or where the system does not let us use the processor so."""
+    """Raises NoCompiler if it cannot be compiled, or if the system does not allow these instructions."""
     library = Library(variant)
     if library.allow() != 0:
         raise NoCompiler(f"the system does not allow the {variant.name} instructions ({variant.description})")
@@ -176,7 +176,7 @@ def load_variant(variant: Variant) -> Library:
 
 @cache
 def load_best() -> Library:
-    """The best variant that this machine runs, prebuilt or compiled. Raises NoCompiler where there is none."""
+    """The best variant that this machine runs, prebuilt or compiled. Raises NoCompiler if there is none."""
     variants = supported_variants()
     if not any(map(prebuilt.find, variants)):
         find_compiler()  # one error for all variants

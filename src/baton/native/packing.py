@@ -1,13 +1,12 @@
-"""A model's weights in the order in which the products read them (csrc/matrix.h). plan.py says which matrices they become.
+"""Packs a model's weights in the order in which the products read them (csrc/matrix.h).
 
-All matrices lie in one arena of large pages: a token reads every byte of it once, and with small pages looking up addresses
-would take a good part of that.
+plan.py decides the matrices. All matrices are in one arena of large pages: a token reads every byte of it once, and with small
+pages address translation would take a large part of that.
 
-The library reads rows as the file has them and all threads pack: nothing becomes an array of floats on the way. Matrices of
-bytes are packed twice: once to see what activations they meet, and once more with a balance for each input (native/balance.py).
-Not so those of a large model that is mostly of four bits: there a balance shows in no figure (docs/internals/quantisation.md),
-and costs a third of the start. Nor the output head of a model with weights of four bits, which keeps its groups
-(plan.keeps_groups).
+The library reads rows in the file's format and all threads pack: no float arrays are created. Int8 matrices are packed twice:
+first to measure their activations, then with a balance per input (native/balance.py). Exceptions are large models that are
+mostly 4-bit, where a balance has no measurable effect (docs/internals/quantisation.md) and costs a third of the start, and the
+output head of a 4-bit model, which keeps its groups (plan.keeps_groups).
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ STORED: dict[TensorType, int] = {
     Q5_K: c.Q5_K,
     Q6_K: c.Q6_K,
 }
-"""What the library reads from files."""
+"""Formats that the library reads from files."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows of a file, and the outputs of a matrix that they become."""
+    """Rows of a file, and the matrix outputs that they become."""
 
     matrix: Matrix
     rows: RawTensor
@@ -72,16 +71,16 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A stack of matrices (plan.py), and what it is made of."""
+    """A stack of matrices (plan.py), and its sources."""
 
     pieces: list[FileRows]
     balance: Floats
-    "Of matrices of bytes: [inputs], in the library's own memory. Else empty."
+    "For int8 matrices: [inputs], in the library's memory. Else empty."
     squares: Floats
-    "The same: of the weights, summed up over outputs."
+    "The same: squares of the weights, summed over outputs."
 
     def run(self, library: Library, threads: int) -> None:
-        """Packs all pieces again, with the balance that is there now."""
+        """Packs all pieces again, with the current balance."""
         for piece in self.pieces:
             self.pack(library, piece, threads)
 
@@ -94,13 +93,13 @@ class Packing:
 
 
 class Arena:
-    """Memory for all matrices, no more than they need. It is asked for as a whole, and not with MAP_NORESERVE: what the system
-    does not have it should refuse now, and not end the process when it is written to."""
+    """Memory for exactly all matrices. Reserved as a whole and without MAP_NORESERVE: if memory is short the system should
+    refuse now, and not kill the process on a later write."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         try:
-            # Private: what is shared lies in a file system in memory, which has small pages only.
+            # Private: shared memory is in a memory file system, which has only small pages.
             self._map = mmap.mmap(-1, nbytes + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError) as error:
             raise EngineError(f"{nbytes / 2**30:.2f} GiB for the weights cannot be reserved: {error}") from error
@@ -118,7 +117,7 @@ class Arena:
 
 
 class PackedModel:
-    """Everything the library needs of a model, in memory that lives as long as this."""
+    """Everything the library needs of a model, in memory that lives as long as this object."""
 
     def __init__(
         self, library: Library, config: ModelConfig, weights: RawWeights, quantization: Quantization, threads: int = 1
@@ -135,14 +134,14 @@ class PackedModel:
         self._kept: list[Floats] = []
         self._kept_experts: list[object] = []
         self.of_bytes: list[Packing] = []
-        "In the order of `matrices`: to be packed again, with a balance."
+        "In the order of `matrices`: packed again, with a balance."
         embedding = weights.take(EMBED)
-        # Blocks and 16 bits stay as they are, and a token's row is unpacked when it is asked for.
+        # Blocks and 16-bit numbers are kept; a token's row is unpacked on lookup.
         looked_up = (
             embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
         )
-        # A copy, never a view of the mapped file: whoever writes to the file or cuts it short would change answers, or end
-        # the process with SIGBUS.
+        # A copy, never a view of the mapped file: a write to the file would change answers, and a truncation would end the
+        # process with SIGBUS.
         self.embedding: Bytes = np.array(looked_up.data)
         self.embedding_kind = STORED[looked_up.type]
         self.blocks = (NativeLayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
@@ -151,11 +150,11 @@ class PackedModel:
         head = embedding if config.tied_embeddings else weights.take(LM_HEAD)
         self.head = self._matrices(HEAD, {LM_HEAD: head})[0]
         weights.close()
-        self._weights = None  # nothing is read from the files any more, and they are unmapped
+        self._weights = None  # nothing more is read from the files: they are unmapped
 
     def matrices(self) -> list[Matrix]:
-        """Those that may get a balance, where the library reads them, in the order in which they were packed. Of a layer's
-        experts the first: rows are quantised for that one."""
+        """The matrices that may get a balance, in the order of packing. Of a layer's experts only the first: rows are quantised
+        once for all."""
         found = []
         for block in self.blocks:
             found += [block.qkv, block.output, block.gate_up, block.down]
@@ -168,7 +167,7 @@ class PackedModel:
         mixture = Mixture()
         if "router" in packed:
             experts = [(Matrix * len(packed[name]))(*packed[name]) for name in ("experts_gate_up", "experts_down")]
-            self._kept_experts += experts  # the library has their address alone
+            self._kept_experts += experts  # the library has only their address
             mixture = Mixture(*experts, packed["router"][0], self._correction(layer))
         return NativeLayerWeights(
             **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
@@ -185,7 +184,7 @@ class PackedModel:
         return self._vector(f"layers.{layer}.mlp.router.correction") if experts and experts.correction else None
 
     def _matrices(self, stack: Stack, given: Mapping[str, RawTensor] | None = None) -> list[Matrix]:
-        """`given`: tensors that were taken from the file already."""
+        """`given`: tensors that were already read."""
         planned = plan_stack(self._library, stack, self._stored, self._quantization, grouped=self._grouped)
         balance = np.ones(planned.matrix.inputs if planned.rotated else 0, np.float32)
         if planned.rotated:
@@ -205,7 +204,7 @@ class PackedModel:
         return matrices
 
     def _placed(self, stack: Stack, planned: PlannedStack, balance: Floats) -> Matrix:
-        """The next matrix of the stack, with memory of its own. Those of rotated bytes share their input scales."""
+        """The next matrix of the stack, with its own memory. Matrices of rotated int8 share their input scales."""
         matrix = Matrix.from_buffer_copy(planned.matrix)
         matrix.paired = GATES[self.config.traits.activation] if stack.paired else 0
         matrix.numbers, matrix.scales = (self._arena.take(n).ctypes.data for n in (planned.numbers, planned.scales))
@@ -235,7 +234,7 @@ class PackedModel:
         return Norm(weight=weight, bias=self._vector(f"{name}.bias") if self.config.traits.norm_bias else None)
 
     def _final_norm_weights(self) -> tuple[Floats, Floats | None]:
-        """Weight and bias, where they were kept last."""
+        """Weight and bias of the final norm, which were stored last."""
         return (self._kept[-2], self._kept[-1]) if self.config.traits.norm_bias else (self._kept[-1], None)
 
     def _vector(self, name: str) -> int:

@@ -1,9 +1,7 @@
-"""Which of a model's parameters become which matrices, of which kind, and how many bytes that takes.
-
-Several tensors that take the same input become one matrix: queries, keys and values; gate and up, whose outputs alternate
-sixteen by sixteen so that a gate and what it lets through come out of the same product; the router and the gate of the shared
-expert. All experts of a layer are of one kind, so that a row is quantised once for all of them (csrc/experts.h).
-"""
+"""Plans the matrices of a model: their parameters, kinds and sizes. Several tensors with the same input become one matrix:
+queries, keys and values; gate and up, whose outputs alternate in groups of sixteen so that both come out of the same product;
+the router and the gate of the shared expert. All experts of a layer have one kind, so that a row is quantised once for all
+(csrc/experts.h)."""
 
 from __future__ import annotations
 
@@ -28,24 +26,24 @@ PAIR = PANEL // 2
 LINE = 64
 
 KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1, MXFP4: c.MXFP4}
-"""Of matrices."""
+"""Kinds of matrices."""
 LARGE_WEIGHTS = 1 << 30
-"""A model of more weights is large."""
+"""A model with more weights is large."""
 
 Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Matrices of one shape, one kind and one balance: those of all experts of a layer. Any other matrix is a stack of one."""
+    """Matrices of one shape, kind and balance: all experts of a layer. Any other matrix is a stack of one."""
 
     parts: tuple[tuple[str, ...], ...]
-    "Of each matrix the linears that it is made of, by name."
+    "For each matrix, the names of its linears."
     paired: bool = False
     "The first of two linears is the gate of the second."
     bias: bool = False
     balanced: bool = True
-    "Whether matrices of bytes may get a balance (native/balance.py)."
+    "Whether int8 matrices may get a balance (native/balance.py)."
 
     @property
     def weights(self) -> list[str]:
@@ -56,7 +54,7 @@ HEAD = Stack((("lm_head",),))
 
 
 def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
-    """In the order in which they are packed. `gate_up` and `down`: of the MLP, or of the shared expert."""
+    """Stacks in the order of packing. `gate_up` and `down`: of the MLP, or of the shared expert."""
     traits, mlp, experts = config.traits, f"layers.{layer}.mlp.", config.layer_experts(layer)
     attention = f"layers.{layer}.attention."
     stacks = {
@@ -69,7 +67,7 @@ def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
         stacks |= _mlp([f"{mlp}shared."], "")
     gate = (f"{mlp}shared_gate",) if experts.shared_gate else ()
     stacks["router"] = Stack(((f"{mlp}router", *gate),), bias=experts.bias)
-    # What an expert's last product takes has nothing to do with another's: there is no balance for all of them.
+    # Inputs of the experts' last products are unrelated: there is no common balance.
     prefixes = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
     return stacks | _mlp(prefixes, "experts_", bias=experts.bias, balanced=False)
 
@@ -82,13 +80,13 @@ def _mlp(prefixes: Sequence[str], name: str, *, bias: bool = False, balanced: bo
 
 
 def kind_of(types: Iterable[TensorType]) -> TensorType:
-    """A file may store the parts of one matrix differently. Then they all become what loses least."""
+    """The common kind of the parts of one matrix: if they differ, the one that loses least."""
     kinds = set(types)
     return kinds.pop() if len(kinds) == 1 else F32 if F32 in kinds else Q8_0
 
 
 def places_of(sizes: Sequence[int], *, paired: bool) -> list[Places]:
-    """Which outputs the rows of each part become. Gate i and up i are PAIR outputs apart."""
+    """Output index of each part's rows. Gate i and up i are PAIR outputs apart."""
     if not paired:
         return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     rows = np.arange(sizes[0])
@@ -99,9 +97,9 @@ def places_of(sizes: Sequence[int], *, paired: bool) -> list[Places]:
 @dataclass(frozen=True, slots=True)
 class PlannedStack:
     matrix: Matrix
-    "Each of them, without its memory."
+    "Each matrix, without its memory."
     numbers: int
-    "Bytes of each; so are scales and corrections."
+    "Bytes per matrix, like scales and corrections."
     scales: int
     corrections: int
     count: int
@@ -112,22 +110,22 @@ class PlannedStack:
 
     @property
     def nbytes(self) -> int:
-        """Those of rotated bytes share their input scales."""
+        """Matrices of rotated int8 share their input scales."""
         each = whole_lines(self.numbers) + whole_lines(self.scales)
         return self.count * each + whole_lines(self.corrections) * (1 if self.rotated else self.count)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """What a model's matrices will be."""
+    """Sizes of a model's matrices."""
 
     nbytes: int
-    "Of all of them."
+    "Bytes of all matrices."
     weights: int
     of_bytes: int
-    "Weights that are computed on as rotated bytes."
+    "Weights that are computed as rotated int8."
     grouped: bool
-    "Whether the head, if it is of bytes, keeps its groups."
+    "Whether an int8 head keeps its groups."
 
     @property
     def large(self) -> bool:
@@ -135,7 +133,7 @@ class PlannedModel:
 
     @property
     def balanced(self) -> bool:
-        """Whether the matrices of bytes get a balance."""
+        """Whether int8 matrices get a balance."""
         return not self.large or 2 * self.of_bytes > self.weights
 
 
@@ -143,7 +141,7 @@ Stored = Mapping[str, TensorFacts]
 
 
 def plan_model(library: Library, config: ModelConfig, stored: Stored, quantization: Quantization) -> PlannedModel:
-    """Worked out from what the file says of its tensors."""
+    """Computed from the file's list of tensors, without reading them."""
     stored = with_head(config, stored)
     of_layers = [stack for layer in range(config.layers) for stack in layer_stacks(config, layer).values()]
     kinds = (type_for(stored[name], name, quantization) for stack in of_layers for name in stack.weights)
@@ -163,16 +161,16 @@ def with_head(config: ModelConfig, stored: Stored) -> Stored:
 
 
 def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Quantization) -> bool:
-    """Whether the output head, if it is of bytes, keeps a scale for every 32 weights (csrc/matmul_q4.h). It does in models with
-    matrices of four bits (`kinds`: of the layers), which would lose most by rotated bytes with one scale a row
-    (docs/internals/quantisation.md). Not on tiles, which have no such product."""
+    """Whether an int8 output head keeps a scale per 32 weights (csrc/matmul_q4.h). True for models with 4-bit matrices
+    (`kinds`: of the layers), which would lose most by rotated int8 with one scale per row (docs/internals/quantisation.md).
+    False on AMX tiles, which lack such a product."""
     return quantization != "int8" and not library.has_tiles() and not set(FOUR_BITS).isdisjoint(kinds)
 
 
 def plan_stack(
     library: Library, stack: Stack, stored: Stored, quantization: Quantization, *, grouped: bool = False
 ) -> PlannedStack:
-    """`grouped`: an output head of bytes keeps its groups."""
+    """`grouped`: an int8 output head keeps its groups."""
     kind = KINDS[kind_of(type_for(stored[name], name, quantization) for name in stack.weights)]
     tensors = [stored[f"{name}.weight"] for name in stack.parts[0]]
     outputs = 1 + int(places_of([tensor.rows for tensor in tensors], paired=stack.paired)[-1][-1])

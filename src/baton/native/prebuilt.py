@@ -1,11 +1,10 @@
-"""Kernels that were compiled before Baton was installed: a wheel for one processor architecture carries them (tools/wheel.py).
-
-A file's name says what went into it and what came out of it, as in native/build_cache.py:
+"""Precompiled kernels in a wheel for one CPU architecture (tools/wheel.py). A file's name identifies its sources and its
+content, as in native/build_cache.py:
 
     baton-VARIANT-FINGERPRINT-CONTENT.so     FINGERPRINT: of sources, flags, machine    CONTENT: of the file's own bytes
 
-The compiler is not part of the fingerprint: its bits are those of every other one (tests/native/test_prebuilt.py). A file that
-was made from other sources, or that is damaged, is never loaded; then the kernels are compiled here, as without any wheel.
+The compiler is not part of the fingerprint: all compilers give the same results (tests/native/test_prebuilt.py). A file of
+other sources, or a damaged one, is never loaded; then the kernels are compiled here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DIGITS = 20
 
 
 def find(variant: Variant) -> Path | None:
-    """The prebuilt library of this variant, if this installation has one that is whole and of these sources."""
+    """The prebuilt library of this variant, if this installation has a complete one of these sources."""
     for path in sorted(FOLDER.glob(f"{stem(variant)}-*.so")):
         if path.name == file_name(variant, path):
             return path

@@ -1,9 +1,9 @@
-"""Which of the library's variants this processor runs: one source, compiled with other instructions allowed.
+"""Variants of the library: one source, compiled for different instruction sets.
 
-Best first. Products are the same, bit for bit, for all that multiply and add in one rounding (csrc/matmul_q4.h,
-matmul_int8.h); only `plain` on x86 rounds twice, and with weights of 4 bits less is rounded on AMX tiles than elsewhere
-(csrc/matmul_q4_amx.h). Attention differs: its sums over tokens go through as many lanes as a vector has. So what one variant
-has left in a KV pool is not for another to go on with, and the keys of cached blocks say which it was (worker/identity.py).
+Best first. Products are equal, bit for bit, in all variants with fused multiply-add (csrc/matmul_q4.h, matmul_int8.h); only
+`plain` on x86 rounds twice, and with 4-bit weights AMX tiles round less than others (csrc/matmul_q4_amx.h). Attention differs:
+its sums over tokens use as many lanes as a vector has. So a variant cannot use the KV blocks of another, and the keys of cached
+blocks include the variant (worker/identity.py).
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ VARIANTS = (
 
 
 APPLE_SILICON = frozenset({"asimddp"})
-"""What all of it has, from the M1 on. macOS has no /proc/cpuinfo to say so."""
+"""Features of all Apple CPUs from the M1 on. macOS has no /proc/cpuinfo."""
 
 
 def supported_variants(
     machine: str | None = None, flags: frozenset[str] | None = None, system: str | None = None
 ) -> list[Variant]:
-    """Best first; never empty. Without arguments: of this machine."""
+    """Best first; never empty. Without arguments: for this machine."""
     machine = platform.machine() if machine is None else machine
     system = platform.system() if system is None else system
     flags = cpu_flags() if flags is None else flags
-    if machine == "arm64":  # as macOS says it
+    if machine == "arm64":  # macOS' name
         machine, flags = "aarch64", flags | (APPLE_SILICON if system == "Darwin" else frozenset())
     return [variant for variant in VARIANTS if variant.suits(machine, flags)]
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor says it can do. Nothing where the system does not tell."""
+    """Features reported by the CPU; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
