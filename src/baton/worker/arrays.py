@@ -1,4 +1,4 @@
-"""Names of the arrays that are passed around in here."""
+"""Names of array types."""
 
 from __future__ import annotations
 

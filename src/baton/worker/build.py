@@ -1,4 +1,4 @@
-"""From settings to a runner that takes plans: model, pool, and the longest sequence that the pool can hold."""
+"""Builds a runner from settings: model, pool, and the maximum length of a sequence in the pool."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from baton.worker.weights_digest import Digest, DigestInProgress
 from baton.worker.weights_text import weights_text
 
 CONTEXT_TOKENS_MIN = 2
-"""A prompt and an answer of one token each: with less nothing can be asked."""
+"""A prompt and an answer of one token each: the minimum of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltWorker:
     runner: ModelRunner
     context_tokens: int
-    "Longest sequence, prompt and output. One of this length always fits the pool."
+    "Maximum length of a sequence, prompt and output. A sequence of this length always fits the pool."
     sampling_defaults: dict[str, int | float]
-    "For requests that do not say (models/generation.py)."
+    "Default sampling of requests (models/generation.py)."
     identity: bytes
-    "KVIdentity.digest() of what is loaded."
+    "KVIdentity.digest() of the loaded model."
     weights_digest: Digest
     pool_plan: dict[str, int | float | str]
-    "How the size of the pool was found, for people."
+    "How the size of the pool was determined, for operators."
     identity_parts: dict[str, str]
     "KVIdentity.parts()."
     steps: dict[str, int | float] = field(default_factory=dict)
-    "Sizes of steps that were chosen for the device (config/device_defaults.py)."
+    "Step sizes that were chosen for the device (config/device_defaults.py)."
     pooling: str = UNSTATED
-    "For embeddings that do not say (models/pooling.py)."
+    "Default pooling of embeddings (models/pooling.py)."
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py)."
     generates: bool = True
@@ -75,7 +75,7 @@ class PoolSize:
 
 
 PoolSource = Callable[[Platform, KVLayout, int], Pool]
-"""Makes the pool of so many blocks, or comes to it in another way."""
+"""Creates a pool with this number of blocks, or attaches to one."""
 
 
 def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> Pool:
@@ -83,7 +83,7 @@ def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> Pool:
 
 
 def layout_of(config: WorkerConfig) -> KVLayout:
-    """What a worker with these settings will compute on. Reads no weights."""
+    """The KV layout of a worker with these settings. Reads no weights."""
     path = resolve(config.model)
     platform, config = choose(config, path)
     return _layout(platform, opened_as(config, path), config)
@@ -101,7 +101,7 @@ def _loaded(platform: Platform, opened: Opened, config: WorkerConfig, progress: 
 
 
 def opened_as(config: WorkerConfig, path: Path) -> Opened:
-    """The model's files, or what stands for them."""
+    """The model's files, or random weights in their place."""
     opened = open_any(path)
     if config.load_format == "auto":
         if config.model_shape:
@@ -126,8 +126,8 @@ def build_worker(
     tokenizer: Tokenizer | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> BuiltWorker:
-    """What is wrong with the settings is said before any weights are read. `tokenizer`: where it is read already. `announce` is
-    called with a sentence before kernels are compiled or made ready."""
+    """Raises for wrong settings before any weights are read. `tokenizer`: if it is already loaded. `announce`: called with a
+    sentence before kernels are compiled or prepared."""
     with compilation_announced(announce) if announce is not None else nullcontext():
         return _built_worker(config, progress, pool_source, tokenizer, announce or (lambda stage: None))
 
@@ -147,11 +147,11 @@ def _built_worker(
         config = encoder_settings(config, opened.config.context_tokens_max - 1)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
     layout = _layout(platform, opened, config)
-    size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile can only be had with weights: see below
-    tokens = opened.config.vocab_size  # by itself: a closure over `opened` would keep the model's files mapped
+    size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile needs the weights: see below
+    tokens = opened.config.vocab_size  # a variable of its own: a closure over `opened` would keep the files mapped
     generates = not isinstance(opened, OpenedEncoder)
     grammars = GrammarMasks((lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None)
-    grammars.prepare()  # beside the weights
+    grammars.prepare()  # in parallel with the weights
     with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
         loaded = _loaded(platform, opened, config, progress)
         weights = digesting.result()
@@ -183,7 +183,7 @@ def _built_worker(
 
 
 def with_steps(platform: Platform, config: WorkerConfig) -> tuple[WorkerConfig, dict[str, int | float]]:
-    """The settings with the sizes of steps that were not given, and these sizes. Instances on one GPU share its memory."""
+    """The settings with default step sizes filled in, and these sizes. Instances on one GPU share its memory."""
     if not config.by_device:
         return config, {}
     defaults = platform.step_defaults(config.device_sharers)
@@ -209,18 +209,16 @@ def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -
 
 
 def knob_of(config: WorkerConfig) -> str:
-    """The setting that decides how many blocks there are."""
+    """The setting that determines the number of blocks."""
     if config.blocks is not None:
         return "kv_blocks"
     return "kv_memory_gib" if config.memory_utilization is None else "gpu_memory_utilization"
 
 
 def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profiled: int | None = None) -> PoolSize:
-    """As many blocks as are given or fit, and no more than all slots could fill with whole contexts.
-
-    A context that nobody asked for is lowered to what the pool holds: a longer sequence could never run to its end. One
-    that was asked for and does not fit is refused. `profiled`: how many fit by memory_utilization; None: not known yet.
-    """
+    """The given number of blocks, or as many as fit, but no more than all slots could fill with whole contexts. A default
+    context is lowered to what the pool holds: a longer sequence could never finish. A requested context that does not fit
+    raises InvalidConfig. `profiled`: blocks that fit by memory_utilization; None: not known yet."""
     asked, size, option = config.context_tokens_max, config.block_size, knob_of(config)
     if asked is not None and asked > model_context:
         raise InvalidConfig(f"max_model_len is {asked}, and the model was made for {model_context}: lower it")

@@ -1,5 +1,5 @@
-"""Paged attention of the forward pass in torch: base.py says what it is asked, gathered.py does it in plain torch.
+"""Paged attention of the forward pass in torch: base.py has the interface, gathered.py implements it in plain torch.
 
-`gathered` copies each sequence's blocks together and uses ordinary torch: it needs no compiler, runs in any dtype, and is
-what the tests measure the kernels in native/csrc against.
+`gathered` copies each sequence's blocks together and uses ordinary torch: it needs no compiler, runs in any dtype, and is the
+oracle of the kernels in native/csrc.
 """

@@ -1,4 +1,4 @@
-"""What an attention backend of the torch forward pass must offer."""
+"""The interface of attention backends of the torch forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.worker.flat_batch import Spans
 
 
 class AttentionBackend(Protocol):
-    """Made once for a pool; asked once a step for what the model calls once a layer."""
+    """Created once per pool; `begin` is called once per step, and its result once per layer."""
 
     name: str
 

@@ -1,6 +1,7 @@
-"""Attention in plain torch: copy a sequence's blocks together, then the textbook formula. The oracle, and the last resort.
+"""Attention in plain torch: copy a sequence's blocks together, then the textbook formula.
 
-Only what was computed is copied: the rest of a block may hold anything, not-a-number included, and zero times that is not zero.
+The oracle, and the fallback. Only computed tokens are copied: the rest of a block may hold anything, NaN included, and zero
+times NaN is not zero.
 """
 
 from __future__ import annotations

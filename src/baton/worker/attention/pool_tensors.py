@@ -20,7 +20,7 @@ class PoolTensors(NamedTuple):
 
 
 def pool_tensors(pool: Pool) -> PoolTensors:
-    """They hold the pool's memory: it cannot be closed before they are gone."""
+    """Views of the pool's memory: the pool cannot be closed before they are freed."""
     if isinstance(pool, DevicePool):
         both = device_tensor(pool)
         return PoolTensors(both[:, :, 0].transpose(-1, -2), both[:, :, 1])
@@ -30,7 +30,7 @@ def pool_tensors(pool: Pool) -> PoolTensors:
 
 
 class _DeviceMemory:
-    """What torch asks of memory on a GPU that is not its own."""
+    """The CUDA array interface of memory that torch does not own."""
 
     def __init__(self, pool: DevicePool) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {

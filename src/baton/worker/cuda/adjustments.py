@@ -1,12 +1,12 @@
-"""What changes logits on the device, and what was asked to be told: kernels/adjust.py and kernels/tell.py with their memory.
+"""Adjusted logits and log-probabilities on the device: kernels/adjust.py and kernels/logprobs.py with their memory.
 
-by slot   bias and counts of tokens: written when a sequence takes its slot, counts also by every step (columns.py has what
-          is a number for each slot)
-by row    bans and masks: written before a step that has any; those of the step before are taken away
+by slot   bias and counts of tokens: written when a sequence gets its slot, counts also by every step (columns.py has settings
+          that are a number per slot)
+by row    bans and masks: written before a step that has any; those of the previous step are cleared
 
 Bias, counts and the kept logits are [slots, vocabulary]: 12 bytes per slot and token of the vocabulary, 400 MB for 256 slots
-and 128,256 tokens. In return no step depends on how many tokens a sequence has had. Bans have a place for the most that all
-slots can have at once, 8 MB for 256 slots: memory that grew would void all graphs that draw, in everybody's next steps.
+and 128,256 tokens. In return no step's cost depends on a sequence's length. Bans have room for the maximum of all slots, 8 MB
+for 256 slots: growing memory would invalidate all recorded graphs that draw.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from baton.worker.step_rules import Bans
 from baton.worker.token_masks import Masks
 
 PROMPT_ROWS_MIN = 64
-"""Logits of a prompt are worked out as many rows at a time as there are slots, or so many."""
+"""Rows of a prompt's logits per pass: the number of slots, or at least this many."""
 
 
 def sent(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """On its way, in the order of the current stream."""
+    """Copied asynchronously, in the order of the current stream."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Adjustments:
     def __init__(self, columns: AdjustColumns, rows: int) -> None:
-        """columns: of as many slots as rows of logits there may be. rows: of a step, prompts included."""
+        """columns: of as many slots as rows of logits are possible. rows: of a step, prompts included."""
         device, (slots, vocabulary) = columns.bias.device, columns.bias.shape
 
         def column(count: int, value: int = 0) -> Tensor:
@@ -55,7 +55,7 @@ class Adjustments:
         )
         kept = max(slots, PROMPT_ROWS_MIN)
         self.raw = torch.zeros(kept, vocabulary, dtype=torch.float32, device=device)
-        "Logits as the model gave them, of changed rows. After the tokens are chosen: logits of prompts."
+        "The model's logits of adjusted rows. After the tokens are chosen: logits of prompts."
         self.told = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
         self.prompts_told = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
         self.scratch = TellScratch(kept, vocabulary, device)
@@ -66,7 +66,7 @@ class Adjustments:
     # By slot
 
     def write(self, host: SamplingColumns, slots: Int64s) -> None:
-        """Of the sequences that have taken these slots. On the current stream."""
+        """Writes the settings of the sequences in these slots, on the current stream."""
         states = [(slot, state) for slot in slots.tolist() if (state := host.states[slot]) is not None]
         if not states:
             return
@@ -102,7 +102,7 @@ class Adjustments:
     # By row
 
     def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
-        """Of the next step, on the current stream."""
+        """Writes the rules of the next step, on the current stream."""
         if bans is not None or self._has_bans:
             ends = np.zeros(len(self.rows.ban_ends), np.int32)
             if bans is not None:

@@ -1,5 +1,5 @@
-"""Settings by slot on the device: all columns are rows of two matrices, so that the slots that changed are written by one copy
-and two scatters. (A write per column was a millisecond of a first token, before anything of it was launched.)
+"""Settings by slot on the device: all columns are rows of two matrices, so that changed slots are written by one copy and two
+scatters. (A write per column took a millisecond of a first token, before anything was launched.)
 
     wide     int64   top_p, min_p (bits of float64), seed
     narrow   int32   temperature, repetition, presence, frequency (bits of float32), top_k, sequence_index, kinds, told
@@ -17,13 +17,13 @@ from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import SequenceSampling
 
 ALIGNED = 4
-"""Rows begin at multiples of 16 bytes: kernels are compiled for that."""
+"""Rows begin at multiples of 16 bytes, as the kernels assume."""
 WIDE, NARROW = 3, 8
 
 
 class SlotColumns:
     def __init__(self, slots: int, vocabulary: int, device: torch.device | str) -> None:
-        """Everybody is greedy and wants nothing."""
+        """Defaults: greedy, without adjustments."""
         padded = -(-slots // ALIGNED) * ALIGNED
         self._wide = torch.zeros(WIDE, padded, dtype=torch.int64, device=device)
         self._narrow = torch.zeros(NARROW, padded, dtype=torch.int32, device=device)
@@ -39,7 +39,8 @@ class SlotColumns:
         self.adjust = AdjustColumns(kinds, told, repetition, presence, frequency, bias, counts)
 
     def write(self, host: SamplingColumns, slots: Int64s) -> None:
-        """Of the sequences that have taken these slots, but for bias and counts (adjustments.py). On the current stream."""
+        """Writes the settings of the sequences in these slots, without bias and counts (adjustments.py), on the current
+        stream."""
         draws, states = host.draws[slots], [host.states[slot] for slot in slots.tolist()]
         rows = np.zeros((1 + WIDE + NARROW, len(slots)), np.int64)
         rows[0] = slots
@@ -57,7 +58,7 @@ class SlotColumns:
 
 
 def kind_of(state: SequenceSampling | None) -> int:
-    """None: it has left its slot already."""
+    """None: the sequence has already left its slot."""
     if state is None:
         return 0
     biased = state.bias_ids.size or (state.bad_words is not None and state.bad_words.always.size)

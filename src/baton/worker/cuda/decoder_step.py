@@ -1,4 +1,4 @@
-"""One forward pass over a flat batch on the device, and a token for every sequence that is due. Nothing waits for the host.
+"""One forward pass over a flat batch on the device, and a token per due sequence. Nothing waits for the host.
 
 embed -> layers (layer_steps.py) -> last norm (due rows) -> head -> (adjusted logits) -> likeliest -> (draws, log-probabilities)
 """
@@ -28,7 +28,7 @@ from baton.worker.cuda.weights import DecoderWeights
 from baton.worker.pooling import LARGEST, STEPS_PER_ONE
 
 Hidden = tuple[Tensor, Tensor | None]
-"""Rows, and what is still to be added to them."""
+"""Rows, and the rows still to be added to them."""
 
 
 class DecoderStep(LayerSteps):
@@ -46,7 +46,7 @@ class DecoderStep(LayerSteps):
         super().__init__(config, weights, pool, limits, deterministic=deterministic)
         self.rows_per_tile = rows_per_tile(config.heads, config.kv_heads)
         self.last_hidden: Hidden = torch.empty(0), None
-        "Of the last step with prompts: all rows, and what is to be added to them. Who replays it as a graph says so here."
+        "All rows of the last step with prompts, and the rows still to be added to them. Set by the replay of a graph."
         rows, sequences, device = limits.rows, limits.sequences, self.device
 
         def column(count: int) -> Tensor:
@@ -55,7 +55,7 @@ class DecoderStep(LayerSteps):
         self._logits = self._buffer(sequences, config.vocab_size, torch.float32)
         self._tokens, self._broken = column(sequences), column(rows)
         self.last_tokens = column(sequences)
-        "[slots] what each sampled last."
+        "[slots] last sampled token."
         self.columns = SlotColumns(sequences, config.vocab_size, device)
         self.adjustments = Adjustments(self.columns.adjust, rows)
         self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
@@ -63,9 +63,10 @@ class DecoderStep(LayerSteps):
         self._pooled = torch.zeros(sequences, config.hidden_size, dtype=torch.int64, device=device)
 
     def run(self, inputs: StepInputs, *, draws: bool = True, even: bool = False) -> None:
-        """Queues the step. `logits`, `tokens` and `broken` are there when the stream gets to it.
+        """Queues the step.
 
-        draws: not all want just their likeliest token. even: all that are decoded are about equally long.
+        `logits`, `tokens` and `broken` are valid when the stream has reached it. draws: some rows are not greedy. even: the
+        decoded sequences have about equal lengths.
         """
         self.run_layers(inputs, even=even)
         self.choose_tokens(inputs, draws=draws)
@@ -82,7 +83,7 @@ class DecoderStep(LayerSteps):
             judge(residual, added, self._broken[:rows])
 
     def choose_tokens(self, inputs: StepInputs, *, draws: bool) -> None:
-        """After run_layers. For who is due."""
+        """Chooses tokens of the due sequences. Must follow run_layers."""
         due, eps, (residual, added) = len(inputs.due_slots), self.config.norm_eps, self.last_hidden
         if not due:
             return
@@ -96,12 +97,12 @@ class DecoderStep(LayerSteps):
         self._choose(inputs, draws)
 
     def logits(self, due: int) -> Tensor:
-        """float32 [due, vocabulary] of the last step, as adjusted."""
+        """float32 [due, vocabulary] of the last step, adjusted."""
         return self._logits[:due]
 
     def tell_prompts(self, rows: Tensor, tokens: Tensor, told: Tensor) -> None:
-        """What the model thought of these tokens, each after its row of the last step, which had prompts (PromptRows).
-        `prompts_told` is there when the stream gets to it."""
+        """Log-probabilities of these tokens, each after its row of the last step, which had prompts (PromptRows).
+        `prompts_told` is valid when the stream has reached it."""
         kept = self.adjustments
         residual, added = self.last_hidden
         for at in range(0, len(rows), len(kept.raw)):
@@ -127,11 +128,11 @@ class DecoderStep(LayerSteps):
         return sums
 
     def tokens(self, due: int) -> Tensor:
-        """int32 [due] of the last step: argmax.NOT_FINITE_ID or NOTHING_LEFT_ID for a row that failed."""
+        """int32 [due] of the last step: argmax.NOT_FINITE_ID or NOTHING_LEFT_ID for a failed row."""
         return self._tokens[:due]
 
     def broken(self, rows: int) -> Tensor:
-        """int32 [rows] of the last step with prompts: 1 for a row with a number that is none."""
+        """int32 [rows] of the last step with prompts: 1 for a row with NaN or infinity."""
         return self._broken[:rows]
 
     def _choose(self, inputs: StepInputs, draws: bool) -> None:
@@ -149,5 +150,5 @@ class DecoderStep(LayerSteps):
         tally(slots, tokens, columns)
 
     def _head(self, x: Tensor, out: Tensor) -> None:
-        """Logits are float32 also where the model is not: rounded to bfloat16 the likeliest tokens would often be equal."""
+        """Logits are always float32: rounded to bfloat16 the likeliest tokens would often be equal."""
         self._float_product(x, self.weights.head, out)

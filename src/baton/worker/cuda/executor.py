@@ -1,10 +1,10 @@
-"""Steps on the GPU by our kernels, launched ahead of what the host knows.
+"""Steps on the GPU by our kernels, launched before the previous tokens reach the host.
 
-    launch    what changed in tables and sampling columns -> device; the batch -> device; the step; tokens -> pinned memory
+    launch    changed tables and sampling columns -> device; the batch -> device; the step; tokens -> pinned memory
     collect   the step's event has passed: tokens and failures from pinned memory
 
-Nothing is looked at here before that: penalties, bias, excluded tokens and log-probabilities are worked out on the device
-(adjustments.py). What the host adds to a step is which tokens are excluded (step_rules.py).
+Nothing is read before that: penalties, bias, excluded tokens and log-probabilities are computed on the device (adjustments.py).
+The host only supplies the excluded tokens of a step (step_rules.py).
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
 class CudaLaunched:
     device: GraphLaunch
     due: Int64s | None
-    "Places of the sequences that get a token. None: all."
+    "Batch indices of the due sequences. None: all."
     starts: Int64s | None
-    "Where the rows of each sequence begin, of a step with prompts."
+    "First row of each sequence, in a step with prompts."
     sequences: int
     told: tuple[int | None, ...] = ()
-    "How many of the likeliest tokens each sequence wants to be told; empty: nobody asked."
+    "Number of top log-probabilities per sequence; empty: none requested."
     prompts: tuple[AskedPrompt, ...] = ()
     pooled: tuple[PromptPart, ...] = ()
 
@@ -104,11 +104,11 @@ class CudaExecutor:
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
         self._label_rows: dict[tuple[int, ...], NDArray[np.float64]] = {}
-        "Rows of the output head, by the labels that they belong to."
+        "Rows of the output head, by labels."
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Records the graphs of decode steps, and compiles steps with prompts: on memory of their own, not in the pool."""
+        """Records the graphs of decode steps, and compiles steps with prompts: on separate memory, not in the pool."""
         self._steps.capture()
         pool = self._step.pool
         self._step.pool = torch.zeros_like(pool[:1])
@@ -147,7 +147,8 @@ class CudaExecutor:
         return CudaLaunched(device, due, starts, sequences, told, prompts, pooled)
 
     def _label_logits(self, labels: tuple[int, ...], state: NDArray[np.float64]) -> bytes:
-        """Of tokens, from a state after the last norm. A prompt has a few labels; the head's kernels compute all tokens."""
+        """Logits of the labels, from a state after the last norm. A prompt has a few labels; the head's kernels compute all
+        tokens."""
         rows = self._label_rows.get(labels)
         if rows is None:
             self._label_rows.clear()  # the labels are the model's: another set is rare
@@ -156,8 +157,8 @@ class CudaExecutor:
         return (rows @ state).astype("<f4").tobytes()
 
     def _of_prompt(self, batch: FlatBatch, sampling: SamplingBatch) -> Int64s | None:
-        """How many rows of each are attended to as a prompt's. In deterministic mode what was sampled and is computed again
-        (after a preemption, after a worker was lost) is attended to as it was the first time: row by row."""
+        """Rows per sequence that are attended to as a prompt. In deterministic mode sampled tokens that are computed again
+        (after a preemption or a worker loss) are attended to as before: row by row."""
         spans, deterministic = batch.spans, self._step.deterministic
         if len(batch.token_ids) == len(spans.slots) and not deterministic:
             return None
@@ -184,7 +185,7 @@ class CudaExecutor:
     def _write_changes(self, sampling: SamplingBatch) -> None:
         slots, places, blocks = sampling.sequences.take_table_changes()
         if slots.size:
-            inside = places < self._step.tables.shape[1]  # a block beyond the longest context is never read
+            inside = places < self._step.tables.shape[1]  # blocks beyond the longest context are never read
             self._steps.write_tables(slots[inside], places[inside], blocks[inside])
         changed = sampling.columns.take_changed()
         if changed.size:
@@ -194,7 +195,7 @@ class CudaExecutor:
 
 
 def _sampled(launched: CudaLaunched) -> Sampled:
-    """As the device has sampled."""
+    """The device's results."""
     chosen = launched.device.tokens.numpy().astype(np.int64)
     places = launched.due
     failed: dict[int, Failure] = {}

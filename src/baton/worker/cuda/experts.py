@@ -1,7 +1,7 @@
-"""A mixture of experts on the device: route -> gate and up -> down -> combine. Nothing depends on what the router says but the
-numbers in memory: so it can be recorded in a graph.
+"""A mixture of experts on the device: route -> gate and up -> down -> combine.
 
-The largest part of the memory is one row of activations for every pair of a row and one of its experts.
+Launches do not depend on the router's results, only numbers in memory do: so the steps can be recorded in a graph. Most of the
+memory is one row of activations per pair of a row and one of its experts.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class ExpertSteps:
         fp8: bool = False,
         activation: Activation = "silu",
     ) -> None:
-        """fp8: of the experts' matrices."""
+        """fp8: the experts' matrices are in fp8."""
         self.experts, self.fixed, self.activation = experts, deterministic, activation
-        padded = next_power_of_2(experts.count)  # so that a kernel can clear the counts at once
+        padded = next_power_of_2(experts.count)  # so that one kernel can clear all counts
         self._scratch = RouteScratch(rows, padded, experts.per_token, (TILE_LEAST, TILE_MOST), device)
         self._logits = torch.zeros(rows, experts.count, dtype=torch.float32, device=device)
         pairs = rows * experts.per_token
@@ -64,7 +64,7 @@ class ExpertSteps:
             self._rows_8_bits = Rows8Bits(pairs, max(experts.inner_size, cdiv(hidden, experts.per_token)), device)
 
     def route(self, x: Tensor, slots: Tensor, router: RouterWeights, product: Product) -> Routed:
-        """x: [rows, hidden], normed; slots: int32 [rows], -1: padding."""
+        """x: [rows, hidden], normalised; slots: int32 [rows], -1: padding."""
         rows, experts = len(x), self.experts
         logits = self._logits[:rows]
         product(x, router.weight, logits)

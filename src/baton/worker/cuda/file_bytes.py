@@ -1,6 +1,6 @@
-"""Bytes of mapped model files, read by the system into memory of ours: without the fault for every page that a copy has.
+"""Reads bytes of mapped model files into our memory by system calls: without the page faults of a copy.
 
-A tensor that is a view of a mapped file is found by its address. What is not in a file (random weights, say) is copied.
+A tensor that is a view of a mapped file is found by its address. Tensors outside of files (random weights) are copied.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from baton.models.raw_tensor import Bytes
 
 
 class FileBytes:
-    """To be closed. read() may be called from many threads."""
+    """Must be closed. read() is thread-safe."""
 
     def __init__(self, files: Sequence[MappedFile]) -> None:
         self._places: list[tuple[int, int, int]] = []
-        "(address where the map begins, where it ends, descriptor)"
+        "(start of the map, end of the map, descriptor)"
         for file in files:
             descriptor = os.open(file.path, os.O_RDONLY)
             if not os.path.samestat(os.fstat(descriptor), file.stat):
-                os.close(descriptor)  # another file has its name now: the map still has the old one
+                os.close(descriptor)  # the name refers to another file now: the map still has the old one
                 continue
             begin = np.frombuffer(file.buffer, np.uint8).ctypes.data
             self._places.append((begin, begin + len(file.buffer), descriptor))
 
     def read(self, content: Bytes, target: Bytes) -> None:
-        """content, target: one run of bytes each, equally long."""
+        """content, target: contiguous bytes of equal length."""
         address, size = content.ctypes.data, len(content)
         for begin, end, descriptor in self._places:
             if begin <= address and address + size <= end:

@@ -4,9 +4,9 @@ host     pack | copy, replay, copy back |  pack | copy, replay, ...            l
 device        |--------- step n --------|--------- step n + 1 ---------|
 host                                     collect(n): its event has passed
 
-Step n + 1 may be launched before the tokens of step n are known here: rows whose token is FEEDBACK take it from the device.
-Inputs are copied in the order of the stream, so one buffer on the device serves all steps; the host has a ring of pinned ones.
-Steps with prompts are launched call by call; those with few rows, whose layers are graphs too (mixed_graphs.py).
+Step n + 1 may be launched before the host has the tokens of step n: rows whose token is FEEDBACK read it on the device. Inputs
+are copied in the order of the stream, so one buffer on the device serves all steps; the host has a ring of pinned ones. Steps
+with prompts are launched call by call; with few rows their layers are graphs too (mixed_graphs.py).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from baton.worker.cuda.step_inputs import (
 )
 
 RING = 4
-"""Steps whose pinned buffers may be in use: more than are ever launched and not collected."""
+"""Pinned buffers: more than the steps that are ever launched and not collected."""
 BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
 ROWS_TO_WARM_UP = (2, 20, 40, 100, 200)
-"""Of steps with prompts: one for every choice of kernels by the number of rows (skinny_gemm, fixed_gemm)."""
+"""Row counts of steps with prompts: one for each choice of kernels (skinny_gemm, fixed_gemm)."""
 
 
 def rows_to_warm_up(limits: StepLimits) -> list[int]:
-    """All in one prompt, which must not be longer than the context."""
+    """Row counts, each as one prompt, which must fit the context."""
     most = min(limits.rows, limits.context_tokens)
     return [*(rows for rows in ROWS_TO_WARM_UP if rows < most), most]
 
@@ -58,19 +58,19 @@ def rows_to_warm_up(limits: StepLimits) -> list[int]:
 class GraphLaunch:
     done: torch.cuda.Event
     tokens: Tensor
-    "int32 [due] in pinned memory, once `done` has passed and until RING more steps are launched."
+    "int32 [due] in pinned memory, valid after `done` and until RING more steps are launched."
     broken: Tensor | None
     "int32 [rows], likewise; None for a decode step."
     told: Tensor | None = None
-    "int32 [due, tell.WORDS], likewise; None: nobody asked."
+    "int32 [due, logprobs.WORDS], likewise; None: not requested."
     prompts: Tensor | None = None
-    "int32 [prompt rows, tell.WORDS], likewise."
+    "int32 [prompt rows, logprobs.WORDS], likewise."
     pooled: Tensor | None = None
-    "int64 [StepBatch.pooled, hidden], likewise, but for ever; None: nobody asked."
+    "int64 [StepBatch.pooled, hidden], likewise, but without expiry; None: not requested."
 
 
 class _Pinned:
-    """Of one step in flight."""
+    """Pinned buffers of one step in flight."""
 
     def __init__(self, ints: int, rows: int, sequences: int) -> None:
         self.inputs = torch.empty(ints, dtype=torch.int32, pin_memory=True)
@@ -87,7 +87,7 @@ class DeviceSteps:
         limits = step.limits
         self.step = step
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # With a fixed order of additions 8 rows are faster than 1 (measured), and padding changes no bits.
+        # In deterministic mode 8 rows are faster than 1 (measured), and padding changes no bits.
         least = 8 if step.deterministic else 1
         fitting = [bucket for bucket in buckets if least <= bucket < limits.sequences]
         self.buckets = [*fitting, limits.sequences]
@@ -101,18 +101,18 @@ class DeviceSteps:
         self._next = 0
 
     def queueing(self) -> AbstractContextManager[object]:
-        """What is queued inside comes between the steps that are launched before and after it."""
+        """Work queued inside runs between the steps launched before and after it."""
         return torch.cuda.stream(self.stream)
 
     def close(self) -> None:
-        """Waits for all steps, and gives the memory of the graphs back."""
+        """Waits for all steps, and releases the memory of the graphs."""
         torch.cuda.synchronize()
         self._graphs.clear()
         self._mixed.clear()
         torch.cuda.empty_cache()
 
     def capture(self) -> None:
-        """Compiles and records all steps that are replayed, the largest first: smaller ones then find the memory they need."""
+        """Compiles and records all replayed steps, largest first: smaller ones then reuse its memory."""
         self._mixed.capture(self._record)
         for bucket in reversed(self.buckets):
             for draws in (False, True):
@@ -120,7 +120,7 @@ class DeviceSteps:
                     self._capture(bucket, draws, even)
 
     def warm_up_prompts(self) -> None:
-        """Compiles what steps with prompts need and graphs do not: no request waits for a compiler. Writes to the pool."""
+        """Compiles kernels that only steps with prompts use, so that no request waits for a compiler. Writes to the pool."""
         for rows in rows_to_warm_up(self.step.limits):
             self._warm_up(rows)
 
@@ -137,13 +137,13 @@ class DeviceSteps:
         self.launch(batch, recorded=False).done.synchronize()
 
     def launch(self, batch: StepBatch, *, recorded: bool = True) -> GraphLaunch:
-        """recorded: a graph may be replayed. Graphs know the pool that they were recorded with."""
+        """recorded: a graph may be replayed. Graphs are bound to the pool of their recording."""
         limits = self.step.limits
         if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sequences:
             raise ValueError(f"{len(batch.token_ids)} rows of {len(batch.slots)} sequences are more than {limits}")
         pinned = self._ring[self._next]
         self._next = (self._next + 1) % RING
-        pinned.done.synchronize()  # of RING steps ago: it has been collected
+        pinned.done.synchronize()  # of RING steps ago: already collected
         with torch.cuda.stream(self.stream):
             if batch.draws:
                 self.step.adjustments.write_rules(batch.bans, batch.masks)
@@ -161,7 +161,7 @@ class DeviceSteps:
         return GraphLaunch(pinned.done, tokens, broken, told, prompts, pooled)
 
     def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
-        """tables[slot, place] = block, for the steps that are launched after this."""
+        """tables[slot, place] = block, for all later steps."""
         with torch.cuda.stream(self.stream):
             width = self.step.tables.shape[1]
             entries = np.stack((np.asarray(slots, np.int64) * width + places, np.asarray(blocks, np.int64)))
@@ -206,7 +206,7 @@ class DeviceSteps:
         return prompts.copy_(self.step.adjustments.prompts_told[: len(rows)], non_blocking=True)
 
     def _queue_pooled(self, ranges: NDArray[np.int32]) -> Tensor:
-        """Seldom and large, so without a place in the ring."""
+        """Rare and large, so without a place in the ring."""
         sums = self.step.pool_rows(sent(ranges, self._inputs.device))
         pooled = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
         return pooled.copy_(sums, non_blocking=True)
@@ -230,7 +230,7 @@ class DeviceSteps:
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
-            run()  # compiles, and lets cuBLAS allocate its work space outside the graph
+            run()  # compiles, and lets cuBLAS allocate its workspace outside of the graph
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):

@@ -1,6 +1,6 @@
-"""Triton kernels. Each file says what its kernel computes and has a function that launches it; plain.py has the oracles.
+"""Triton kernels. Each file documents its kernel and has a function that launches it; plain.py has the oracles.
 
-Kernels of several programs per result end with the *last arriver*: every program stores its part, then counts itself in; who
-counts last combines the parts and sets the counter back to zero. That saves a launch. The order of the parts is fixed, so the
-bits do not depend on who is last.
+Kernels of several programs per result end with the *last arriver*: every program stores its part, then increments a counter;
+the last one combines the parts and resets the counter. That saves a launch. The order of the parts is fixed, so the bits do not
+depend on which program is last.
 """

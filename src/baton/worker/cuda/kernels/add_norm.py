@@ -1,8 +1,7 @@
 """Residual addition and a norm in one pass: residual += added; out = residual / rms(residual) * weight.
 
-A row is one program, so every number is read once. The sum is rounded to the residual's type before it is normalised, as if
-the two were separate; norms are worked out in float32. Models with norms behind attention and MLP normalise what is
-added first.
+One program per row, so every number is read once. The sum is rounded to the residual's type before it is normalised, as with
+separate kernels; norms are computed in float32. Models with norms after attention and MLP normalise `added` first.
 """
 
 from typing import NamedTuple
@@ -18,7 +17,7 @@ class NormWeights(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     centred: bool = False
-    "The mean is subtracted first: LayerNorm. Else RMSNorm."
+    "The mean is subtracted first (LayerNorm). Else RMSNorm."
 
 
 @triton.jit
@@ -79,9 +78,8 @@ def add_norm(
 ) -> None:
     """residual (in place) and added: [rows, width] -> out [rows, width].
 
-    norm: None adds alone, and leaves `out` as it is. post: the norm that `added` gets first.
-    `rows`: int32 [picked]; only these rows are normalised, into out [picked, width], and the residual is left as it is: for
-    the last norm of a step, which only the rows need that get a token.
+    norm: None only adds, and does not write `out`. post: the norm of `added`. `rows`: int32 [picked]; only these rows are
+    normalised, into out [picked, width], and the residual is unchanged: for the last norm of a step, which only due rows need.
     """
     width = residual.shape[1]
     one = norm or post or NormWeights(residual)

@@ -1,18 +1,18 @@
 """Changes logits before a token is chosen: bias, penalties, excluded tokens. worker/sampler.py is the definition.
 
-By slot, written when a sequence takes it (../adjustments.py):
+By slot, written when a sequence gets it (../adjustments.py):
 
-  bias     what is added to each logit; minus infinity for words of one token that must never come
-  counts   0 for a token that was never there, else 2 * (how often it is in the output) + 1; `tally` adds the token of a step
+  bias     added to each logit; minus infinity for bad words of one token
+  counts   0 for an unseen token, else 2 * (its count in the output) + 1; `tally` adds the token of a step
 
 By row, written before a step:
 
-  bans     (needed, token): the token is excluded if the last token is `needed`, or in any case where that is NOBODY.
-           The host does not know the last token yet, so for a bad word of several tokens it sends its last two
-  masks    a bit for every token that is allowed, as a grammar says
+  bans     (needed, token): the token is excluded if the last token is `needed`, or always if that is sampling_state.ANY. The
+           host does not have the last token yet, so for a bad word of several tokens it sends the last two
+  masks    a bit per token that the grammar allows
 
-A row that nothing touches costs a look at its flags. A number that is none stays one, so the row fails later (argmax.py).
-Before a row is changed, its logits are kept if somebody wants log-probabilities: those are what the model said.
+An unadjusted row costs only a read of its flags. NaN is kept, so the row fails later (argmax.py). Before a row is changed, its
+logits are saved if log-probabilities are requested: those are the model's own.
 """
 
 from typing import NamedTuple
@@ -30,14 +30,14 @@ TALLIED = tl.constexpr(2)
 
 
 class AdjustColumns(NamedTuple):
-    """By slot."""
+    """Columns by slot."""
 
     kinds: torch.Tensor
     "int32: BIASED, TALLIED."
     told: torch.Tensor
-    "int32: how many of the likeliest tokens are told with the sampled one; -1: no log-probabilities."
+    "int32: number of top log-probabilities beside the sampled token; -1: none."
     repetition: torch.Tensor
-    "float32, as the next two."
+    "float32, as are the next two."
     presence: torch.Tensor
     frequency: torch.Tensor
     bias: torch.Tensor
@@ -47,18 +47,18 @@ class AdjustColumns(NamedTuple):
 
 
 class RowAdjustments(NamedTuple):
-    """By row of the logits."""
+    """Columns by row of the logits."""
 
     ban_ends: torch.Tensor
     "int32 [rows + 1]: the bans of a row are from its own number to the next."
     bans: torch.Tensor
     "int32 [bans, 2]."
     masked: torch.Tensor
-    "int32 [rows]: which of `masks` is the row's; -1: none."
+    "int32 [rows]: index of the row's mask; -1: none."
     masks: torch.Tensor
     "int32 [masks, words]: token t is bit t % 32 of word t // 32."
     adjusted: torch.Tensor
-    "int32 [rows]: whether its logits were changed. Written here."
+    "int32 [rows]: whether the row was adjusted. Written by this kernel."
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def adjust(
     columns: AdjustColumns,
     rows: RowAdjustments,
 ) -> None:
-    """logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for changed rows that want
+    """logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for adjusted rows with
     log-probabilities."""
     count, vocabulary = logits.shape
     _adjust[(count, cdiv(vocabulary, CHUNK))](
@@ -133,7 +133,7 @@ def adjust(
         CHUNK=CHUNK,
         BANS=BANS_AT_ONCE,
         num_warps=8,
-        enable_fp_fusion=False,  # numpy multiplies first and then subtracts
+        enable_fp_fusion=False,  # numpy rounds the product before it subtracts
     )
 
 
@@ -151,5 +151,5 @@ def _tally(slots, tokens, kinds, counts, vocabulary, TALLIED: tl.constexpr):
 
 
 def tally(slots: torch.Tensor, tokens: torch.Tensor, columns: AdjustColumns) -> None:
-    """The tokens of this step are in the output of their slots."""
+    """Adds this step's tokens to the counts of their slots."""
     _tally[(len(tokens),)](slots, tokens, columns.kinds, columns.counts, columns.counts.shape[1], TALLIED=TALLIED, num_warps=1)

@@ -1,8 +1,8 @@
-"""The likeliest token of each row of logits, and what a draw needs to know of the row.
+"""The likeliest token of each row of logits, and facts for a draw.
 
 Many programs per row, CHUNK logits each; the last arriver compares their winners. The lowest id wins a tie, as in numpy. A row
-with a number that is none (or infinite) has NOT_FINITE_ID for a token. In a row that adjust.py has changed, minus infinity
-stands for an excluded token; one where nothing else is left has NOTHING_LEFT_ID.
+with NaN or infinity gets NOT_FINITE_ID. In a row that adjust.py has changed, minus infinity marks an excluded token; a row with
+nothing else gets NOTHING_LEFT_ID.
 
 Beside the token, each program keeps the largest logit of every SMALL logits: the k-th largest of those is no larger than the
 k-th largest of all, so with top-k all tokens below it are out (sample.py).
@@ -27,9 +27,9 @@ class ArgmaxScratch:
         self.best_at = torch.empty(rows, parts, dtype=torch.int32, device=device)
         self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)
         self.small_best = torch.empty(rows, parts * (CHUNK // SMALL), dtype=torch.float32, device=device)
-        "The largest of every SMALL logits."
+        "Maximum of every SMALL logits."
         self.peaks = torch.empty(rows, dtype=torch.float32, device=device)
-        "The largest of a row."
+        "Maximum of each row."
 
 
 @triton.jit

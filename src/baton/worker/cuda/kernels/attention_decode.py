@@ -1,14 +1,14 @@
-"""Attention of sequences that run one token each: a query per head against everything that the sequence has in the pool.
+"""Attention of sequences that run one token each: a query per head against all of the sequence's tokens in the pool.
 
-Memory is the limit: each byte of KV is read once. So the query heads that share a kv head are one tile (padded to 16 rows: the
-tensor cores want that), and long sequences are cut into splits, so that few sequences fill the chip as well:
+Memory is the limit: each byte of KV is read once. So the query heads that share a kv head are one tile (padded to 16 rows for
+the tensor cores), and long sequences are divided into splits, so that few sequences fill the chip too:
 
 tokens of a sequence   |--- split 0 ---|--- split 1 ---|- 2 -|      a program each, and for each kv head
                                \\________ combined by the program that finishes last ________/
 
-A tile of TILE tokens is not tied to the blocks of the pool: each token's block is looked up in the table. How many tokens a
-split has is read from device memory, so one CUDA graph serves all lengths. Where it does not depend on the batch
-(FIXED_SPLIT_TOKENS), neither do the bits of the result.
+A tile of TILE tokens is not tied to the blocks of the pool: each token's block is looked up in the table. The size of a split
+is read from device memory, so one CUDA graph serves all lengths. With a size independent of the batch (FIXED_SPLIT_TOKENS) the
+bits of the result are independent of it too.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ class DecodeTuning(NamedTuple):
     warps: int
     stages: int
     splits: int
-    "At most so many of a sequence."
+    "Maximum of splits per sequence."
 
 
 def tuning_for(rows: int, kv_heads: int = 8, *, even: bool = False) -> DecodeTuning:
-    """even: the sequences are about equally long. Then as many splits as an average one needs are enough, and programs without
-    work, which cost up to a tenth, are not launched."""
+    """even: the sequences have about equal lengths. Then the splits of an average sequence suffice, and programs without work,
+    which cost up to a tenth, are not launched."""
     if rows <= 2:
         tuning = DecodeTuning(64, 2, 4, 32)
     elif rows <= 12:
@@ -52,23 +52,23 @@ def tuning_for(rows: int, kv_heads: int = 8, *, even: bool = False) -> DecodeTun
 
 
 def _splits_for(rows: int, kv_heads: int) -> int:
-    """Of a sequence of average length: such that about 256 programs (128 where that is better) have the same work."""
+    """Splits of a sequence of average length: about 256 programs (128 where that is better) get equal work."""
     programs = 128 if rows <= 2 or 12 < rows <= 16 else 256
     return max(1, round(programs / (rows * kv_heads)))
 
 
 FIXED_TUNING = DecodeTuning(64, 2, 6, 32)
 FIXED_SPLIT_TOKENS = 256
-"""For results that do not depend on the batch: the least loss over all batch sizes."""
+"""For results independent of the batch: the smallest loss over all batch sizes."""
 
 
 def split_tokens_for(lengths_sum: int, rows: int, kv_heads: int) -> int:
-    """Tokens of a split. A sequence of average length leaves no rest."""
+    """Tokens per split. A sequence of average length leaves no remainder."""
     return max(64, -(-lengths_sum // (rows * _splits_for(rows, kv_heads)) // 32) * 32)
 
 
 class DecodeScratch:
-    """What splits leave for the last arriver; one serves all layers and all steps of a stream."""
+    """Partial results of splits; one object serves all layers and all steps of a stream."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DecodeScratch:
         device: torch.device | str,
         tunings: Sequence[DecodeTuning] | None = None,
     ) -> None:
-        """For up to `rows` sequences. `tunings`: those that will be used, where tuning_for is not asked."""
+        """For up to `rows` sequences. `tunings`: the tunings in use, if not those of tuning_for."""
         group = next_power_of_2(heads // kv_heads)
         if tunings is None:
             parts = max(tuning_for(n).splits * n for n in range(1, rows + 1)) * kv_heads
@@ -92,7 +92,7 @@ class DecodeScratch:
 
 @triton.jit
 def sink_shares(sinks, head, real, peak):
-    """What a head's sink adds to the sum of its shares: a learned score that nothing is found at."""
+    """The sink's part of the sum of a head's shares: a learned score without a value."""
     score = tl.load(sinks + head, mask=real, other=float("-inf")).to(tl.float32)
     return tl.exp2(score * 1.4426950408889634 - peak)
 
@@ -108,7 +108,7 @@ def _decode(
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
-    # Splits are the slowest dimension: programs of splits that no sequence has come last, and take no place from the others.
+    # Splits are the slowest dimension: programs of unused splits come last, and delay no others.
     head, place, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if ORDERED:
         row = tl.load(order + place)
@@ -164,14 +164,14 @@ def _decode(
         tl.store(out_at, (found / total[:, None]).to(out.dtype.element_ty), mask=(query < GROUP) & in_dim)
         return
 
-    # Parts of one (sequence, kv head) lie together: [split, query, dim] and twice [split, query].
+    # Parts of one (sequence, kv head) are adjacent: [split, query, dim] and twice [split, query].
     pair = place * KV_HEADS + head
     part = pair.to(tl.int64) * SPLITS + split
     tl.store(part_values + (part * GROUP_PADDED + query) * DIM + dim, found, mask=(query < GROUP) & in_dim)
     line = tl.arange(0, QUERIES)
     tl.store(part_sums + part * 2 * GROUP_PADDED + line, peak, mask=line < GROUP)
     tl.store(part_sums + (part * 2 + 1) * GROUP_PADDED + line, total, mask=line < GROUP)
-    tl.debug_barrier()  # all threads have stored before one of them says so
+    tl.debug_barrier()  # all threads have stored before the counter is incremented
     if tl.atomic_add(arrived + pair, 1, sem="acq_rel") < used - 1:
         return
     tl.store(arrived + pair, 0)
@@ -222,11 +222,10 @@ def attend_decode(
 ) -> None:
     """q: [rows, at least heads * head_dim], rotated (the qkv product as rope_store left it) -> out [rows, heads * head_dim].
 
-    slots, positions: int32 by row; a row's own key and value are in the pool already; position -1 is padding.
-    order: int32 [sequences] rows in the order in which they start, best longest first. Rows that are not in it are left alone.
-    None: all, as they come.
-    split_tokens: int32 [1]. tables, pool: as for rope_store. fixed: a product and a sum are rounded apart.
-    sinks: [heads], of models that have them.
+    slots, positions: int32 by row; a row's own key and value are in the pool already; position -1 is padding. order: int32
+    [sequences] rows in order of start, best longest first. Other rows are skipped. None: all rows in order. split_tokens: int32
+    [1]. tables, pool: as for rope_store. fixed: a product and a sum are rounded separately. sinks: [heads], of models that have
+    them.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads

@@ -1,11 +1,11 @@
-"""Attention of chunks of prompts: many rows of a sequence against what it has in the pool and against each other.
+"""Attention of chunks of prompts: many rows of a sequence against its tokens in the pool and against each other.
 
 A program has a tile of rows of one sequence, for one kv head; the query heads that share it are packed into the tile:
 
 keys           |---- context + rows before the tile: no mask ----|-- the tile's own: masked --|
 rows of a tile    (row 0, head 0) (row 0, head 1) ... (row 1, head 0) ...
 
-The tiles of all sequences are one list, made on the host (prefill_tiles): a mixed batch has no empty programs, and the tiles
+The tiles of all sequences are one list, built on the host (prefill_tiles): a mixed batch has no empty programs, and the tiles
 with the most work start first.
 """
 
@@ -19,7 +19,7 @@ from baton.worker.cuda.kernels.attention_decode import LOG2_E, sink_shares
 from baton.worker.cuda.kernels.sizes import next_power_of_2
 
 QUERIES = 128
-"""Rows times query heads of a tile."""
+"""Rows times query heads per tile."""
 
 
 def rows_per_tile(heads: int, kv_heads: int) -> int:
@@ -29,7 +29,7 @@ def rows_per_tile(heads: int, kv_heads: int) -> int:
 def prefill_tiles(
     sequences: NDArray[np.int64], counts: NDArray[np.int64], contexts: NDArray[np.int64], rows: int
 ) -> NDArray[np.int32]:
-    """int32 [tiles, 2]: which sequence, and the tile's first row in it. `counts`, `contexts`: of these sequences."""
+    """int32 [tiles, 2]: the sequence, and the tile's first row in it. `counts`, `contexts`: of these sequences."""
     tiles = -(-counts // rows)
     of = np.repeat(np.arange(len(sequences)), tiles)
     first = (np.arange(len(of)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * rows
@@ -42,7 +42,7 @@ def prefill_tiles(
 def _visit(queries, peak, total, found, start, position, end, table, keys_at, block_stride, scale, dim,
            DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, VALUES_AFTER: tl.constexpr, WINDOW: tl.constexpr,
            TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """One tile of tokens: what the rows find there is added to what they have found."""
+    """Processes one tile of tokens and updates the running softmax of the rows."""
     token = start + tl.arange(0, TILE)
     in_dim = dim < DIM
     if MASKED:
@@ -60,7 +60,7 @@ def _visit(queries, peak, total, found, start, position, end, table, keys_at, bl
         else:
             keys = tl.load(keys_at + place, mask=in_dim, other=0.0)
             values = tl.load(keys_at + place + VALUES_AFTER, mask=in_dim, other=0.0)
-    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # of a pool in fp8
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # for a pool in fp8
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
     if MASKED:
         seen = token[None, :] <= position[:, None]
@@ -68,7 +68,7 @@ def _visit(queries, peak, total, found, start, position, end, table, keys_at, bl
             seen = seen & (token[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
-    if WINDOW > 0:  # a row whose window begins after this tile has seen nothing yet
+    if WINDOW > 0:  # a row whose window begins after this tile has no score yet
         higher = tl.where(higher == float("-inf"), 0.0, higher)
     shares = tl.exp2(scores - higher[:, None])
     fade = tl.exp2(peak - higher)
@@ -152,12 +152,11 @@ def attend_prefill(
 ) -> None:
     """q: [rows, at least heads * head_dim] of a flat batch, rotated -> out [rows, heads * head_dim].
 
-    slots, contexts: int32 by sequence, starts: int32 [sequences + 1] (flat_batch.py). tiles: prefill_tiles with
-    rows_per_tile; rows in no tile are left alone. tuning: tokens per tile, warps, stages. sinks: [heads], or
-    None where the model has none.
+    slots, contexts: int32 by sequence, starts: int32 [sequences + 1] (flat_batch.py). tiles: prefill_tiles with rows_per_tile;
+    rows outside of tiles are skipped. tuning: tokens per tile, warps, stages. sinks: [heads], or None if the model has none.
 
-    fixed: the bits of a row do not depend on where its chunk begins. A product and a sum that the compiler makes one rounding
-    of in the tiles without a mask, and two in those with one, are two in both.
+    fixed: the bits of a row do not depend on the start of its chunk. The compiler would fuse a product and a sum in tiles
+    without a mask, but not in those with one; here both round twice.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads

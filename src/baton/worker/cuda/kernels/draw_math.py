@@ -1,10 +1,10 @@
-"""The pieces that draws are made of: worker/draws.py is the definition.
+"""Building blocks of draws: worker/draws.py is the definition.
 
-Weights are summed as integers: a weight (at most 1) counts in units of 2^-40. So sums are exact, whatever their order: the bits
-do not depend on how many programs there are, and a search among running sums cannot fall between two roundings.
+Weights are summed as integers: a weight (at most 1) counts in units of 2^-40. So sums are exact in any order: the bits do not
+depend on the number of programs, and a search among running sums cannot fall between two roundings.
 
-A limit on weights is a search for the smallest weight that is still in. As integers the bits of positive floats have the order
-of the floats, so the search is a bisection of 30 steps over the bits.
+A limit on weights is a search for the smallest included weight. As integers the bits of positive floats have the order of the
+floats, so the search is a bisection of 30 steps over the bits.
 """
 
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def mixed(word):
-    """Every bit of the result depends on every bit of the word (the finaliser of SplitMix64)."""
+    """The finaliser of SplitMix64: every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)

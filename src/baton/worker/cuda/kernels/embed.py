@@ -1,6 +1,6 @@
 """The first hidden states of a step: each row's token looked up in the embedding table.
 
-token_ids   | 17 | -1 | -1 | 4 | ...      a row's token, or FEEDBACK: "what its slot sampled in the step before"
+token_ids   | 17 | -1 | -1 | 4 | ...      a row's token, or FEEDBACK: the token that its slot sampled in the previous step
 slots       |  2 |  0 |  5 | 9 | ...      last_tokens[slots[row]] is that token, and it never leaves the device
 """
 
@@ -20,7 +20,7 @@ def _embed(token_ids, slots, last_tokens, table, hidden, scale, WIDTH: tl.conste
     slot = tl.load(slots + row)
     fed_back = tl.load(last_tokens + tl.maximum(slot, 0))
     token = tl.where(token < 0, fed_back, token)
-    # A row that failed has no token, and one of the padding has none either: what comes of them is never looked at.
+    # A failed row and a padding row have no token: their results are never used.
     token = tl.maximum(token, 0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     x = tl.load(table + token * WIDTH + at, mask=at < WIDTH, other=0.0)
@@ -37,8 +37,8 @@ def embed(
     hidden: torch.Tensor,
     scale: float = 1.0,
 ) -> None:
-    """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width],
-    times `scale`."""
+    """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width], times
+    `scale`."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
         *(token_ids, slots, last_tokens, table, hidden, scale),

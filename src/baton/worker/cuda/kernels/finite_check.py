@@ -1,4 +1,4 @@
-"""Which rows of hidden states hold a number that is none, or infinite: what such a row left in the pool must not be used."""
+"""Finds rows of hidden states with NaN or infinity: their keys and values in the pool must not be used."""
 
 import torch
 import triton

@@ -1,14 +1,14 @@
-"""A matrix product whose bits do not depend on how many rows there are: for results that are the same in any company.
+"""A matrix product whose bits do not depend on the number of rows, for deterministic results in any batch.
 
-cuBLAS chooses another kernel, another order of additions, for another number of rows. Here it depends on the matrix alone.
-Its inputs are cut into parts, few or one; a part is summed from the first input to the last in one accumulator of the tensor
-cores, and parts are added from the first to the last:
+cuBLAS chooses another kernel, and another order of additions, for another number of rows. Here the order depends only on the
+matrix. Its inputs are divided into parts, few or one; a part is summed from the first input to the last in one accumulator of
+the tensor cores, and parts are added in order:
 
 few rows     every part has its own program, which fills the chip; the last arriver adds them
 many rows    one program computes one part after the other
 
-The matrix is the left operand, and x the right one: few rows then cost little, because tensor cores want 64 rows on the left
-and are content with 16 on the right.
+The matrix is the left operand, and x the right one: few rows then cost little, because tensor cores need 64 rows on the left
+but only 16 on the right.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,13 @@ import triton.language as tl
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 SPREAD_ROWS_MAX = 256
-"""Up to so many rows parts have programs of their own."""
+"""Up to this many rows each part has its own program."""
 PARTS_MAX = 8
 
 
 class FixedScratch:
     def __init__(self, outputs: int, device: torch.device | str) -> None:
-        """For matrices of up to so many outputs; those with more have one part."""
+        """For matrices of up to this many outputs; larger ones have one part."""
         outputs = min(cdiv(outputs, 128) * 128, 192 * 64)
         self.sums = torch.empty(PARTS_MAX * outputs * SPREAD_ROWS_MAX, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(outputs // 64 * cdiv(SPREAD_ROWS_MAX, 16), dtype=torch.int32, device=device)
@@ -41,7 +41,7 @@ class FixedTuning(NamedTuple):
 
 
 def parts_of(outputs: int, inputs: int) -> int:
-    """Depends on nothing else."""
+    """Depends only on the matrix."""
     parts = 1
     while 2 * parts * cdiv(outputs, 64) <= 192 and 2 * parts * 512 <= inputs and parts < PARTS_MAX:
         parts *= 2

@@ -1,9 +1,9 @@
-"""Weights in 8 bits (e4m3), and what they are multiplied with to be what they stand for (`Scales`).
+"""Weights in 8 bits (e4m3), and their scales (`Scales`).
 
-made here       (--quantization fp8) every output has a scale, so that its largest weight is the largest number of the format
-checkpoints     bring a scale for every block of 128 outputs and 128 inputs
+made here       (--quantization fp8) a scale per output maps its largest weight to the largest number of the format
+checkpoints     have a scale per block of 128 outputs and 128 inputs
 
-up to 32 rows   activations stay as they are: a product unpacks weights on its way (gemv.py, gemv_blocks.py, skinny_gemm.py)
+up to 32 rows   activations are not rounded: a product unpacks weights in registers (gemv.py, gemv_blocks.py, skinny_gemm.py)
 more            activations are rounded to 8 bits too (fp8_rows.py), and the tensor cores multiply 8 bits with 8 bits
 deterministic   `unpack` writes the matrix out, for the product with a fixed order
 """
@@ -18,32 +18,32 @@ import triton.language as tl
 from baton.worker.cuda.kernels.sizes import cdiv
 
 ALIGNED = 16
-"""Inputs are a multiple of it: so a row of bytes can be read in whole words."""
+"""Inputs must be a multiple of it, so that a row of bytes is read in whole words."""
 LARGEST = 448.0
 FP8 = torch.float8_e4m3fn
 GROUP = 64
-"""Outputs whose blocks have the same scales: a tile of skinny_gemm.py."""
+"""Outputs with common block scales: a tile of skinny_gemm.py."""
 BLOCK_INPUTS = tl.constexpr(128)
 STORED_BLOCK = 128
 BLOCK = 2048
 
 
 class Scales(NamedTuple):
-    """A weight stands for itself times `outputs` of its output, times `blocks` of its block where there are any."""
+    """The value of a weight is its number times `outputs` of its output, times `blocks` of its block if given."""
 
     outputs: torch.Tensor
     "float32 [outputs]."
     blocks: torch.Tensor | None = None
-    "float32 [outputs / GROUP, inputs / 128], rounded up; not above 1, so that activations times it stay in float16's range."
+    "float32 [outputs / GROUP, inputs / 128], rounded up; at most 1, so that activations times it stay in float16's range."
     library: torch.Tensor | None = None
-    "float32 [outputs / 128, inputs / 128] as cuBLAS wants it, where it can multiply such a matrix."
+    "float32 [outputs / 128, inputs / 128] in cuBLAS' form, if it can multiply such a matrix."
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, Scales]:
-    """weight: [outputs, inputs] -> the same in fp8, with scales of outputs."""
+    """weight: [outputs, inputs] -> the same in fp8, with scales per output."""
     packed = torch.empty_like(weight, dtype=FP8)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-    step = max(1, (64 << 20) // weight.shape[1])  # a part at a time: in float32 it would be large
+    step = max(1, (64 << 20) // weight.shape[1])  # in parts: the whole in float32 would be large
     for part in (slice(at, at + step) for at in range(0, len(weight), step)):
         values = weight[part].float()
         scales[part] = values.abs().amax(1).clamp(min=1e-12) / LARGEST
@@ -52,18 +52,18 @@ def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, Scales]:
 
 
 def can_stack(sizes: Sequence[int], inputs: int) -> bool:
-    """Whether matrices of so many outputs, with blocks of their own, can be one: a group of outputs is of one of them."""
+    """Whether matrices of these numbers of outputs, each with its own blocks, can be stacked: a group must not span two."""
     return inputs % ALIGNED == 0 and all(size % GROUP == 0 for size in sizes[:-1])
 
 
 def scales_of_blocks(stored: Sequence[torch.Tensor], sizes: Sequence[int], inputs: int) -> Scales:
-    """stored: the scales [blocks, blocks] of matrices that are stacked, which have so many outputs (can_stack())."""
+    """stored: the block scales [blocks, blocks] of stacked matrices, whose numbers of outputs are `sizes` (can_stack())."""
     groups = [
         scales.float().repeat_interleave(STORED_BLOCK // GROUP, 0)[: cdiv(size, GROUP)]
         for scales, size in zip(stored, sizes, strict=True)
     ]
     all_groups = torch.cat(groups)
-    # A power of two: what is divided by it stays exact.
+    # A power of two, so that the division is exact.
     largest = torch.exp2(torch.ceil(torch.log2(all_groups.amax(1).clamp(min=1e-30))))
     blocks = (all_groups / largest[:, None]).contiguous()
     outputs = largest.repeat_interleave(GROUP)[: sum(sizes)].contiguous()
@@ -74,8 +74,8 @@ def scales_of_blocks(stored: Sequence[torch.Tensor], sizes: Sequence[int], input
 
 
 def _library_multiplies(device: torch.device, sizes: Sequence[int], inputs: int) -> bool:
-    """cuBLAS has it for Hopper alone. Where a row of scales is no multiple of four numbers, its results are wrong (torch 2.11,
-    cuBLAS 13)."""
+    """cuBLAS supports it only on Hopper. If a row of scales is not a multiple of four numbers, its results are wrong (torch
+    2.11, cuBLAS 13)."""
     whole = inputs % STORED_BLOCK == 0 and inputs // STORED_BLOCK % 4 == 0 and all(s % STORED_BLOCK == 0 for s in sizes[:-1])
     return whole and sizes[-1] % ALIGNED == 0 and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
@@ -105,8 +105,8 @@ def unpack(packed: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
 
 
 def unpack_blocks(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
-    """A matrix of a checkpoint and the scales of its blocks, as they are stored -> out, of the same shape. Once, at load: no
-    kernel of ours. Products are taken in float32, then rounded to the type of `out`."""
+    """A checkpoint's matrix and its block scales, as stored -> out, of the same shape. Used once, at load, without a kernel of
+    ours. Products are computed in float32, then rounded to the type of `out`."""
     rows, inputs = packed.shape
     spread = scales.float().repeat_interleave(STORED_BLOCK, 1)[:, :inputs].repeat_interleave(STORED_BLOCK, 0)[:rows]
     out.copy_(spread.mul_(packed.float()))

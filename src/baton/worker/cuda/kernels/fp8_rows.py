@@ -1,7 +1,6 @@
 """Products of many rows with weights in 8 bits: rows are rounded to 8 bits too, and the tensor cores multiply 8 bits with 8
-bits, at twice the rate of bfloat16 and with half the bytes. A scale for each row; where weights have scales of blocks, for each
-row and 128 inputs, which is what checkpoints with such blocks were made for (`activation_scheme: dynamic`).
-"""
+bits, at twice the rate of bfloat16 and with half the bytes. A scale per row; if weights have block scales, per row and 128
+inputs, as checkpoints with such blocks expect (`activation_scheme: dynamic`)."""
 
 import torch
 import triton
@@ -11,7 +10,7 @@ from baton.worker.cuda.kernels.fp8 import FP8, LARGEST, STORED_BLOCK, Scales
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_ALIGNED = 4
-"""cuBLAS wants so many rows or a multiple, where they have scales of blocks. Outputs have room for it."""
+"""cuBLAS needs a multiple of this many rows, if they have block scales. Outputs have room for it."""
 
 
 @triton.jit
@@ -29,9 +28,9 @@ def _quantise_rows(
 
 
 def quantise_rows(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, part: int | None = None) -> None:
-    """x: [rows, width] -> packed, the same in fp8, and scales float32 [parts, rows]. A number that is none stays one.
+    """x: [rows, width] -> packed, the same in fp8, and scales float32 [parts, rows].
 
-    part: inputs that share a scale; None: all of them.
+    NaN is kept. part: inputs that share a scale; None: all.
     """
     rows, width = x.shape
     part = part or next_power_of_2(width)
@@ -46,10 +45,10 @@ def quantise_rows(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, p
 
 
 class Rows8Bits:
-    """Rows in 8 bits, on their way into a product."""
+    """Rows in 8 bits, as input of a product."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        """Up to so many rows, up to so wide."""
+        """For up to `rows` rows of up to `width` inputs."""
         rows = cdiv(rows, ROWS_ALIGNED) * ROWS_ALIGNED
         self._packed = torch.zeros(rows * width, dtype=FP8, device=device)
         self._scales = torch.zeros(cdiv(width, STORED_BLOCK) * rows, dtype=torch.float32, device=device)
@@ -59,7 +58,7 @@ class Rows8Bits:
         return scales.blocks is None or scales.library is not None
 
     def rounded(self, x: torch.Tensor, scales: Scales) -> tuple[torch.Tensor, torch.Tensor]:
-        """x in 8 bits, and its scales [parts, rows], as weights with such scales want them. Until the next call."""
+        """x in 8 bits, and its scales [parts, rows], matching the weights' scales. Valid until the next call."""
         rows, width = x.shape
         padded, part = (rows, None) if scales.blocks is None else (cdiv(rows, ROWS_ALIGNED) * ROWS_ALIGNED, STORED_BLOCK)
         packed = self._packed[: padded * width].view(padded, width)

@@ -1,6 +1,7 @@
-"""What sample.py's `_pick` does, for rows with more candidates than fit into registers: flat distributions, or a large top-k.
+"""Draws within limits, as top_k.py's `pick`, for rows with more candidates than fit into registers: flat distributions, or a
+large top-k.
 
-One program per row reads the row's logits once for every two bits of a limit. Slow (a millisecond), and the same result.
+One program per row reads the row's logits once for every two bits of a limit. Slow (a millisecond), with the same result.
 """
 
 import torch
@@ -35,7 +36,7 @@ def _at_least(here, vocabulary, peak, temperature, least, one, two, three, COUNT
 
 @triton.jit
 def _largest_limit(here, vocabulary, peak, temperature, least, goal, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest bits such that the tokens which reach them have at least `goal` together; 0 where none has."""
+    """The largest bits such that the tokens which reach them have at least `goal` together; 0 if none has."""
     found = 0
     for step in range(15):
         bit = 28 - 2 * step
@@ -47,7 +48,7 @@ def _largest_limit(here, vocabulary, peak, temperature, least, goal, COUNT: tl.c
 
 @triton.jit
 def _kth_of_equals(here, vocabulary, peak, temperature, bits_of_equals, skip, BLOCK: tl.constexpr):
-    """The id of the token with these bits before which there are `skip` others."""
+    """The id of the token with these bits that has `skip` others before it."""
     found = -1
     before = skip * 0
     for start in range(0, vocabulary, BLOCK):
@@ -106,7 +107,7 @@ def pick_from_all(
     last_tokens: torch.Tensor,
     candidates: int,
 ) -> None:
-    """Rows whose count is above `candidates`; it is set back to zero."""
+    """Processes rows whose count is above `candidates`, and resets the count."""
     rows, vocabulary = logits.shape
     _pick_from_all[(rows,)](
         *(logits, slots, positions, tokens, last_tokens, *columns, peaks, counts, logits.stride(0), vocabulary),

@@ -1,4 +1,4 @@
-"""A shared expert with a gate (Qwen2-MoE): out += sigmoid(x . gate) * what the shared expert says. A program for each row."""
+"""A shared expert with a gate (Qwen2-MoE): out += sigmoid(x . gate) * shared. One program per row."""
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """The activation between the two products of an MLP: act(gate) * up, where gate and up are the halves of one row.
 
-`gated` is what every kernel calls that has both halves in registers. What is no number stays none.
+Kernels with both halves in registers call `gated`. NaN is kept.
 """
 
 import torch
@@ -15,7 +15,7 @@ BLOCK = 1024
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """As models/layers/mlp.py says it. The hyperbolic tangent of GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
+    """As in models/layers/mlp.py. The hyperbolic tangent of GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
     if ACTIVATION == "gelu_tanh":
         turned = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
         return gate / (1.0 + tl.exp(-turned)) * up

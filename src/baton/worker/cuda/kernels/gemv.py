@@ -1,10 +1,10 @@
-"""Products of one row, with what stands before and behind them in a decoder layer: the whole layer is six kernels then.
+"""Products of one row, fused with the operations before and after them in a decoder layer: the whole layer is six kernels.
 
     norm -> qkv          norm -> gate, up -> act(gate) * up           norm -> head          attention -> o -> + residual
 
-A batch of one reads every weight once and computes next to nothing: memory is the limit, and each launch that is saved counts.
-A program has a few rows of the matrix; sums are float32 and are not split, so results have the same bits on every run. The norm
-of x is worked out by every program on the way: its factor comes in at the end, sum(w * x * scale) / rms(x).
+A batch of one reads every weight once and computes almost nothing: memory is the limit, and each saved launch counts. A program
+has a few rows of the matrix; sums are float32 and not split, so results have the same bits on every run. Every program computes
+the norm of x itself: its factor is applied at the end, sum(w * x * scale) / rms(x).
 """
 
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class GemvTuning(NamedTuple):
     stages: int
 
 
-# Measured on an H200 (docs/internals/notes/gpu-kernels.md): what is best differs with the number of outputs.
+# Measured on an H200 (docs/internals/notes/gpu-kernels.md): the best tuning depends on the number of outputs.
 WIDE, TALL, NARROW, PAIRED = (
     GemvTuning(4, 2048, 4, 3),
     GemvTuning(16, 256, 4, 6),
@@ -123,8 +123,8 @@ def gemv(
 ) -> None:
     """x: [1, inputs], weight: [outputs, inputs] -> out [1, outputs]. scales: with fp8 (fp8.py).
 
-    norm: weights of the RMS norm that x gets first. residual: [1, outputs], added; may be `out`. paired: the first half of the
-    outputs are gates, the second half are multiplied with their activation: out [1, outputs / 2].
+    norm: weights of the RMS norm of x. residual: [1, outputs], added; may be `out`. paired: the first half of the outputs are
+    gates, the second half are multiplied with their activation: out [1, outputs / 2].
     """
     if scales is not None and scales.blocks is not None:
         gemv_blocks(

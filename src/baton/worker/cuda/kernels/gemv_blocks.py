@@ -1,8 +1,7 @@
-"""As gemv.py, for weights in fp8 with scales of blocks.
+"""Like gemv.py, for fp8 weights with block scales.
 
-The loop is over outputs and not over inputs: x is kept in registers, normed and already multiplied with the scales of the
-blocks that it meets, which are the same for all outputs of a program. So the loop has nothing to do with scales: there, loading
-them took longer than loading the weights.
+The loop is over outputs, not over inputs: x stays in registers, normalised and already multiplied with its blocks' scales,
+which are the same for all outputs of a program. So the loop loads no scales: there that took longer than loading the weights.
 """
 
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 class BlockGemvTuning(NamedTuple):
     outputs: int
-    "Of a program; they are of one group (fp8.py)."
+    "Outputs per program; they are of one group (fp8.py)."
     at_once: int
     warps: int
     stages: int
@@ -104,7 +103,7 @@ def gemv_blocks(
     activation: Activation = "silu",
     pdl: bool = False,
 ) -> None:
-    """As gemv(); `scales` has some of blocks."""
+    """As gemv(); `scales` has block scales."""
     outputs, inputs = weight.shape
     if paired:
         outputs //= 2

@@ -1,11 +1,11 @@
 """Products of experts: each tile of rows (route.py) with the matrix of its expert.
 
-A program per tile and some outputs. The first product of an MLP takes row pair // PER_TOKEN of x; the second the pair itself,
-and its sums are multiplied by the pair's share. Results are written by pair, so nobody adds to what another writes; `combine`
-adds the few pairs of a row, always in the same order.
+A program per tile and some outputs. The first product of an MLP reads row pair // PER_TOKEN of x; the second the pair itself,
+and its sums are multiplied by the pair's share. Results are written per pair, so no two programs write the same number;
+`combine` adds the few pairs of a row, always in the same order.
 
 Few rows per expert: the matrix is the left operand of the tensor cores, as in skinny_gemm.py. Many: the right one. Matrices in
-fp8 (fp8.py) are unpacked on their way; many rows with those: grouped_gemm_fp8.py.
+fp8 (fp8.py) are unpacked in registers; grouped_gemm_fp8.py handles many rows of those.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ TILE_LEAST, TILE_MOST = 16, 128
 
 
 def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
-    """Rows of a tile: about twice as many as an expert gets on average. fixed: the same for any number of rows."""
+    """Rows per tile: about twice an expert's average. fixed: independent of the number of rows."""
     wanted = 2 * rows * per_token // experts
     return TILE_LEAST if fixed or wanted <= 16 else 32 if wanted <= 64 else 64 if wanted <= 128 else TILE_MOST
 
@@ -39,11 +39,11 @@ class GroupedTuning(NamedTuple):
 
 
 FEW_TILES = 16
-"""A row or two: the chip is not filled, and what is loaded further ahead counts for more."""
+"""With one or two rows the chip is not filled, and more prefetching pays."""
 
 
 def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> GroupedTuning:
-    """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
+    """Measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales is not None:
         if tiles <= FEW_TILES:
             return GroupedTuning(True, GROUP, 128, 4, 4)
@@ -68,7 +68,7 @@ def _product(matrix, rows, sums, SWAPPED: tl.constexpr, PRECISION: tl.constexpr)
 def finish_tile(sums, ups, bias_at, out, shares, pair, there, output,
                 OUTPUTS: tl.constexpr, PAIRED: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
                 ACTIVATION: tl.constexpr):  # fmt: skip
-    """sums, and of a first product ups: float32 [TILE, SOME_OUTPUTS] -> out, by pair."""
+    """sums, and ups of a first product: float32 [TILE, SOME_OUTPUTS] -> out, per pair."""
     if BIAS:
         sums += tl.load(bias_at, mask=output < OUTPUTS, other=0.0).to(tl.float32)[None, :]
         if PAIRED:
@@ -174,11 +174,11 @@ def grouped_gemm(
     activation: Activation = "silu",
     tuning: GroupedTuning | None = None,
 ) -> None:
-    """weight: [experts, outputs, inputs] -> out by pair. scales: with fp8, of the outputs of all experts, as
-    `bias` is.
+    """weight: [experts, outputs, inputs] -> out per pair.
 
-    first: x is [rows, inputs], and the first half of the outputs are gates of the second: out [pairs, outputs / 2]. Else x is
-    [pairs, inputs], and out [pairs, outputs] is multiplied by the shares.
+    scales: with fp8, of the outputs of all experts, as `bias`. first: x is [rows, inputs], and the first half of the outputs
+    are gates of the second: out [pairs, outputs / 2]. Else x is [pairs, inputs], and out [pairs, outputs] is multiplied by the
+    shares.
     """
     _, outputs, inputs = weight.shape
     if first:
@@ -218,12 +218,12 @@ def _combine(
     EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
-    if row == 0:  # nobody looks at the counts any more
+    if row == 0:  # the counts are not used any more
         expert = tl.arange(0, EXPERTS)
         tl.store(counts + expert, tl.zeros([EXPERTS], tl.int32))
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
-    width = tl.where(tl.load(picked + row * PER_TOKEN) >= 0, WIDTH, 0)  # a row of padding has no parts
+    width = tl.where(tl.load(picked + row * PER_TOKEN) >= 0, WIDTH, 0)  # a padding row has no parts
     here = out + row.to(tl.int64) * WIDTH + at
     sums = tl.zeros([BLOCK], tl.float32)
     if ADD:
@@ -235,7 +235,7 @@ def _combine(
 
 
 def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, add: bool) -> None:
-    """parts: [pairs, width] -> their sums by row, written to out [rows, width] or added to it."""
+    """parts: [pairs, width] -> their sums per row, written to out [rows, width] or added to it."""
     rows, width = out.shape
     _combine[(rows,)](
         *(parts, scratch.picked, scratch.counts, out),

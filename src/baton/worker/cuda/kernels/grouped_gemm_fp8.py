@@ -1,7 +1,8 @@
-"""As grouped_gemm.py, for many rows of experts in fp8: rows are in 8 bits too (fp8_rows.py), and so are the products.
+"""Like grouped_gemm.py, for many rows of experts in fp8: rows are in 8 bits too (fp8_rows.py), and the tensor cores multiply 8
+bits.
 
-To unpack matrices on their way, as few rows do, would cost more than it saves: here reading them is not what takes the time.
-With scales of blocks, sums of 128 inputs are multiplied by the scale of their rows and their block.
+Unpacking matrices, as for few rows, would cost more than it saves: here memory is not the limit. With block scales, sums of 128
+inputs are multiplied by the scales of row and block.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv
 
 TILE_FROM, TILE_MOST = 32, 64
-"""Rows of a tile: with fewer it is faster to unpack, with more nothing is gained."""
+"""Rows per tile: with fewer, unpacking is faster; more gain nothing."""
 
 
 class GroupedFp8Tuning(NamedTuple):
@@ -27,7 +28,7 @@ class GroupedFp8Tuning(NamedTuple):
 
 
 def tuning_for(scales: Scales, *, first: bool) -> GroupedFp8Tuning:
-    """Found on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
+    """Measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales.blocks is None:
         return GroupedFp8Tuning(GROUP, 3, 4) if first else GroupedFp8Tuning(2 * GROUP, 3, 4)
     return GroupedFp8Tuning(GROUP, 4 if first else 3, 4)

@@ -1,9 +1,9 @@
-"""As grouped_gemm.py, for experts in MXFP4: 4 bits a weight (e2m1), and a power of two for every 32 inputs (e8m0).
+"""Like grouped_gemm.py, for experts in MXFP4: 4 bits per weight (e2m1), and a power of two per 32 inputs (e8m0).
 
     a byte of weights   | input 16 + j of the group | input j of the group |      j from 0 to 15
 
-Weights are unpacked on their way. The low halves of the bytes meet the first 16 inputs of their groups and the high halves the
-others, in two products: so nothing has to be put side by side. An unpacked weight is exact in bfloat16.
+Weights are unpacked in registers. The low halves of the bytes are multiplied with the first 16 inputs of their groups and the
+high halves with the others, in two products: so nothing is interleaved. An unpacked weight is exact in bfloat16.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class GroupedMxfp4Tuning(NamedTuple):
 
 
 def tuning_for(tile: int, inputs: int) -> GroupedMxfp4Tuning:
-    """A first guess, not measured yet. Rounds of 64 inputs leave no rest of gpt-oss' 2880."""
+    """An estimate, not measured yet. Rounds of 64 inputs divide gpt-oss' 2880."""
     some = 128 if inputs % 128 == 0 else 64
     return (
         GroupedMxfp4Tuning(True, 64, some, 3, 4)
@@ -41,15 +41,15 @@ def tuning_for(tile: int, inputs: int) -> GroupedMxfp4Tuning:
 
 
 def split_mxfp4(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 [rows, 17 bytes for every 32 inputs] (models/dequantise.py) -> weights [rows, inputs / 2] and exponents
-    [rows, inputs / 32]."""
+    """uint8 [rows, 17 bytes per 32 inputs] (models/dequantise.py) -> weights [rows, inputs / 2] and exponents [rows, inputs /
+    32]."""
     blocks = stored.view(len(stored), -1, GROUP // 2 + 1)
     return blocks[:, :, 1:].reshape(len(stored), -1), blocks[:, :, 0].contiguous()
 
 
 @triton.jit
 def _e2m1(bits, scale, KIND: tl.constexpr):
-    """Sign, two bits of exponent and one behind the point are the upper ones of a float16, 2 ** 14 times too small."""
+    """Sign, two bits of exponent and one of mantissa are the upper bits of a float16 that is 2 ** 14 times too small."""
     half = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True)
     return (half.to(tl.float32) * scale).to(KIND)
 

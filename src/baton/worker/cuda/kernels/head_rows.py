@@ -1,6 +1,6 @@
-"""Norms of queries and keys where all heads of a token are one row (OLMo): before rope_store.py, which then has none.
+"""Norms of queries and keys over all heads of a token as one row (OLMo): before rope_store.py, which then has none.
 
-In place, in the qkv product: a program for the queries of a row, another one for its keys.
+In place, in the qkv product: one program for the queries of a row, another for its keys.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""What the model thought of a token: its log-probability, its rank, and the likeliest tokens. worker/logprobs.py defines it.
+"""Log-probability and rank of a token, and the likeliest tokens.
 
-Many programs per row, CHUNK logits each: the mass, how many are larger than the token's logit, and the best of the chunk. The
-last arriver puts them together. The best are found by taking the largest so many times: its bits, which have the order of the
-floats, and below them its id, so equal ones come by id.
+worker/logprobs.py defines them. Many programs per row, CHUNK logits each: the mass, the number of logits larger than the
+token's, and the best of the chunk. The last arriver combines them. The best are found by repeatedly taking the largest of a
+combined number: the bits of the logit, which have the order of the floats, and below them the id, so equal ones come by id.
 """
 
 import torch
@@ -13,9 +13,9 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 CHUNK = 4096
 TOP = 20
-"""Of the likeliest, so many at most (SamplingParams.logprobs)."""
+"""Maximum of top log-probabilities (SamplingParams.logprobs)."""
 WORDS = 2 + 2 * TOP
-"""Of a row: its log-probability (bits of a float32), its rank, then id and log-probability of the likeliest."""
+"""Words per row: log-probability (bits of a float32), rank, then id and log-probability of the likeliest."""
 
 
 class TellScratch:
@@ -55,7 +55,7 @@ def _tell(
         return
     top = tl.load(told + slot)
     token = tl.load(tokens + row)
-    if (top < 0) | (token < 0):  # nobody asked, or the row has failed
+    if (top < 0) | (token < 0):  # not requested, or the row has failed
         return
     here = logits + row.to(tl.int64) * row_stride
     if tl.load(adjusted + row) != 0:
@@ -107,8 +107,8 @@ def tell(
     scratch: TellScratch,
     out: torch.Tensor,
 ) -> None:
-    """logits, raw: float32 [rows, vocabulary]: raw counts where adjusted int32 [rows] says so. tokens: int32 [rows]; those
-    below 0 are left out. told: AdjustColumns.told -> out int32 [rows, WORDS]."""
+    """logits, raw: float32 [rows, vocabulary]: raw is used where adjusted int32 [rows] is set. tokens: int32 [rows]; negative
+    ones are skipped. told: AdjustColumns.told -> out int32 [rows, WORDS]."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
     _tell[(rows, parts)](

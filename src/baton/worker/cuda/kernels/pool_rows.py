@@ -1,10 +1,10 @@
-"""Sums over the rows of prompts, after the last norm: what embeddings are made of (worker/pooling.py).
+"""Sums over the rows of prompts after the last norm, for embeddings (worker/pooling.py).
 
     rows of a step     | prompt a          | decode | prompt b    |
     ranges             (first, count) of a           of b              -> sums int64 [ranges, width]
 
 A state is rounded to a multiple of 2^-24 and summed as an integer, as on a CPU: integers may be added in any order, so the sum
-has the same bits however a prompt was cut into steps, as far as its rows have.
+has the same bits however a prompt was divided into steps, if its rows have.
 """
 
 import torch
@@ -77,9 +77,9 @@ def pool_rows(
     steps_per_one: float,
     largest: float,
 ) -> None:
-    """residual + added: [rows, width]; ranges: int32 [ranges, 2], the first row and how many -> sums int64 [ranges, width].
+    """residual + added: [rows, width]; ranges: int32 [ranges, 2], first row and count -> sums int64 [ranges, width].
 
-    scales: float32 [2, rows or more], of the norm; overwritten. largest: a state is cut off there.
+    scales: float32 [2, rows or more], of the norm; overwritten. largest: states are clipped there.
     """
     rows, width = residual.shape
     other = residual if added is None else added

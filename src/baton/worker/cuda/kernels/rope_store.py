@@ -6,7 +6,7 @@ a row of qkv    |-- q heads --|-- k heads --|-- v heads --|
                     |               v             v
                  in place          block table[position // block_size], place position % block_size
 
-Dimension i of a head turns together with i + head_dim / 2. The angles come from a table, one row per position: every layer of
+Dimensions i and i + head_dim / 2 of a head rotate together. The angles come from a table, one row per position: every layer of
 every step uses the same cosines and sines, in float32.
 """
 
@@ -21,7 +21,7 @@ HEADS_PER_PROGRAM = 8
 
 @triton.jit
 def _small(x):
-    """fp8 has no larger numbers. What is none, or infinite, becomes none: the row that reads it fails, as in other types."""
+    """Clamps to fp8's range. NaN and infinity become NaN: a row that reads it fails, as in other types."""
     return tl.where(tl.abs(x) < float("inf"), tl.clamp(x, -448.0, 448.0), float("nan"))
 
 
@@ -69,7 +69,7 @@ def _rope_store(
     tl.store(here, turned_first, mask=is_q)
     tl.store(here + DIM // 2, turned_second, mask=is_q)
 
-    # In a block, behind the keys of all heads come the values of all heads: so the two are one run of 2 * KV_HEADS heads.
+    # In a block the values of all heads follow the keys of all heads: together they are one run of 2 * KV_HEADS heads.
     block = tl.load(tables + slot * table_stride + position // BLOCK_SIZE).to(tl.int64)
     place = (
         pool + block * block_stride + layer_offset + (head - HEADS) * (BLOCK_SIZE * DIM) + (position % BLOCK_SIZE) * DIM + at
@@ -98,10 +98,9 @@ def rope_store(
 ) -> None:
     """qkv: [rows, (heads + 2 * kv_heads) * head_dim]; queries are rotated in place, keys and values go to the pool.
 
-    norms: weights of the norms of queries and keys, [head_dim] each, or None where the model has none.
-    angles: cosines and sines, float32 [positions, head_dim / 2].
-    positions: int32 [rows], -1 for padding. slots: int32 [rows], which row of `tables` int32 [slots, width] is theirs.
-    pool: [blocks, layers, 2, kv_heads, block_size, head_dim].
+    norms: weights of the norms of queries and keys, [head_dim] each, or None. angles: cosines and sines, float32 [positions,
+    head_dim / 2]. positions: int32 [rows], -1 for padding. slots: int32 [rows], the row of `tables` int32 [slots, width]. pool:
+    [blocks, layers, 2, kv_heads, block_size, head_dim].
     """
     kv_heads, block_size, dim = pool.shape[3:]
     q_norm, k_norm = norms or (qkv, qkv)

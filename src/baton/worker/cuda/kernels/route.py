@@ -1,13 +1,13 @@
-"""Which experts work on which rows: the router's logits become tiles of rows that share an expert.
+"""Assigns rows to experts: the router's logits become tiles of rows that share an expert.
 
-route    a program per row: its shares, the best few experts by them, and the row's number among the rows of each expert
-place    the tiles of every expert lie one behind another; every pair (row, expert) gets its place in one
+route    a program per row: its shares, the best few experts, and the row's number among the rows of each expert
+place    the tiles of every expert are consecutive; every pair (row, expert) gets a place in one
 
     pair     = row * PER_TOKEN + which of its experts
     members  | pairs of expert 3, up to TILE | more of expert 3 | pairs of expert 9 | ...       TILE places each, some empty
     tiles    |      (3, how many)            |  (3, how many)   |    (9, how many)  | (-1, 0)   as many as there could be
 
-Numbers come from counting with atomics, so which place a row gets differs from run to run; what is computed of it does not.
+Numbers come from atomic counters, so a row's place differs from run to run; its result does not.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ PAIRS = 64
 
 
 class RouteScratch:
-    """For steps of up to so many rows."""
+    """For steps of up to `rows` rows."""
 
     def __init__(self, rows: int, experts: int, per_token: int, sizes: tuple[int, int], device: torch.device | str) -> None:
         """sizes: of the smallest and the largest tile."""
@@ -36,7 +36,7 @@ class RouteScratch:
         self.picked, self.numbers = ints(rows, per_token), ints(rows, per_token)
         self.shares = torch.zeros(rows, per_token, dtype=torch.float32, device=device)
         self.counts = ints(experts)
-        "Rows of each expert; zero between steps (experts.py sets it back)."
+        "Rows per expert; zero between steps (experts.py resets it)."
         self.arrived = ints(1)
         self.tiles = ints(tiles, 2)
         self.members = ints(pairs + experts * tile_most)
@@ -49,16 +49,16 @@ def tiles_most(rows: int, experts: int, per_token: int, tile: int) -> int:
 
 
 class Picking(NamedTuple):
-    """How the router's logits become experts and shares, beside what config.Experts says."""
+    """Tensors of the choice of experts and shares, beside the settings in config.Experts."""
 
     experts: Experts
     bias: torch.Tensor | None = None
     "[experts], added to the logits."
     correction: torch.Tensor | None = None
-    "[experts], added to the shares to pick by."
+    "[experts], added to the shares for the choice."
 
     def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`other` stands for those that are missing."""
+        """`other` replaces missing tensors."""
         return other if self.bias is None else self.bias, other if self.correction is None else self.correction
 
     def constants(self) -> dict[str, object]:
@@ -78,9 +78,9 @@ class Picking(NamedTuple):
 @triton.jit
 def shares_of(x, bias, correction, at, EXPERTS: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
               CORRECTED: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
-    """x: the logits of a row, float32 [BLOCK], -inf behind the last expert. Shares, and one number for what an expert is picked
-    by and the expert: larger for a larger share and for the lower of two experts. Of a row that is not-a-number different
-    experts are found all the same."""
+    """x: the logits of a row, float32 [BLOCK], -inf after the last expert. Returns the shares, and a combined number of share
+    and expert for the choice: larger for a larger share and for the lower of two experts. A NaN row still gets different
+    experts."""
     if BIAS:
         x += tl.load(bias + at, mask=at < EXPERTS, other=0.0).to(tl.float32)
     if SIGMOID:
@@ -92,7 +92,7 @@ def shares_of(x, bias, correction, at, EXPERTS: tl.constexpr, SIGMOID: tl.conste
     if CORRECTED:
         by += tl.load(correction + at, mask=at < EXPERTS, other=0.0).to(tl.float32)
     bits = by.to(tl.int32, bitcast=True)
-    if CORRECTED:  # of negative numbers the larger one has the smaller bits; positive ones have their order
+    if CORRECTED:  # the bits of negative numbers have the reverse order
         bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     order = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
     return share, tl.where(at < EXPERTS, order, LEAST)
@@ -100,7 +100,7 @@ def shares_of(x, bias, correction, at, EXPERTS: tl.constexpr, SIGMOID: tl.conste
 
 @triton.jit
 def pick_next(share, order, at, LEAST: tl.constexpr):
-    """The best expert that is left, its share, and the order without it."""
+    """The best remaining expert, its share, and the order without it."""
     best = tl.max(order, 0)
     expert = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
     part = tl.sum(tl.where(at == expert, share, 0.0), 0)
@@ -115,7 +115,7 @@ def _route(
 ):  # fmt: skip
     row = tl.program_id(0)
     here = row * PER_TOKEN
-    if tl.load(slots + row) < 0:  # padding: nobody works on it
+    if tl.load(slots + row) < 0:  # padding: no expert
         for one in tl.static_range(PER_TOKEN):
             tl.store(picked + here + one, -1)
         return
@@ -140,7 +140,7 @@ def _place(
     picked, numbers, counts, members, tiles, pairs, tile_count,
     EXPERTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Both pairs and tiles are cut into runs of PAIRS."""
+    """Both pairs and tiles are processed in runs of PAIRS."""
     expert = tl.arange(0, BLOCK)
     count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
     needed = (count + TILE - 1) // TILE
@@ -161,7 +161,7 @@ def _place(
 
 
 def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile: int, picking: Picking) -> int:
-    """logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; how many tiles there can be."""
+    """logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; returns the maximum of tiles."""
     rows, experts = logits.shape
     per_token, block = picking.experts.per_token, next_power_of_2(experts)
     _route[(rows,)](
@@ -184,8 +184,8 @@ def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile
 
 @triton.jit
 def rows_of_tile(members, tiles, tile, TILE: tl.constexpr, PER_TOKEN: tl.constexpr, GATHER: tl.constexpr):
-    """For products of experts: the pairs of a tile, which of them are there, and the row of each: GATHER: of the step, else the
-    pair's own."""
+    """For products of experts: the pairs of a tile, which places are filled, and each pair's source row: with GATHER of the
+    step, else the pair itself."""
     place = tl.arange(0, TILE)
     there = place < tl.load(tiles + tile * 2 + 1)
     pair = tl.load(members + tile * TILE + place, mask=there, other=0)

@@ -1,7 +1,7 @@
-"""The norm before a mixture of experts, the router's product and its choice, for one row, in one kernel: launches would cost
-more than the work.
+"""The norm before a mixture of experts, the router's product and its choice, for one row, in one kernel: separate launches
+would cost more than the work.
 
-Some experts per program; the last arriver looks at all logits and picks. Each picked expert gets a tile of its own (route.py).
+Some experts per program; the last arriver reads all logits and picks. Each picked expert gets its own tile (route.py).
 """
 
 import torch
@@ -65,7 +65,7 @@ def route_row(
     tile: int,
     picking: Picking,
 ) -> int:
-    """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; how many tiles there are. logits: float32."""
+    """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; returns the number of tiles. logits: float32."""
     experts, width = router.shape
     programs = cdiv(experts, EXPERTS_PER_PROGRAM)
     _route_row[(programs,)](

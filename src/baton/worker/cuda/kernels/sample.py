@@ -1,12 +1,13 @@
-"""Tokens drawn on the device, as worker/draws.py draws them: a function of (seed, index, position) and of the row's logits.
+"""Draws tokens on the device, as worker/draws.py: a function of (seed, index, position) and of the row's logits.
 
-argmax.py has run: likeliest tokens, largest logits and the judgement of every row are there, and rows without a temperature are
-done. Of the others, `_draw` (many programs per row) sums the weights and
+argmax.py runs first: it gives the likeliest tokens, largest logits and failures of every row, and rows without a temperature
+are done. For the others `_draw` (many programs per row) sums the weights and
 
   plain      looks the uniform number up in the running sum by token id: chunk first, then inside the chunk
-  limited    (top-k, top-p, min-p) leaves it to pick.py, which collects the few candidates that may pass and searches among them
+  limited    (top-k, top-p, min-p) leaves the row to top_k.py, which collects the few candidates that may pass and searches
+             among them
 
-A row that has more candidates than CANDIDATES (a flat distribution) is left to pick_from_all.py: slow, but right.
+A row with more than CANDIDATES candidates (a flat distribution) is left to full_vocab_sample.py: slow, but correct.
 """
 
 from typing import NamedTuple
@@ -26,12 +27,12 @@ TEMPERATURE_LEAST = 1e-30
 
 
 class DrawColumns(NamedTuple):
-    """By slot: written when a sequence gets its slot."""
+    """Columns by slot: written when a sequence gets its slot."""
 
     temperature: torch.Tensor
-    "float32; 0 for the likeliest."
+    "float32; 0: greedy."
     top_k: torch.Tensor
-    "int32; 0 for all."
+    "int32; 0: all."
     top_p: torch.Tensor
     "float64."
     min_p: torch.Tensor
@@ -39,7 +40,7 @@ class DrawColumns(NamedTuple):
     seed: torch.Tensor
     "int64: the bits of the uint64."
     sequence_index: torch.Tensor
-    "int32: which of the n sequences of its request."
+    "int32: index among the n sequences of its request."
 
 
 class SampleScratch:
@@ -107,9 +108,9 @@ def sample(
     tokens: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> None:
-    """After argmax, with the same arguments: rows whose slot has a temperature get a drawn token instead.
+    """Must follow argmax, with the same arguments: rows whose slot has a temperature get a drawn token.
 
-    positions: int32 [rows], how many tokens of the output came before.
+    positions: int32 [rows], number of earlier output tokens.
     """
     rows, vocabulary = logits.shape
     kept, parts = scratch.argmax, scratch.parts

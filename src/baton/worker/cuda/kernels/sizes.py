@@ -1,4 +1,4 @@
-"""Sizes of tiles and grids. Triton's own functions for it cost microseconds a call, because kernels may call them too."""
+"""Sizes of tiles and grids. Triton's own functions cost microseconds per call, because kernels may call them too."""
 
 
 def next_power_of_2(count: int) -> int:

@@ -1,12 +1,12 @@
-"""Products of 2 to 32 rows, with what stands behind them in a decoder layer: act(gate) * up, or the residual's addition.
-With weights in fp8 (fp8.py) of up to 128 rows.
+"""Products of 2 to 32 rows, fused with the operation after them in a decoder layer: act(gate) * up, or the residual's addition.
+With fp8 weights (fp8.py) up to 128 rows.
 
-Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand:
-they want 64 rows there. x is the right one, padded to 16 or 32. Where a matrix has few outputs, its inputs are cut into splits,
-so that the chip is filled; the last arriver adds them up, always in the same order.
+Memory is the limit, as for one row (gemv.py), but there are enough rows for the tensor cores. The matrix is the left operand,
+because they need 64 rows there. x is the right one, padded to 16 or 32. If a matrix has few outputs, its inputs are divided
+into splits to fill the chip; the last arriver adds them, always in the same order.
 
-Scales of blocks: a tile has one for every 128 inputs. It is loaded one round ahead, and x is multiplied with it on its way; of
-a pair the two sums of a round are, since x would be needed twice.
+Block scales: a tile has one per 128 inputs. It is loaded one round ahead and multiplied into x; for a pair into the two sums of
+a round, since x would be needed twice.
 """
 
 import torch
@@ -20,7 +20,8 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_MAX = 32
 FP8_ROWS_MAX = 128
-"""In float32, which the tensor cores do not multiply with 8 bits; in bfloat16 that is faster from 33 rows on (fp8.py)."""
+"""In float32, which the tensor cores do not multiply with 8 bits; in bfloat16 8-bit products are faster from 33 rows on
+(fp8.py)."""
 SOME_OUTPUTS, SOME_INPUTS = GROUP, 128
 PROGRAMS = 192
 SPLITS_MAX = 8
@@ -28,7 +29,7 @@ SPLITS_MAX = 8
 
 class SkinnyScratch:
     def __init__(self, outputs: int, device: torch.device | str, rows: int = ROWS_MAX) -> None:
-        """For matrices of up to so many outputs."""
+        """For matrices of up to `outputs` outputs."""
         tiles = min(cdiv(outputs, SOME_OUTPUTS), PROGRAMS // 2)  # larger ones are not split
         self.sums = torch.empty(SPLITS_MAX * tiles * SOME_OUTPUTS * rows, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
@@ -75,7 +76,7 @@ def _skinny_gemm(
             next_scale = tl.load(block + next)
             if PAIRED:
                 next_up_scale = tl.load(up_block + next)
-        if SCALED:  # to float16 the chip converts at once, to bfloat16 in three steps; an eighth: float16 ends at 65504
+        if SCALED:  # the chip converts to float16 directly, to bfloat16 in three steps; an eighth: float16 ends at 65504
             eighth = 0.125
             if BLOCKS and not PAIRED:
                 eighth = 0.125 * scale

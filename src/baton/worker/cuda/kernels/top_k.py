@@ -1,10 +1,9 @@
-"""Draws within limits (top-k, top-p, min-p): `collect` writes down the candidates of a row, `pick` finds the limits among them.
-
-Candidates are all tokens that may pass, and few others. What bounds them from below:
+"""Draws within limits (top-k, top-p, min-p): `collect` stores the candidates of a row, `pick` finds the limits among them.
+Candidates are all tokens that may pass, and few others. Their lower bounds:
 
 min-p    itself
 top-k    the k-th largest of the largest logits of every SMALL tokens (argmax.py): the k-th largest of all is no smaller
-top-p    a power of two: all tokens below it have less than 1 - top_p of the mass (of the masses by size, from sample.py)
+top-p    a power of two: all tokens below it have less than 1 - top_p of the mass (by the masses per size, from sample.py)
 """
 
 import triton
@@ -13,12 +12,12 @@ import triton.language as tl
 from baton.worker.cuda.kernels.draw_math import order_bits, share_of, uniform, units, weigh
 
 BINS = 16
-"""Sizes of weights that are told apart: bin b begins at 2^-(2b + 1) and ends where b - 1 begins; the last one begins at 0."""
+"""Size classes of weights: bin b begins at 2^-(2b + 1) and ends where b - 1 begins; the last one begins at 0."""
 
 
 @triton.jit
 def mass_by_size(weight, bins, BINS: tl.constexpr):
-    """Of one program's weights, in float32: good for a bound with a margin."""
+    """Mass per bin of one program's weights, in float32: good for a bound with a margin."""
     size = tl.minimum((127 - (order_bits(weight) >> 23)) >> 1, BINS - 1)
     for one in range(BINS):
         tl.store(bins + one, tl.sum(tl.where(size == one, weight, 0.0), 0))
@@ -29,7 +28,7 @@ def _least_by_mass(bins, parts, top_p, MANY: tl.constexpr, BINS: tl.constexpr):
     """A weight below which all tokens together have less than 1 - top_p of the mass."""
     part, size = tl.arange(0, MANY)[:, None], tl.arange(0, BINS)
     mass = tl.sum(tl.load(bins + part * BINS + size[None, :], mask=part < parts, other=0.0), 0)
-    smaller = tl.sum(tl.where(size[:, None] > size[None, :], mass[:, None], 0.0), 0)  # by size: mass of all smaller ones
+    smaller = tl.sum(tl.where(size[:, None] > size[None, :], mass[:, None], 0.0), 0)  # per size: mass of all smaller ones
     small = smaller < 0.999 * (1.0 - top_p) * tl.sum(mass, 0)
     smallest_kept = BINS - tl.sum(small.to(tl.int32), 0)
     return tl.where(smallest_kept < BINS - 1, tl.exp2(-(2.0 * smallest_kept + 1.0)), 0.0)
@@ -65,7 +64,7 @@ def collect(
     at = part * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits + row.to(tl.int64) * row_stride + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)
     weight = weigh(x, peak, temperature)
-    # Without weight it is never drawn. Where most tokens are excluded, this alone keeps a row's candidates few.
+    # Tokens without weight are never drawn. If most tokens are excluded, this alone keeps the candidates few.
     passes = (weight >= least) & (weight > 0.0) & (at < vocabulary)
     count = tl.sum(passes.to(tl.int32), 0)
     if count > 0:
@@ -77,7 +76,7 @@ def collect(
 
 @triton.jit
 def _largest_limit(bits, amount, goal):
-    """The largest bits such that the candidates which reach them have at least `goal` together; 0 where none has."""
+    """The largest bits such that the candidates which reach them have at least `goal` together; 0 if none has."""
     TOP: tl.constexpr = 1 << 29  # weights are at most 1: 0x3F800000
     found = 0
     for step in range(30):
@@ -96,7 +95,7 @@ def pick(
     if slot < 0:
         return
     count = tl.load(counts + row)
-    if (count == 0) | (count > CANDIDATES):  # not a limited row, or one for pick_from_all
+    if (count == 0) | (count > CANDIDATES):  # not a limited row, or one for full_vocab_sample.py
         return
     tl.store(counts + row, 0)
     top_k, top_p, min_p = tl.load(top_ks + slot), tl.load(top_ps + slot), tl.load(min_ps + slot)
@@ -110,10 +109,10 @@ def pick(
     amount = tl.where(bits >= least, units(weight), 0)
     mass = tl.sum(amount, 0)
     if top_p < 1.0:
-        if least == 0:  # only top-p: its share is one of all tokens, also of those that were never candidates
+        if least == 0:  # only top-p: the share refers to all tokens, also those that are not candidates
             each = tl.arange(0, MANY)
             mass = tl.sum(tl.load(sums + row * parts + each, mask=each < parts, other=0), 0)
-        # A token is in if those before it do not reach top_p yet. Of equal weights the lower ids come first.
+        # A token is included if those before it do not reach top_p. Of equal weights the lower ids come first.
         goal = tl.maximum(share_of(top_p, mass), 1)
         last = _largest_limit(bits, amount, goal)
         above = tl.sum(tl.where(bits > last, amount, 0), 0)
@@ -125,7 +124,7 @@ def pick(
     equal = bits == chosen
     skip = ((target - above) // tl.maximum(tl.max(tl.where(equal, amount, 0), 0), 1)).to(tl.int32)
     token = tl.min(tl.where(equal, ids, 2147483647), 0)
-    if skip > 0:  # the largest id with no more than `skip` of the equal ones before it
+    if skip > 0:  # the largest id with at most `skip` of the equal ones before it
         token = 0
         for step in range(20):
             higher = token | (524288 >> step)
