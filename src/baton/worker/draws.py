@@ -1,7 +1,7 @@
-"""Chance, without state: a draw is a function of (seed, sequence index, position) and of the distribution. Nothing else.
+"""Stateless random draws: a function of (seed, sequence index, position) and of the distribution only.
 
-The three numbers are hashed into one uniform number, and that is looked up in the running sum of the weights. So a
-sequence draws the same tokens alone or in a crowd, before a preemption or after it, here or on another instance.
+The three numbers are hashed into one uniform number, which is looked up in the running sum of the weights. So a sequence draws
+the same tokens alone or in a batch, before or after a preemption, here or on another instance.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ DRAW = np.dtype(
         *((name, np.int32) for name in ("top_k", "may_exclude", "unused")),
     ]
 )
-"""How a row's token is chosen, as native/csrc/sample.h reads it. `temperature` 0: the likeliest. `may_exclude`: minus infinity
-stands for a token that was excluded, and is no fault."""
+"""Sampling settings of a row, as native/csrc/sample.h reads them. `temperature` 0: greedy. `may_exclude`: minus infinity marks
+an excluded token, and is not an error."""
 NOT_FINITE_ID = -1
 NOTHING_LEFT_ID = -2
 TEMPERATURE_LEAST = 1e-30
-"""Below it, the likeliest."""
+"""Lower temperatures are greedy."""
 
 
 def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
-    """A token for each row of [rows, vocabulary]. NOT_FINITE_ID for a row with something that is no number, NOTHING_LEFT_ID for
-    one whose every token is excluded. What masks do not allow is minus infinity in the logits afterwards."""
+    """A token per row of [rows, vocabulary]. NOT_FINITE_ID for a row with NaN or infinity, NOTHING_LEFT_ID for a row whose
+    tokens are all excluded. Logits of masked tokens become minus infinity."""
     weights = np.empty(logits.shape[1], np.float32)
     tokens = np.empty(len(logits), np.int64)
     bits = {} if masks is None else dict(zip(masks.rows.tolist(), masks.bits, strict=True))
@@ -49,8 +49,8 @@ def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
             tokens[i] = _judged(row, best, may_exclude=True)
         if tokens[i] < 0 or draws["temperature"][i] < TEMPERATURE_LEAST:
             continue
-        # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: what a row gives depends on no other, and
-        # one row of a large vocabulary stays in the cache.
+        # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: a row's result depends on no other, and one
+        # row of a large vocabulary stays in the cache.
         np.subtract(row, row[best], out=weights)
         np.divide(weights, draws["temperature"][i], out=weights)
         np.exp(weights, out=weights)
@@ -64,9 +64,9 @@ def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
 
 
 def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
-    """Of each row of [rows, vocabulary]. NOT_FINITE_ID where not all of it is finite, NOTHING_LEFT_ID where its mask allows
-    nothing."""
-    # Row by row: so the second look finds it in the cache.
+    """The likeliest token of each row of [rows, vocabulary]. NOT_FINITE_ID if the row is not finite, NOTHING_LEFT_ID if its
+    mask allows nothing."""
+    # Row by row: so the second pass hits the cache.
     tokens = np.array([_judged(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
     for i, bits in zip(masks.rows.tolist(), masks.bits, strict=True) if masks is not None else ():
         if tokens[i] != NOT_FINITE_ID:
@@ -76,15 +76,15 @@ def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
 
 
 def _judged(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:
-    """`best`: where the largest is. The first not-a-number of a row counts as its largest, so the largest and the least tell
-    about the whole row."""
+    """`best`: index of the maximum. The first NaN of a row counts as its maximum, so maximum and minimum together check the
+    whole row."""
     if may_exclude:
         return best if isfinite(row[best]) else NOTHING_LEFT_ID if row[best] == -np.inf else NOT_FINITE_ID
     return best if isfinite(row[best]) and isfinite(np.minimum.reduce(row)) else NOT_FINITE_ID
 
 
 def uniforms(seeds: Words, indices: Words, positions: Words) -> Doubles:
-    """One number in [0, 1) a row, 53 bits of it random."""
+    """One number in [0, 1) per row, with 53 random bits."""
     word = seeds
     for part in (indices, positions):
         word = _mixed(word + np.uint64(0x9E3779B97F4A7C15)) ^ part
@@ -92,28 +92,29 @@ def uniforms(seeds: Words, indices: Words, positions: Words) -> Doubles:
 
 
 def _mixed(word: Words) -> Words:
-    """Every bit of the result depends on every bit of the word (the finaliser of SplitMix64); wraps around."""
+    """The finaliser of SplitMix64, with wrap-around: every bit of the result depends on every bit of the word."""
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return word ^ (word >> np.uint64(31))
 
 
 def draw_from_all(weights: Floats, uniform: float) -> int:
-    """By token id, without sorting: the order of a running sum does not change the odds."""
+    """Draws by token id, without sorting: the order of a running sum does not change the odds."""
     return _look_up(np.cumsum(weights, dtype=np.float64), uniform)
 
 
 def draw_from_best(weights: Floats, uniform: float, top_k: int, top_p: float, min_p: float) -> int:
-    """Among the tokens that pass: min-p, then top-k, then top-p on what is left. The largest weight is 1.
+    """Draws among the tokens that pass min-p, then top-k, then top-p of the remaining ones.
 
-    Ties with the k-th stay in. Candidates are ordered by weight and then by id, so equal weights have an order too.
+    The largest weight is 1. Ties with the k-th are included. Candidates are ordered by weight and then by id, so equal weights
+    have an order too.
     """
     least = min_p
     if 0 < top_k < weights.size:
         least = max(least, float(np.partition(weights, -top_k)[-top_k]))
     mass = None
     if least == 0.0 and top_p < 1.0:
-        # All tokens below this weigh less than 1 - top_p together, so none of them can be in: few are left to sort.
+        # All tokens below this weigh less than 1 - top_p together, so none can be included: few are left to sort.
         mass = float(weights.sum(dtype=np.float64))
         least = 0.999 * (1.0 - top_p) * mass / weights.size
     candidates = np.flatnonzero(weights >= np.float32(least))
@@ -121,7 +122,7 @@ def draw_from_best(weights: Floats, uniform: float, top_k: int, top_p: float, mi
     order = _best_first(kept)
     sums = np.cumsum(kept[order], dtype=np.float64)
     if top_p < 1.0:
-        # A token is in if those before it do not reach top_p yet; so the first always is.
+        # A token is included if those before it do not reach top_p; so the first always is.
         sums = sums[: 1 + int(np.searchsorted(sums[:-1], top_p * (mass or sums[-1])))]
     return int(candidates[order[_look_up(sums, uniform)]])
 
@@ -135,5 +136,5 @@ def _best_first(weights: Floats) -> Ids:
 
 
 def _look_up(sums: Doubles, uniform: float) -> int:
-    """The first whose running sum is above; it cannot have weight zero."""
+    """The first index whose running sum is above; its weight cannot be zero."""
     return int(np.searchsorted(sums, uniform * sums[-1], side="right"))

@@ -1,13 +1,13 @@
-"""Masks of the sequences that have a grammar, worked out beside the model.
+"""Token masks of sequences with a grammar, computed in parallel with the model.
 
-    collect(N)      tokens of step N are known: masks for the next tokens are asked for
+    collect(N)      tokens of step N are known: masks for the next tokens are requested
                         |---- mask thread: advance, fill ----|
-    launch(N+1)         |------------- forward pass -------------|  sampling takes the masks
+    launch(N+1)         |------------- forward pass -------------|  sampling reads the masks
 
-A sequence that comes in is compiled on a thread of its own, so that the masks of the others do not wait for that; its prompt is
-computed meanwhile. All that a state is made of is the grammar and the tokens after the prompt (NewSequence), so a worker that
-gets a sequence in the middle is where any other would be. Nothing in here ever raises for a grammar: a state that failed says
-why, and its row fails alone.
+A new sequence's grammar is compiled on a separate thread, so that the masks of others do not wait; its prompt is computed in
+parallel. A state depends only on the grammar and the tokens after the prompt (NewSequence), so a worker that gets a sequence in
+the middle has the same state as any other. Nothing here raises for a grammar: a failed state has an error, and only its row
+fails.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from baton.protocol.request import SamplingParams
 from baton.protocol.thinking import Thinking
 
 WAIT_SECONDS_MAX: Final = 30.0
-"""For a mask. Its work is bounded in steps (matcher.LIMITS), so only a machine that stands still takes so long."""
+"""Timeout of a mask. Its work is bounded in steps (matcher.LIMITS), so only a stalled machine takes this long."""
 _BEAT_SECONDS: Final = 0.25
 MASK_SECONDS: Final = 0.005
-"""Of a processor, that a row's mask may take in the long run: the others of its step wait for it. An honest one takes 0.02 to
-1 ms. Counts alone do not hold this (docs/internals/notes/grammar.md), and llguidance does not say how much work a mask was. So
-whether a row ends by it depends on the machine, and a sequence that is computed again begins with a new budget: the one
-exception to "the tokens of an undisturbed run" (docs/structured-output.md)."""
+"""Average CPU time of a row's mask: the other rows of its step wait for it. An ordinary one takes 0.02 to 1 ms. Step counts
+alone do not ensure this (docs/internals/notes/grammar.md), and llguidance does not report the work of a mask. So this limit
+depends on the machine, and a sequence that is computed again begins with a new budget: the only exception to "the tokens of an
+undisturbed run" (docs/structured-output.md)."""
 MASK_SECONDS_OVER: Final = 0.25
-"""So much more a row may have taken, in one mask or in many."""
+"""Extra CPU time of a row, in one mask or in many."""
 TOO_SLOW: Final = f"its masks take more than {1000 * MASK_SECONDS:g} ms each: make it less ambiguous"
 COMPILED_MAX: Final = 64
-"""Compiled grammars that are kept for the next who ask for them."""
+"""Compiled grammars that are cached."""
 NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
 
 
 class MaskWork:
-    """What the threads write. Whoever gives up waiting leaves it to them, and goes on with another one."""
+    """State that the threads write. A caller that stops waiting leaves it to them, and uses a new one."""
 
     __slots__ = ("error", "matcher", "seconds_over", "words")
 
@@ -52,11 +52,11 @@ class MaskWork:
         self.words: Words = _NO_WORDS if words is None else words
         self.error = error
         self.seconds_over = 0.0
-        "That its masks took beyond MASK_SECONDS each."
+        "CPU time of its masks beyond MASK_SECONDS each."
 
 
 class GrammarState:
-    """Of one sequence in a slot."""
+    """The grammar of one sequence in a slot."""
 
     __slots__ = ("_masks", "pending", "work")
 
@@ -64,11 +64,11 @@ class GrammarState:
         self._masks = masks
         self.work = MaskWork()
         self.pending: Future[None] | None = None
-        "While it is there, `work` is a thread's."
+        "While set, `work` belongs to a thread."
 
     @property
     def words(self) -> Words:
-        """Which tokens may come next, when nothing is pending."""
+        """Mask of the next tokens, valid when nothing is pending."""
         return self.work.words
 
     @property
@@ -77,28 +77,28 @@ class GrammarState:
 
     @property
     def ran_out(self) -> bool:
-        """Whether it is the grammar that leaves no way on, and not this worker."""
+        """Whether the grammar itself allows no continuation, as opposed to a failure of this worker."""
         return self.work.matcher is not None and bool(self.work.matcher.error)
 
     def give_up(self, why: str) -> None:
-        """No token may come next. A thread may still be at work on what there was: nothing of that is looked at any more."""
+        """Allows no next token. A thread may still write to the old work, which is not read any more."""
         self.work = MaskWork(np.zeros_like(self.work.words), why)
 
     def mask(self) -> Words:
-        """Waits for it. No bit is set where the grammar has failed: `error` says why."""
+        """Waits for the mask. No bit is set if the grammar has failed: `error` has the reason."""
         if self.pending is not None:
             self._masks.wait(self)
         return self.words
 
     def mask_of(self, vocabulary: int) -> Words:
-        """The same, of that many tokens."""
+        """The mask, truncated to that many tokens."""
         words, count = self.mask(), -(-vocabulary // 32)
         return words[:count] if words.size else np.zeros(count, np.uint32)
 
 
 class GrammarMasks:
-    """Of one worker. Called from its one thread; the work is done on two others, which share only a state's work with it:
-    what is not pending is the caller's."""
+    """Grammars of one worker. Called only from the worker's thread; two other threads share only a state's `work` with it: if
+    nothing is pending, `work` belongs to the caller."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary] | None) -> None:
         """`vocabulary`: called once, on a thread."""
@@ -110,14 +110,14 @@ class GrammarMasks:
         self._advance: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
-        """Reads the vocabulary, beside whatever else is to be read."""
+        """Reads the vocabulary on a thread."""
         self._compiling.submit(self._load)
 
     def report_progress(self, word: ProgressWord) -> None:
         self._advance = word.advance
 
     def assign_slot(self, params: SamplingParams, outputs: Sequence[int]) -> GrammarState | None:
-        """A sequence that has these tokens already. None: it has no grammar."""
+        """The state of a sequence with these output tokens. None: it has no grammar."""
         if params.grammar is None:
             return None
         state = GrammarState(self)
@@ -125,19 +125,19 @@ class GrammarMasks:
         return state
 
     def advance(self, sampled: list[tuple[GrammarState, int]]) -> None:
-        """Their next tokens are known: the masks after them are wanted soon."""
+        """Consumes the sampled tokens, and computes the next masks on a thread."""
         task = self._threads.submit(_continue, [(state.work, token) for state, token in sampled])
         for state, _ in sampled:
             state.pending = task
 
     def wait(self, state: GrammarState) -> None:
-        """Until its mask is there."""
+        """Waits until the state's mask is computed, or gives up."""
         task = state.pending
         assert task is not None
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
             if task.done() or wait([task], _BEAT_SECONDS).done:
                 break
-            self._advance()  # the worker waits, and does not hang
+            self._advance()  # the worker waits, but is not stalled
         state.pending = None
         if not task.done():
             state.give_up("its grammar takes too long")
@@ -171,7 +171,7 @@ class GrammarMasks:
 
 
 def _continue(sampled: list[tuple[MaskWork, int]]) -> None:
-    """On the mask thread."""
+    """Runs on the mask thread."""
     for work, token in sampled:
         if work.matcher is not None and not work.error:
             begin = thread_time()

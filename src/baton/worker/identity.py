@@ -1,7 +1,5 @@
-"""What KV depends on besides tokens, as one digest: the root of every block key, on every tier and in every engine.
-
-Made where it is known what was really loaded: "auto" is resolved here, and paths are forgotten.
-"""
+"""Everything besides tokens that KV depends on, as one digest: the root of every block key, on every tier and in every engine.
+Computed after loading: "auto" is resolved, and paths are not included."""
 
 from __future__ import annotations
 
@@ -23,20 +21,20 @@ PART_TEXT_MAX: Final = 80
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KVIdentity:
-    """Two engines that differ in any field share no block. The rank is no field: it is part of an object's name."""
+    """Two engines that differ in any field share no block. The rank is not a field: it is part of an object's name."""
 
     weights: bytes
-    "Digest of the content of their files (worker/weights_digest.py)."
+    "Digest of the content of the weight files (worker/weights_digest.py)."
     model: str
-    "The shape, and the numbers of the config that the arithmetic uses."
+    "The model's shape, and the config's numbers that the arithmetic uses."
     weight_types: str
-    "What the weights are computed on: follows from the files and from `quantization`, which may be auto."
+    "Compute types of the weights: they follow from the files and from `quantization`, which may be auto."
     adapter: bytes = b""
-    "Digest of its content, not its name."
+    "Digest of the adapter's content, not its name."
     dtype: str = "float32"
-    "Of activations."
+    "Data type of activations."
     kernels: str
-    "Backend, and the variant of it whose arithmetic is its own."
+    "Backend, and its variant if the arithmetic differs."
     layout: bytes
     "KVLayout.fingerprint(): KV data type, order and padding of a block's bytes."
     block_size: int
@@ -51,7 +49,7 @@ class KVIdentity:
         return digest.digest()
 
     def parts(self) -> dict[str, str]:
-        """The fields by name, each in a few characters: for people who compare two identities."""
+        """The fields by name, each in a few characters, to compare two identities."""
         return {field.name: _short(getattr(self, field.name)) for field in fields(self)}
 
 
@@ -68,7 +66,7 @@ def identity_of(opened: Opened, weights: bytes, config: WorkerConfig, layout: KV
 
 
 def _short(value: bytes | str | int) -> str:
-    """Digests by their first digits, and what is long by the first digits of its digest."""
+    """The first digits of a digest; long texts are digested first."""
     if isinstance(value, bytes):
         return value[: PART_DIGITS // 2].hex()
     text = str(value)
@@ -76,7 +74,7 @@ def _short(value: bytes | str | int) -> str:
 
 
 def model_text(config: ModelConfig | EncoderConfig) -> str:
-    """Without what says only how long an answer may be and when it ends."""
+    """The config without fields that only limit the length of an answer or end it."""
     if isinstance(config, EncoderConfig):
         return repr(replace(config, context_tokens_max=2))
     return repr(replace(config, context_tokens_max=1, bos_id=None, eos_ids=()))

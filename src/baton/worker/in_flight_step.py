@@ -1,4 +1,4 @@
-"""A step under way: who runs in it, who gets a token, and in the end its result."""
+"""A launched step: its sequences, the due ones, and in the end its result."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NOBODY: Int64s = np.zeros(0, np.int64)
 
 
 class BatchMembers:
-    """Who runs in a step, and what follows from that alone: worked out once for all steps in which the same ones run."""
+    """The sequences of a step, and what depends only on them: computed once for all steps with the same sequences."""
 
     __slots__ = ("failed", "incarnations", "layout", "run", "sampling", "sound_incarnations")
 
     def __init__(self, run: BatchRows, batch: InputBatch, sampling: SamplingColumns, failed: Mapping[int, Failure]) -> None:
-        """`run` as checked."""
+        """`run` must be checked."""
         self.run = run
         self.incarnations = tuple([Incarnation(n) for n in batch.incarnations[list(run.slots)].tolist()])
         self.failed: dict[int, Failure] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
-        "Those that had failed before: they are not computed any more."
+        "Sequences that had failed before: they are not computed any more."
         sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
         self.layout = BatchLayout(
             np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64)
@@ -45,17 +45,17 @@ class InFlightStep:
         self.plan = plan
         self.members = members
         self.launched: Launched | None = None
-        "None: nothing was to be computed."
+        "None: there was nothing to compute."
         self.due: Int64s | None = None
         "Which sequences of the layout get a token. None: all."
         self.places = NOBODY
-        "Where their tokens belong (InputBatch.learn)."
+        "Positions of their tokens (InputBatch.learn)."
         self.sampled = Sampled(NOBODY)
         self.failed: dict[int, Failure] = {}
-        "Slots that were found to have failed since the step was launched, by this step or by one before it."
+        "Slots that have failed since the launch, in this step or in an earlier one."
 
     def wait(self) -> None:
-        """Until collecting it takes no time. From any thread."""
+        """Waits until collecting is immediate. Callable from any thread."""
         if self.launched is not None:
             self.launched.wait()
 
@@ -63,15 +63,15 @@ class InFlightStep:
         return any(pair == (slot, incarnation) for pair in zip(self.members.run.slots, self.members.incarnations, strict=True))
 
     def got_token(self, place: int) -> bool:
-        """Whether the step has a token for this place of the line-up."""
+        """Whether the step has a token for this index of the layout."""
         return self.members.layout.slots[place] not in self.failed and (self.due is None or place in self.due)
 
     def of_due(self, column: Int64s) -> Int64s:
-        """What a column of the line-up says of the sequences that get a token."""
+        """The entries of a layout column for the due sequences."""
         return column if self.due is None else column[self.due]
 
     def result(self) -> StepResult:
-        """Rows in the plan's order: what ran, then what was dropped."""
+        """Rows in the plan's order: run sequences, then dropped ones."""
         plan, members, sampled = self.plan, self.members, self.sampled
         ran, incarnations, values = plan.run.slots, members.incarnations, tuple(self.of_due(sampled.tokens).tolist())
         failed = members.failed | self.failed

@@ -1,17 +1,16 @@
-"""What sits in each slot, and the flat batch of a step.
+"""The content of each slot, and the flat batch of a step.
 
-A slot's tokens and block table are rows of two matrices, its lengths entries of a few columns, so a step is cut out of
-them by indexing: no loop over tokens, none over context, whatever mix of chunks and decodes it is. Attention is given
-the matrix of tables itself.
+A slot's tokens and block table are rows of two matrices, its lengths entries of a few columns, so a step is built by indexing:
+no loop over tokens or context, for any mix of chunks and decodes. Attention reads the matrix of tables itself.
 
 tokens    |----- prompt -----|-- outputs --|     lengths
 computed  |---- in the pool ----|
 run                             |-count-|        at the end of the tokens: a new one is sampled
 
-Lengths do not wait for values: when a step is launched, each sequence that is due grows by a token whose value is FEEDBACK
-until the step is collected. A step that runs such a token says so, and what computes has it.
+Lengths do not wait for values: when a step is launched, each due sequence grows by a token whose value is FEEDBACK until the
+step is collected. A step that runs such a token contains FEEDBACK, and the executor has the value.
 
-A plan that contradicts what is here is a ProtocolError: one side has lost track, and the engine restarts the worker.
+A plan that contradicts this state raises ProtocolError: the two sides disagree, and the engine restarts the worker.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NONE: Int64s = np.zeros(0, np.int64)
 
 
 class BatchLayout:
-    """Who runs how many tokens. While the same ones run the same again, as decoding sequences do, it is looked up once."""
+    """Sequences and their token counts. Steps with the same ones, as in decoding, share the object."""
 
     __slots__ = ("counts", "flat", "singles", "slots", "starts")
 
@@ -44,7 +43,7 @@ class BatchLayout:
         self.singles = int(self.starts[-1]) == len(slots)
         "One token each."
         self.flat: FlatBatch | None = None
-        "Of their last step, where they are singles."
+        "Their last step, if they are singles."
 
 
 class InputBatch:
@@ -58,11 +57,11 @@ class InputBatch:
         self.computed: Int64s = np.zeros(slots, np.int64)
         self.tables: Int32s = np.zeros((slots, 8), np.int32)
         self.rooms: Int64s = np.zeros(slots, np.int64)
-        "Tokens that the blocks of each hold; `tokens` is wide enough for them and one more."
+        "Tokens that each slot's blocks hold; `tokens` is wide enough for them and one more."
         self._table_changes: dict[int, int] = {}
-        "Slot -> the first place of its table that was changed and not taken."
+        "Slot -> first changed place of its table since take_table_changes."
 
-    # What a plan changes, in its order
+    # Changes by a plan, in its order
 
     def drop(self, slot: Slot, incarnation: Incarnation) -> None:
         if not self._is_slot(slot) or self.incarnations[slot] != incarnation:
@@ -103,7 +102,7 @@ class InputBatch:
         self._note_change(slot, place)
 
     def take_table_changes(self) -> tuple[Int64s, Int64s, Int64s]:
-        """Slots, places and blocks of all entries that were changed since this was asked last: for who has a copy."""
+        """Slots, places and blocks of all table entries changed since the last call: for executors with a copy."""
         slots, places, blocks = [], [], []
         for slot, first in self._table_changes.items():
             held = int(self.rooms[slot]) // self.block_size
@@ -127,7 +126,7 @@ class InputBatch:
     # A step
 
     def check_run(self, run: BatchRows) -> None:
-        """Each slot is taken and appears once, with a token to run or more."""
+        """Raises ProtocolError unless each slot is occupied and appears once, with at least one token."""
         if len(run.counts) != len(run.slots) or not all(map(self._is_slot, run.slots)):
             raise ProtocolError("the plan's run names slots that do not exist, or has columns of different length")
         if (self.incarnations[list(run.slots)] == EMPTY).any() or len(set(run.slots)) != len(run.slots):
@@ -136,7 +135,7 @@ class InputBatch:
             raise ProtocolError(f"the plan runs {min(run.counts)} tokens of a slot")
 
     def flatten(self, layout: BatchLayout) -> FlatBatch:
-        """The next tokens of these sequences."""
+        """The next tokens of these sequences. Raises ProtocolError."""
         slots, counts, starts = layout.slots, layout.counts, layout.starts
         contexts, lengths = self.computed[slots], self.lengths[slots]
         ends = contexts + counts
@@ -156,7 +155,7 @@ class InputBatch:
         return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
 
     def _flatten_singles(self, layout: BatchLayout, contexts: Int64s, due: Bools) -> FlatBatch:
-        """In the arrays of their last step, so that who has looked up the addresses of these need not do it again."""
+        """Reuses the arrays of their last step, so that cached addresses stay valid."""
         slots, flat = layout.slots, layout.flat
         token_ids = self.tokens[slots, contexts]
         if flat is None or flat.spans.tables is not self.tables:
@@ -167,7 +166,7 @@ class InputBatch:
         return flat
 
     def advance(self, layout: BatchLayout, due: Int64s) -> Int64s:
-        """The step is launched: these are computed, and the slots in `due` have a token more. Where it belongs."""
+        """Marks the tokens as computed, and appends a token to the slots in `due`. Returns the positions of these tokens."""
         self.computed[layout.slots] += layout.counts
         places = self.lengths[due]
         self.tokens[due, places] = FEEDBACK
@@ -175,7 +174,7 @@ class InputBatch:
         return places
 
     def learn(self, slots: Int64s, places: Int64s, tokens: Int64s) -> None:
-        """The values of tokens for which there was a place already."""
+        """Stores the values of tokens that were appended by `advance`."""
         self.tokens[slots, places] = tokens
 
     def output_counts(self, slots: Int64s) -> Int64s:
@@ -191,7 +190,7 @@ class InputBatch:
         return 0 <= slot < len(self.incarnations)
 
     def _held(self, slot: Slot) -> int:
-        """Blocks of the sequence that must be there."""
+        """Number of blocks of the sequence. Raises ProtocolError for an empty slot."""
         if not self._is_slot(slot) or self.incarnations[slot] == EMPTY:
             raise ProtocolError(f"the plan changes the table of slot {slot}, which is empty")
         return int(self.rooms[slot]) // self.block_size
@@ -203,7 +202,7 @@ class InputBatch:
 
 
 def _widened(matrix: Int32s, columns: int) -> Int32s:
-    """At least so many columns. Doubling keeps the cost of a token constant."""
+    """At least this many columns. Doubling keeps the amortised cost per token constant."""
     rows, have = matrix.shape
     if columns <= have:
         return matrix

@@ -1,4 +1,4 @@
-"""What the model thought of tokens: log-probabilities of sampled tokens and of prompts."""
+"""Log-probabilities of sampled tokens and of prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.worker.draws import Ids
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """[rows, vocabulary]. Row by row, so that no row sees its neighbours."""
+    """[rows, vocabulary]. Row by row, so that a row's result is independent of others."""
     logprobs = np.empty_like(logits)
     for row, out in zip(logits, logprobs, strict=True):
         np.subtract(row, row.max(), out=out)
@@ -21,12 +21,12 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def describe_rows(raw: Sequence[tuple[int, int, Floats]], tokens: Ids) -> dict[int, TokenLogprob]:
-    """`raw`: (row, how many of the likeliest are wanted, log-probabilities [1, vocabulary])."""
+    """`raw`: (row, number of top tokens, log-probabilities [1, vocabulary])."""
     return {i: describe(row, tokens[i : i + 1], top)[0] for i, top, row in raw}
 
 
 def describe(logprobs: Floats, tokens: Ids, top: int) -> list[TokenLogprob]:
-    """logprobs: [rows, vocabulary]; one token a row."""
+    """logprobs: [rows, vocabulary]; one token per row."""
     own = logprobs[np.arange(len(tokens)), tokens]
     ranks = ((logprobs > own[:, None]).sum(-1) + 1).tolist()
     rows = zip(tokens.tolist(), own.tolist(), ranks, logprobs, strict=True)

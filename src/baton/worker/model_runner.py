@@ -1,14 +1,14 @@
-"""Runs plans on a model. What it does for a plan is `submit` and `collect`; how, is in the files beside it.
+"""Runs plans on a model, by `submit` and `collect`; the files beside it do the work.
 
-    submit(plan)   plan -> slots -> flat batch -> launch      the ticket is the step under way
+    submit(plan)   plan -> slots -> flat batch -> launch      returns the InFlightStep
     collect(it)    tokens -> slots -> result                  in the order of the plans
 
-As many steps as the executor runs ahead may be submitted and not collected. So what a plan changes (who sits where, tables,
-lengths) happens at once, and the values of tokens come later.
+Up to executor.steps_ahead steps may be submitted and not collected. So a plan's changes (slots, tables, lengths) are applied at
+once, and the values of tokens come later.
 
-A sequence that fails (not-a-number somewhere, a token id that the model does not have) fails alone: it answers no token and a
-RowFailure, in every step that runs it, until it is dropped; also in steps that were launched before that was known. A plan
-that contradicts what is here raises ProtocolError, after which this worker's state is not to be trusted any more.
+A sequence that fails (NaN, an invalid token id) fails alone: it gives no token and a RowFailure, in every step that runs it,
+until it is dropped; also in steps that were launched before. A plan that contradicts this state raises ProtocolError, after
+which the worker's state is invalid.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BANS_MAX, BadWords, SequenceSampling, sampled_on_host, waits_for_tokens
 
 HARMLESS = SamplingParams()
-"""Of a sequence that has failed before it ran: nothing of what it asked for gets to where others have their rows."""
+"""Settings of a sequence that failed before it ran: its own settings must not reach the rows of others."""
 
 
 class ModelRunner:
     def __init__(self, executor: Executor, pool: Pool, *, slots: int, grammars: GrammarMasks | None = None) -> None:
-        """`pool`: the one that `executor` is bound to. Both are closed with the runner, and so is `grammars`."""
+        """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so is `grammars`."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
@@ -55,7 +55,7 @@ class ModelRunner:
         self.clear()
 
     def clear(self) -> None:
-        """Every slot is empty, as at the start. What is in the pool stays there, and means nothing to anybody."""
+        """Empties every slot, as at the start. Data in the pool stays, but is not referenced."""
         while self._in_flight:
             in_flight = self._in_flight.popleft()
             if in_flight.launched is not None:
@@ -63,20 +63,20 @@ class ModelRunner:
         self.batch = InputBatch(slots=self._slots, blocks=self.pool.blocks, block_size=self.pool.layout.block_size)
         self.sampling = SamplingColumns(self._slots)
         self._failed: dict[int, Failure] = {}
-        "Slots that answer with this until they are dropped."
+        "Slots that answer with this failure until they are dropped."
         self._last_step: int | None = None
         self._last_members: BatchMembers | None = None
-        "Of the last step, while it is still right."
+        "Members of the last step, while they are valid."
 
     def report_progress(self, word: ProgressWord) -> None:
-        """The word is advanced from now on: per layer, and at every phase of a step."""
+        """Advances the word from now on: per layer, and at every phase of a step."""
         self._advance = word.advance
         self.grammars.report_progress(word)
         self.executor.report_progress(word)
 
     def must_wait(self, plan: StepPlan) -> bool:
-        """Whether all steps before it must be collected before this one is submitted: there are as many as may be, or
-        somebody is sampled on the host, who needs to know the tokens so far."""
+        """Whether all earlier steps must be collected before this one is submitted: steps_ahead is reached, or a sequence is
+        sampled on the host, which needs the tokens so far."""
         if not self._in_flight:
             return False
         if len(self._in_flight) >= self.steps_ahead:
@@ -112,11 +112,11 @@ class ModelRunner:
         return in_flight.result()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """For who has no other step to submit meanwhile."""
+        """Submits and collects one step, without overlap."""
         return self.collect(self.submit(plan))
 
     def close(self) -> None:
-        """Give the pool back: nothing can be run any more."""
+        """Releases the pool: nothing can be run afterwards."""
         self.grammars.close()
         self.executor.close()
         self.pool.close()
@@ -167,14 +167,14 @@ class ModelRunner:
         self._last_members = None
 
     def _members(self, run: BatchRows) -> BatchMembers:
-        """Most steps run what the last one ran."""
+        """The members of a step: most steps run the sequences of the last one."""
         members = self._last_members
         if members is None or members.run != run:
             self.batch.check_run(run)
             members = self._last_members = BatchMembers(run, self.batch, self.sampling, self._failed)
         return members
 
-    # What came of a step
+    # Results of a step
 
     def _learn(self, in_flight: InFlightStep) -> None:
         members, sampled = in_flight.members, in_flight.sampled
@@ -184,7 +184,7 @@ class ModelRunner:
                 failure = off_grammar(grammar.error) if grammar.ran_out else Failure(grammar.error)
             self._fail_late(in_flight, place, failure)
         slots, places, tokens = in_flight.of_due(members.layout.slots), in_flight.places, in_flight.of_due(sampled.tokens)
-        if self._in_flight:  # younger steps, whose plans may have put somebody else into a slot
+        if self._in_flight:  # later steps, whose plans may have assigned the slot again
             same = self.batch.incarnations[slots] == in_flight.of_due(members.sound_incarnations)
             slots, places, tokens = slots[same], places[same], tokens[same]
         self.batch.learn(slots, places, tokens)
@@ -199,7 +199,7 @@ class ModelRunner:
                 self.grammars.advance(ahead)
 
     def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
-        """Steps that were launched meanwhile have run it as well."""
+        """Fails the sequence in all launched steps that run it."""
         slot, incarnation = int(in_flight.members.layout.slots[place]), int(in_flight.members.sound_incarnations[place])
         for one in (in_flight, *self._in_flight):
             if one.runs(slot, incarnation):

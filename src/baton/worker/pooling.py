@@ -1,8 +1,8 @@
 """One vector for a whole prompt: the mean of its hidden states after the last norm, the last or the first one, of length 1.
 
-A prompt comes in chunks, and which chunks depends on what else runs, and on preemptions. A sum of floats would depend on them
-too. So the states are summed as integers, in steps of 2^-24: the sum is exact, and the vector has the same bits however the
-prompt was cut, as far as its hidden states have. On a GPU they are summed there (cuda/kernels/pool_rows.py).
+A prompt comes in chunks, which depend on the other requests and on preemptions. A sum of floats would depend on them too. So
+the states are summed as integers, in steps of 2^-24: the sum is exact, and the vector has the same bits for any chunks, if its
+hidden states have. A GPU sums them itself (cuda/kernels/pool_rows.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from baton.worker.input_batch import InputBatch
 
 STEPS_PER_ONE: Final = float(1 << 24)
 LARGEST: Final = float(1 << 14)
-"""Beyond it a state is cut off. Ordinary ones are below 100; so 2^24 tokens of the largest fit into 63 bits."""
+"""States are clipped there. Ordinary ones are below 100; 2^24 tokens of the largest fit into 63 bits."""
 
 Project = Callable[[NDArray[np.float64]], bytes]
 
@@ -31,23 +31,23 @@ def of_length_one(vector: NDArray[np.float64]) -> bytes:
 
 
 class PromptPool:
-    """Of one sequence, from its first token on."""
+    """The pooled state of one sequence, from its first token on."""
 
     __slots__ = ("_sum", "_tokens", "failed", "kind", "labels", "project")
 
     def __init__(self, kind: Pooling, labels: tuple[int, ...] = ()) -> None:
         self.kind = kind
         self.labels = labels
-        "Tokens or classes whose logits are the answer, in place of the vector (SamplingParams.label_ids)."
+        "Tokens or classes whose logits are returned instead of the vector (SamplingParams.label_ids)."
         self.project: Project = of_length_one
-        "Makes the answer of the pooled state. An executor replaces it where there are labels."
+        "Converts the pooled state to the answer. An executor replaces it if there are labels."
         self.failed = False
-        "Some of it was not finite. What was launched meanwhile counts for nothing."
+        "Some states were not finite. Results of later launched steps are ignored."
         self._sum: Int64s | None = None
         self._tokens = 0
 
     def add(self, begin: int, states: Floats, *, last: bool) -> bytes:
-        """`states`: [tokens, width] from position `begin` on. The vector, where this is the end of the prompt."""
+        """`states`: [tokens, width] from position `begin` on. Returns the vector at the end of the prompt, else empty bytes."""
         tokens = len(states)
         if self.kind == "last":
             return self.project(states[-1].astype(np.float64)) if last else b""
@@ -57,7 +57,7 @@ class PromptPool:
         return self.add_sum(begin, tokens, steps.astype(np.int64).sum(0), last=last)
 
     def add_sum(self, begin: int, tokens: int, total: Int64s, *, last: bool) -> bytes:
-        """As add(), with the sum of so many states in steps; of the first or last one alone where that is wanted."""
+        """As add(), with the sum of the states in steps; only of the first or last state for "cls" and "last"."""
         if self.kind == "last":
             return self.project(total / STEPS_PER_ONE) if last else b""
         if begin == 0:
@@ -71,24 +71,24 @@ class PromptPool:
 
 
 class PromptPart(NamedTuple):
-    """Of a prompt that is pooled: what a step computes of it."""
+    """The part of a pooled prompt that a step computes."""
 
     place: int
-    "Of its sequence in the batch."
+    "Batch index of the sequence."
     pool: PromptPool
     row: int
-    "Its first row in the batch."
+    "First row in the batch."
     begin: int
-    "The position of that row's token."
+    "Position of that row's token."
     tokens: int
     last: bool
-    "The prompt ends here."
+    "The prompt ends in this part."
 
 
 def prompt_parts(
     batch: FlatBatch, pools: list[tuple[int, PromptPool]], slots: Int64s, sequences: InputBatch
 ) -> Iterator[PromptPart]:
-    """Tokens after the prompt are nobody's business. pools: by place in the batch."""
+    """Parts of pooled prompts in a batch, without tokens after the prompt. pools: by batch index."""
     spans = batch.spans
     for place, pool in pools:
         begin, row = int(spans.contexts[place]), int(spans.starts[place])
@@ -99,7 +99,7 @@ def prompt_parts(
 
 
 def normed(hidden: Floats, weight: Floats, eps: float, *, centred: bool = False, bias: Floats | None = None) -> Floats:
-    """The model's last norm, row by row: a row does not know of the others. `centred`: of a LayerNorm."""
+    """The model's last norm, row by row, so that a row's result is independent of others. `centred`: LayerNorm."""
     wide = hidden.astype(np.float64)
     if centred:
         wide -= np.array([row.mean() for row in wide])[:, None]

@@ -1,11 +1,11 @@
-"""How much memory is left for the KV pool: the largest step is run on a throw-away pool, and memory is measured around it.
+"""Measures the memory left for the KV pool: the largest step runs on a temporary pool.
 
-    total |-- share that may be used: gpu_memory_utilization ---------------------------------------------|            |
-          |-- in use by everybody: weights, the step's lasting buffers, graphs --|-- step --|-- KV pool --|-- reserved --|
+    total |-- share that may be used: gpu_memory_utilization -------------------------------------------------|            |
+          |-- in use by all processes: weights, the step's lasting buffers, graphs --|-- step --|-- KV pool --|-- reserved --|
 
-`step`: what a step needs on top while it runs. `reserved`: what other processes take after the pool is there. Buffers are those
-of the context that will be served, and everything that is recorded for later steps is there when memory is measured. Steps
-with contexts longer than CONTEXT_TOKENS_MAX are not tried: the throw-away pool would need the memory that is to be found.
+`step`: temporary memory of a step. `reserved`: memory that other processes allocate after the pool. Buffers have the size of
+the served context, and all graphs are recorded before memory is measured. Steps with contexts longer than CONTEXT_TOKENS_MAX
+are not run: the temporary pool would need the memory that is being measured.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from baton.worker.platforms.base import Platform
 
 CONTEXT_TOKENS_MAX: Final = 4096
 LARGEST = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=20)
-"""The settings that need most: logits of every row, adjusted, sorted, and kept for log-probabilities."""
+"""The settings that need most memory: logits of every row, adjusted, sorted, and stored for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
     total_bytes: int
     used_bytes: int
-    "By everybody, with weights loaded, and without a KV pool."
+    "Memory in use by all processes, with loaded weights, without a KV pool."
     step_bytes: int
-    "What the largest step needs on top of that, while it runs."
+    "Temporary memory of the largest step."
 
     def pool_bytes(self, share: float) -> int:
         return int(self.total_bytes * share) - self.used_bytes - self.step_bytes
@@ -57,7 +57,8 @@ def measure(platform: Platform, with_pool: PoolBinder, layout: KVLayout, config:
 
 
 def largest_step(config: WorkerConfig, context: int) -> StepPlan:
-    """As many sequences and tokens as a step may have: chunks as long as contexts allow, the first at the end of its own."""
+    """A step with the maximum of sequences and tokens: chunks as long as contexts allow, the first at the end of its
+    context."""
     sequences = min(config.slots, config.tokens_per_step)
     left, block = config.tokens_per_step - sequences, 0
     news, counts = [], []
@@ -79,7 +80,7 @@ def _sequence(slot: int, tokens: int, computed: int, blocks: tuple[int, ...]) ->
 
 
 def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConfig, share: float) -> int:
-    """At least one; else an error with the numbers, and what can be done."""
+    """The number of blocks. Raises InvalidConfig, with numbers and advice, if none fits."""
     room = profile.pool_bytes(share) - int(config.memory_reserved_gib * GIB)
     blocks = room // layout.block_bytes
     if blocks >= 1:

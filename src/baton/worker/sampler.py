@@ -1,15 +1,15 @@
-"""Logits in, tokens out, for all rows that are due in a step.
+"""Samples tokens from logits, for all due rows of a step.
 
-judge      a row with a number that is none fails, alone
-keep       raw logits of rows that want log-probabilities: they report what the model said, before we changed it
-adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation a kind; a token that is forced
-           (thought.py) leaves no other
-choose     the likeliest, or a draw, of what the row's grammar allows: draws.py says what that is, and the forward pass does it
-           (Forward.choose). A grammar that has failed allows nothing, so its row fails, alone
+judge      a row with NaN or infinity fails alone
+keep       the model's logits of rows with requested log-probabilities, before they are adjusted
+adjust     bad words, min_tokens, bias, penalties: all rows' changes in one indexed operation per kind; a forced token
+           (thought.py) excludes all others
+choose     the likeliest token, or a draw, of those that the row's grammar allows: defined in draws.py, implemented by the
+           forward pass (Forward.choose). A failed grammar allows nothing, so its row fails alone
 
-Where every row is plain greedy, the common case, the likeliest tokens that grammars allow are all that is needed, and no logits
-are stored; a row whose likeliest token is forbidden otherwise is looked at again (executors/stepwise.py). The order of
-adjustments and what each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
+If every row is plain greedy, the common case, only the likeliest allowed tokens are needed, and no logits are stored; a row
+whose likeliest token is excluded otherwise is sampled again (executors/stepwise.py). The order of adjustments and the tokens
+that each counts (repetition: prompt and output; presence and frequency: output) are vLLM's.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ Choose = Callable[[Floats, Draws, Masks | None], Int64s]
 
 @dataclass(slots=True)
 class SampleRow:
-    """One sequence that is due."""
+    """One due sequence."""
 
     state: SequenceSampling
     outputs: Int32s
-    "Its tokens after the prompt, so far."
+    "Output tokens so far."
 
 
 @dataclass(slots=True)
 class Chosen:
-    """By row."""
+    """Results by row."""
 
     tokens: Ids
-    "Of a row that failed, nothing."
+    "Undefined for failed rows."
     failed: dict[int, Failure] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "For rows that asked."
+    "For rows that requested them."
 
 
 def plain(tokens: Int64s) -> Chosen:
-    """What plain greedy rows get: the likeliest, as Forward.likeliest gave them."""
+    """Results of plain greedy rows, from Forward.likeliest."""
     return Chosen(tokens, _failed(tokens))
 
 
 def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choose = choose_in_numpy) -> Chosen:
-    """logits: float32 [rows, vocabulary], which this may change. `draws`: of each row (SamplingColumns.draws_at)."""
+    """logits: float32 [rows, vocabulary], which may be changed here. `draws`: one per row (SamplingColumns.draws_at)."""
     asked = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
     touched = [i for i, row in enumerate(rows) if row.state.adjusted]
     failed, raw = {}, []
-    if asked or touched:  # of all others, choosing finds out
+    if asked or touched:  # choosing checks the other rows
         failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
         raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
         _adjust(logits, rows, [i for i in touched if i not in failed])
@@ -73,14 +73,14 @@ def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choo
 
 
 def _failed(tokens: Ids) -> dict[int, Failure]:
-    """Of what choosing gave."""
+    """Failures among the chosen tokens."""
     if tokens.min() >= 0:
         return {}
     return {i: NOT_FINITE if tokens[i] == NOT_FINITE_ID else NOTHING_LEFT for i in np.flatnonzero(tokens < 0).tolist()}
 
 
 def _masks(rows: Sequence[SampleRow], vocabulary: int) -> Masks | None:
-    """Waits for those that are not there yet."""
+    """Masks of the rows' grammars; waits for pending ones."""
     grammars = {i: row.state.grammar for i, row in enumerate(rows)}
     return masks_of({i: one.mask_of(vocabulary) for i, one in grammars.items() if one is not None}, np.arange(len(rows)))
 
@@ -125,7 +125,7 @@ def _penalise(logits: Floats, states: list[tuple[int, SequenceSampling]]) -> Non
 
 
 def _places(ids: list[tuple[int, Ids]]) -> tuple[Int64s, Int64s] | None:
-    """Row and column of every id, as an index. None: there are none."""
+    """Row and column of every id, as an index. None: empty."""
     columns = [part for _, part in ids]
     if not any(part.size for part in columns):
         return None

@@ -1,7 +1,7 @@
-"""How the sequence in each slot is sampled: columns by slot, written when it takes the slot.
+"""Sampling settings by slot: columns, written when a sequence gets the slot.
 
-A step takes its rows out of them by indexing. What cannot be a number in a column (words, biases, counts of tokens) is in the
-slot's SequenceSampling.
+A step reads its rows by indexing. Settings that are not a single number (words, biases, counts of tokens) are in the slot's
+SequenceSampling.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class SamplingColumns:
 
     def __init__(self, slots: int) -> None:
         self.draws: Draws = np.zeros(slots, DRAW)
-        "Temperature, top_k, top_p, min_p. The uniform number is another one for each token: draws_at."
+        "Temperature, top_k, top_p, min_p. The uniform number differs per token: draws_at."
         self.seeds: Words = np.zeros(slots, np.uint64)
         self.indices: Words = np.zeros(slots, np.uint64)
         self.on_host: Bools = np.zeros(slots, np.bool_)
-        "Whether its logits are looked at on the host."
+        "Whether its logits are processed on the host."
         self.waits: Bools = np.zeros(slots, np.bool_)
-        "Whether its tokens so far must be known, whoever samples."
+        "Whether its tokens so far must be known, on any executor."
         self.states: list[SequenceSampling | None] = [None] * slots
         self._changed: dict[int, None] = {}
 
@@ -42,13 +42,13 @@ class SamplingColumns:
         self.on_host[slot] = self.waits[slot] = False
 
     def take_changed(self) -> Int64s:
-        """Slots whose columns were written since this was asked last: for who has a copy."""
+        """Slots whose columns were written since the last call: for executors with a copy."""
         slots = np.array(list(self._changed), np.int64)
         self._changed.clear()
         return slots
 
     def draws_at(self, slots: Int64s, positions: Int64s) -> Draws:
-        """Of the next token of each; `positions`: how many it has already."""
+        """Draw settings of the next token of each slot; `positions`: number of earlier output tokens."""
         draws: Draws = self.draws[slots]
         if draws["temperature"].any():
             draws["uniform"] = uniforms(self.seeds[slots], self.indices[slots], positions.astype(np.uint64))

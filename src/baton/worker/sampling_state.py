@@ -1,4 +1,4 @@
-"""What the sampler keeps of one sequence: its parameters, prepared once, and counts that grow by one token at a time."""
+"""Sampling state of one sequence: its parameters, prepared once, and counts that grow token by token."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from baton.worker.pooling import PromptPool
 from baton.worker.thought import Thought
 
 ANY = -1
-"""In a ban, in place of the last token: whatever that is."""
+"""In a ban, in place of the last token: any."""
 NO_BANS: Int32s = np.zeros((0, 2), np.int32)
 BANS_MAX = 4096
-"""Of one sequence in one step. A GPU has a place for so many of every slot; the API allows fewer (api/limits.py)."""
+"""Maximum of bans per sequence and step. A GPU has room for this many per slot; the API allows fewer (api/limits.py)."""
 
 
 class Tally:
-    """The distinct tokens of a sequence and how often each is in the output. For penalties; kept only where there are any."""
+    """The distinct tokens of a sequence and their counts in the output, for penalties; kept only if there are any."""
 
     __slots__ = ("_ids", "_outputs", "_place", "size")
 
     def __init__(self, prompt: Sequence[int], outputs: Sequence[int], vocab_size: int, *, with_prompt: bool) -> None:
-        """Ids outside the vocabulary are left out: on a GPU counts of all sequences lie side by side in one table."""
+        """Ids outside the vocabulary are ignored: on a GPU the counts of all sequences are adjacent in one table."""
         self._place: dict[int, int] = {}
         self._ids: Ids = np.zeros(16, np.int64)
         self._outputs: Floats = np.zeros(16, np.float32)
@@ -64,12 +64,12 @@ class Tally:
 
     @property
     def outputs(self) -> Floats:
-        """How often each of `ids` is in the output."""
+        """Count of each of `ids` in the output."""
         return self._outputs[: self.size]
 
 
 class BadWords:
-    """Single tokens are always forbidden; the last token of a longer word when the output ends with the rest of it."""
+    """Single tokens are always forbidden; the last token of a longer word if the output ends with the rest of it."""
 
     __slots__ = ("_by_last", "_by_last_but_one", "_pairs", "always")
 
@@ -88,11 +88,11 @@ class BadWords:
 
     @property
     def bans_max(self) -> int:
-        """No step has more bans because of them."""
+        """Maximum of bans per step."""
         return sum(map(len, self._by_last.values()))
 
     def ever(self) -> set[int]:
-        """All that may be forbidden at some time."""
+        """All tokens that may be forbidden at some point."""
         return {*self.always.tolist(), *(last for ends in self._by_last.values() for _, last in ends)}
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
@@ -103,8 +103,8 @@ class BadWords:
         return np.concatenate((self.always, np.array(now, np.int64))) if now else self.always
 
     def bans(self, outputs: NDArray[np.int32]) -> Int32s:
-        """(last token that makes it count, forbidden token) of all but `always`. The last token may be FEEDBACK: then a word
-        is looked at without its last two, which are the ban."""
+        """(last token that activates the ban, forbidden token) of all but `always`. The last token may be FEEDBACK: then a word
+        is matched without its last two, which are the ban."""
         if not outputs.size or not self._by_last:
             return NO_BANS
         if outputs[-1] != FEEDBACK:
@@ -122,7 +122,7 @@ def _any_last(ids: Ids) -> Int32s:
 
 
 class SequenceSampling:
-    """Of one sequence. Ids outside the vocabulary are left out here: they could only harm a neighbour's row."""
+    """Settings of one sequence. Ids outside the vocabulary are ignored: they could only affect a neighbour's row."""
 
     __slots__ = (
         *("adjusted", "bad_words", "bias_ids", "bias_values", "draw", "excluded", "grammar", "index", "on_host", "params"),
@@ -139,8 +139,7 @@ class SequenceSampling:
         bad_words: BadWords | None = None,
         grammar: GrammarState | None = None,
     ) -> None:
-        """`bad_words`: those of `params`, where they were made for another sequence already. `grammar`: of `params`, with these
-        outputs."""
+        """`bad_words`: those of `params`, if already built for another sequence. `grammar`: of `params`, with these outputs."""
         self.params = params
         self.grammar = grammar
         self.index = index
@@ -156,24 +155,24 @@ class SequenceSampling:
         if repeats or params.presence_penalty or params.frequency_penalty:
             self.tally = Tally(prompt, outputs, vocab_size, with_prompt=repeats)
         self.excluded = self.bad_words.ever() if self.bad_words is not None else set[int]()
-        "Ids that are forbidden now or at other times."
+        "Ids that are forbidden now or later."
         if params.min_tokens:
             self.excluded.update(self.stop_ids.tolist())
         rules = params.thinking
         limited = rules is not None and rules.budget is not None and rules.end < vocab_size
         self.thought = Thought(rules) if limited and rules is not None else None
         self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
-        "Something may change its logits before a token is chosen from those that its grammar allows."
-        top_k = min(params.top_k, vocab_size)  # any number may be asked for
+        "Its logits may be changed before a token is chosen from those that its grammar allows."
+        top_k = min(params.top_k, vocab_size)  # any number may be requested
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
-        "draws.DRAW, but for the uniform number."
+        "draws.DRAW, without the uniform number."
         changed = bool(bias or self.tally or self.thought)
         self.plain = not (params.temperature > 0.0 or changed) and params.logprobs is None
-        "The likeliest token is all it wants, unless that is one of `excluded`, or its grammar does not allow it."
+        "Greedy, except for tokens in `excluded` or forbidden by its grammar."
         self.on_host = sampled_on_host(params)
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
-        """Token ids that may not come next, besides those that its grammar does not allow."""
+        """Token ids that may not come next, besides those that its grammar forbids."""
         parts = []
         if self._keeps_going(outputs):
             parts.append(self.stop_ids)
@@ -182,7 +181,7 @@ class SequenceSampling:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def bans(self, outputs: NDArray[np.int32]) -> Int32s:
-        """As forbidden(), but for single bad words: [bans, 2], (last token that makes it count or ANY, token). The last of
+        """As forbidden(), without single bad words: [bans, 2], (last token that activates it or ANY, token). The last of
         `outputs` may be FEEDBACK."""
         early = self.stop_ids.size and self._keeps_going(outputs)
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
@@ -190,16 +189,16 @@ class SequenceSampling:
 
     @property
     def bans_max(self) -> int:
-        """No step of it has more bans."""
+        """Maximum of bans per step."""
         stops = self.stop_ids.size if self.params.min_tokens else 0
         return int(stops) + (0 if self.bad_words is None else self.bad_words.bans_max)
 
     def forced(self, outputs: NDArray[np.int32]) -> int | None:
-        """The only token that may come next, if there is only one. None of `outputs` may be FEEDBACK."""
+        """The only allowed next token, if there is only one. `outputs` must not contain FEEDBACK."""
         return None if self.thought is None else self.thought.forced(outputs)
 
     def _keeps_going(self, outputs: NDArray[np.int32]) -> bool:
-        """No stop id is drawn until min_tokens are out, unless the grammar allows nothing else."""
+        """No stop id is drawn before min_tokens, unless the grammar allows nothing else."""
         if outputs.size >= self.params.min_tokens:
             return False
         return self.grammar is None or not allows_only(self.grammar.mask(), self.stop_ids)
@@ -210,7 +209,7 @@ class SequenceSampling:
 
 
 def sampled_on_host(params: SamplingParams) -> bool:
-    """Whether an executor that samples on the host must see its tokens so far before its next step is launched."""
+    """Whether an executor that samples on the host needs its tokens so far before its next step is launched."""
     return bool(
         params.logit_bias
         or params.bad_words
@@ -225,6 +224,6 @@ def sampled_on_host(params: SamplingParams) -> bool:
 
 
 def waits_for_tokens(params: SamplingParams) -> bool:
-    """Whether any executor must know its tokens so far before its next step is launched: they decide what may come."""
+    """Whether any executor needs its tokens so far before its next step is launched: they decide the allowed tokens."""
     limited = params.thinking is not None and params.thinking.budget is not None
     return limited or params.grammar is not None

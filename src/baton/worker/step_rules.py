@@ -1,8 +1,8 @@
-"""Which tokens may not come next in one step, as arrays for what computes on a device. Rows: the sequences that are due.
+"""Excluded tokens of one step, as arrays for executors on a device. Rows: the due sequences.
 
-bans    min_tokens and bad words of several tokens. The last token may be FEEDBACK, unknown here: then a ban says which token
-        that must be to make it count (sampling_state.SequenceSampling.bans)
-masks   a bit for every token that is allowed (token_masks.py): what structured output sends
+bans    min_tokens and bad words of several tokens. The last token may be FEEDBACK, unknown on the host: then a ban names the
+        last token that activates it (sampling_state.SequenceSampling.bans)
+masks   a bit per allowed token (token_masks.py), for structured output
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from baton.worker.sampling_batch import SamplingBatch
 @dataclass(frozen=True, slots=True)
 class Bans:
     ends: Int32s
-    "[rows + 1]: those of a row are pairs[ends[row] : ends[row + 1]]."
+    "[rows + 1]: the bans of a row are pairs[ends[row] : ends[row + 1]]."
     pairs: Int32s
-    "[bans, 2]: (the last token that makes it count or sampling_state.ANY, token)."
+    "[bans, 2]: (the last token that activates it or sampling_state.ANY, token)."
 
 
 def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
-    """places: of the sequences that are due. None: nobody has any."""
+    """places: batch indices of the due sequences. None: there are no bans."""
     if not sampling.excludes:
         return None
     slots, outputs, states = sampling.slots.tolist(), sampling.sequences.outputs, sampling.states
@@ -36,7 +36,7 @@ def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
 
 
 def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
-    """By place of the batch: what grammars allow. Waits for them. One that has failed allows nothing, so its row fails."""
+    """Masks of grammars by batch index. Waits for them. A failed grammar allows nothing, so its row fails."""
     wanted, masks = set(places.tolist()), dict[int, NDArray[np.uint32]]()
     for place, grammar in sampling.constrained:
         if place in wanted:
@@ -45,7 +45,7 @@ def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> d
 
 
 def forced_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
-    """By place of the batch: masks with a single token, of those who have no choice (thought.py)."""
+    """Masks with a single token by batch index, for sequences without a choice (thought.py)."""
     masks: dict[int, NDArray[np.uint32]] = {}
     for place in places.tolist():
         state = sampling.states[place]

@@ -1,7 +1,7 @@
-"""Ends a thought that has used up its tokens, by leaving no other token to choose.
+"""Ends reasoning that has used up its budget, by allowing only the closing token.
 
-BEFORE   the answer may begin with the token that opens a thought; after a few others none comes
-OPEN     tokens are counted; at the budget the closing token is the only one allowed
+BEFORE   the answer may begin with the opening token; not after a few other tokens
+OPEN     tokens are counted; at the budget only the closing token is allowed
 OVER     for the rest of the answer
 """
 
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from baton.protocol.thinking import Thinking
 
 TOKENS_BEFORE_MAX: Final = 4
-"""White space, mostly."""
+"""Mostly white space."""
 
 
 class Thought:
-    """Of one sequence. A function of its outputs, which only grow; what was read of them is not read again."""
+    """State of one sequence: a function of its outputs, which only grow; each is read once."""
 
     __slots__ = ("_read", "_rules", "_state", "_used")
 
@@ -31,7 +31,7 @@ class Thought:
         self._read = 0
 
     def forced(self, outputs: NDArray[np.int32] | Sequence[int]) -> int | None:
-        """The only token that may come next, if there is only one."""
+        """The only allowed next token, if there is only one."""
         if self._state != "over":
             for token in outputs[self._read :]:
                 self._take(int(token))

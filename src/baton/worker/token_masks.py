@@ -1,4 +1,4 @@
-"""Which tokens some rows of a step may take: what structured output sends, as arrays."""
+"""Masks of allowed tokens for some rows of a step, for structured output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from baton.worker.arrays import Int64s
 @dataclass(frozen=True, slots=True)
 class Masks:
     rows: Int64s
-    "[masks] whose. A row that is not here may take any."
+    "[masks] row of each mask. Other rows may take any token."
     bits: NDArray[np.uint32]
-    "[masks, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32, set where it is allowed."
+    "[masks, ceil(vocabulary / 32)]: token t is bit t % 32 of word t // 32, set if allowed."
 
 
 def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks | None:
-    """masks: by place of the batch."""
+    """masks: by batch index."""
     rows = [row for row, place in enumerate(places.tolist()) if place in masks]
     if not rows:
         return None

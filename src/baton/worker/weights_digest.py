@@ -1,8 +1,8 @@
-"""What the weights are, by their content: a digest over every byte of the files that were mapped, whatever their names.
+"""Digest of the weights by content: over every byte of the mapped files, regardless of their names.
 
-Reading gigabytes twice is dear, so a file's digest is kept in a private folder of this user, under what says that it is
-still the same file: device, inode, size, mtime and ctime. The last cannot be set back, so a file that was changed in place is
-noticed even where its mtime was restored. The digest is worked out in threads beside the loading, from the same mapped pages.
+Reading gigabytes twice is expensive, so a file's digest is cached in a private folder of this user, with the facts that
+identify the file's state: device, inode, size, mtime and ctime. ctime cannot be set back, so a file that was changed in place
+is detected even if its mtime was restored. Threads compute the digest during loading, from the same mapped pages.
 
     file = BLAKE2b over (size, BLAKE2b of each chunk)        weights = BLAKE2b over the sorted digests of their files
 """
@@ -29,22 +29,22 @@ CHUNK_BYTES = 8 << 20
 DIGEST_BYTES = 32
 FORMAT = b"baton weights 1"
 ENTRIES_MAX = 512
-"""Files whose digests are kept; the oldest go."""
+"""Maximum of cached digests; the oldest are removed."""
 RECENT_SECONDS = 2.0
-"""A file that changed so lately may change again without its times showing it: the clock of file systems is coarse."""
+"""A file changed this recently may change again without a visible change of its times: file systems have coarse clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
     value: bytes
     seconds: float
-    "From the start of the work to its end. About 0 where all digests were kept."
+    "Duration. About 0 if all digests were cached."
     read_bytes: int
-    "How much had to be read: 0 where all digests were kept."
+    "Bytes read: 0 if all digests were cached."
 
 
 class DigestInProgress:
-    """To be used as a context: whatever fails beside it, its threads end."""
+    """A context manager: at its end its threads are stopped."""
 
     def __init__(self, files: Sequence[MappedFile], threads: int, folder: Path | None = None) -> None:
         self._files = files
@@ -71,7 +71,8 @@ class DigestInProgress:
         self._pool.shutdown(cancel_futures=True)
 
     def result(self) -> Digest:
-        """To be asked for when the weights are loaded. Raises where a file was changed meanwhile: what was read is unknown."""
+        """Must be called after the weights are loaded. Raises ModelFileBroken if a file has changed: the loaded content is
+        unknown."""
         found: list[bytes] = []
         read = 0
         for file, kept, chunks in zip(self._files, self._kept, self._chunks, strict=True):
@@ -93,7 +94,7 @@ def _hash(*parts: bytes | memoryview) -> bytes:
 
 
 def _changed(file: MappedFile) -> bool:
-    """In place. One that was replaced by another file is still mapped as it was."""
+    """Whether the file was changed in place. A file replaced by another one is still mapped unchanged."""
     try:
         now = os.stat(file.path)
     except OSError:
@@ -106,7 +107,7 @@ def _state(stat: os.stat_result) -> str:
 
 
 class DigestStore:
-    """One small file per inode: the state that was digested, and its digest. Without a private folder nothing is kept."""
+    """One small file per inode: the digested state, and its digest. Without a private folder nothing is cached."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder: Path | None = None
@@ -131,7 +132,7 @@ class DigestStore:
         recent = time.time() - max(file.stat.st_ctime, file.stat.st_mtime) < RECENT_SECONDS
         if self._folder is None or recent:
             return
-        with suppress(OSError):  # a full disk, or a folder that may only be read
+        with suppress(OSError):  # a full disk, or a read-only folder
             entry = self._entry(self._folder, file)
             written = entry.with_suffix(f".{os.getpid()}")
             written.write_text(f"{_state(file.stat)}\n{digest.hex()}\n")

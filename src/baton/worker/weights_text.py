@@ -1,4 +1,4 @@
-"""How the weights are computed on, in a user's words: "4-bit weights as in the file"."""
+"""Description of the weights' arithmetic for users: "4-bit weights as in the file"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATS = {F64: "float64", F32: "float32", F16: "float16", BF16: "bfloat16", F8_E
 
 
 def weights_text(stored: Mapping[str, StoredTensor], config: WorkerConfig) -> str:
-    """Of a model on the device that `config` names, by what most of its weights are."""
+    """Describes a model on the device of `config`, by the type of most of its weights."""
     in_file = _most(stored, lambda name, tensor: _words(tensor.type))
     if config.device == "cuda":
         fp8 = config.quantization == "fp8" or in_file == "fp8"

@@ -1,8 +1,8 @@
-"""Decoder layers on the device: one body for any number of rows. How a product is computed depends on the rows:
+"""Decoder layers on the device: one body for any number of rows. The kernel of a product depends on the rows:
 
-one row        gemv.py: the norm before it, the activation and the residual's addition are inside
-up to 32       skinny_gemm.py: the activation and the addition are inside
-more           cuBLAS, rows in 8 bits, or a fixed order; what is to be added is added with the next norm
+one row        gemv.py: norm, activation and the residual's addition are fused
+up to 32       skinny_gemm.py: activation and addition are fused
+more           cuBLAS, rows in 8 bits, or a fixed order; the addition is fused with the next norm
 
     norm -> qkv -> (norm of heads) rope_store -> attention -> o -> (norm) -> + -> norm -> gate_up -> act -> down -> (norm) -> +
                                                                                         or route -> experts -> combine
@@ -37,37 +37,37 @@ from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import CudaLayerWeights, DecoderWeights, LinearWeights, RouterWeights
 
 LIBRARY_ROWS = range(49, 97)
-"""For so many rows cublasLt chooses better kernels than cuBLAS does: 1.5 % of a step of 64 rows on an H200."""
+"""For these numbers of rows cublasLt chooses better kernels than cuBLAS: 1.5 % of a step of 64 rows on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLimits:
     rows: int
-    "Of one step, prompts and decode together."
+    "Maximum of rows per step, prompts and decode together."
     sequences: int
-    "Of one step; as many slots there are."
+    "Maximum of sequences per step; also the number of slots."
     context_tokens: int
-    "Positions go up to this."
+    "Maximum of positions."
 
 
 class ProductInput(NamedTuple):
-    """What a product reads."""
+    """The input of a product."""
 
     rows: Tensor
     norm: NormWeights | None = None
-    "That the one row gets inside the product, an RMSNorm."
+    "An RMSNorm that the product applies itself, for one row."
 
 
 class PendingResidual(NamedTuple):
-    """What is still to be added to the residual."""
+    """Rows still to be added to the residual."""
 
     rows: Tensor
     norm: NormWeights | None
-    "That it gets first."
+    "Norm of these rows before the addition."
 
 
 class LayerSteps:
-    """All memory is allocated when this is made. So the same calls can be recorded in a CUDA graph (graphs.py)."""
+    """Allocates all memory at creation, so that the same calls can be recorded in a CUDA graph (graphs.py)."""
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, pool: Tensor, limits: StepLimits, *, deterministic: bool
@@ -76,7 +76,7 @@ class LayerSteps:
         self.deterministic = deterministic
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.pdl = self._gpu = self.device.type == "cuda"
-        "Programmatic dependent launch: a kernel is brought onto the chip while the one before it ends."
+        "Programmatic dependent launch: a kernel is loaded onto the chip while the one before it ends."
         self._tuning: DecodeTuning = FIXED_TUNING
         rows, sequences, experts = limits.rows, limits.sequences, config.experts
         self._residual, self._normed, self._added = (self._buffer(rows, config.hidden_size) for _ in range(3))
@@ -92,7 +92,7 @@ class LayerSteps:
             given = (experts, rows, config.hidden_size, self.dtype, self.device)
             self._experts = ExpertSteps(*given, deterministic=deterministic, fp8=fp8, activation=config.traits.activation)
         self.tables = torch.zeros(sequences, -(-limits.context_tokens // pool.shape[4]), dtype=torch.int32, device=self.device)
-        "[slots, width] block numbers; whoever plans writes them."
+        "[slots, width] block numbers; written by the executor."
         self._angles = _angles(config, limits.context_tokens, self.device)
         tunings = [FIXED_TUNING] if deterministic else None
         heads = (config.heads, config.kv_heads, config.head_dim)
@@ -104,12 +104,12 @@ class LayerSteps:
         return torch.zeros(count, width, dtype=kind or self.dtype, device=self.device)
 
     def _make_products(self, inner: int) -> None:
-        """inner: of MLPs that are no experts."""
+        """inner: width of MLPs without experts."""
         config, rows = self.config, self.limits.rows
         routed = 0 if config.experts is None else config.experts.count
         outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * inner, routed)
         self._unpacked = torch.empty(0, dtype=self.dtype, device=self.device)
-        "Where the weights of one product are unpacked, with fp8."
+        "Buffer for the unpacked weights of one product, with fp8."
         self._rows_8_bits: Rows8Bits | None = None
         rows_most = SKINNY_ROWS_MAX
         packed = [one for one in self.weights.in_fp8() if one.weight.dim() == 2]  # experts are never unpacked (grouped_gemm.py)
@@ -127,7 +127,7 @@ class LayerSteps:
     # The layers
 
     def _run_layers(self, inputs: StepInputs, residual: Tensor) -> Tensor | None:
-        """What is still to be added to the residual."""
+        """Returns the rows still to be added to the residual."""
         pending = None
         with _CublasLt() if self._gpu and len(residual) in LIBRARY_ROWS else nullcontext():
             for number, layer in enumerate(self.weights.layers):
@@ -200,7 +200,7 @@ class LayerSteps:
                 sinks=layer.sinks,
                 fixed=self.deterministic,
             )
-        # After the prompts: a tile may reach into rows that are decoded (StepBatch.of_prompt), and these are to win.
+        # After the prompts: a tile may span decoded rows (StepBatch.of_prompt), and their results must win.
         for some in torch.split(inputs.order, self.limits.sequences) if len(inputs.order) else ():
             attend_decode(
                 *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions),
@@ -210,7 +210,7 @@ class LayerSteps:
                 window=window,
                 sinks=layer.sinks,
                 tuning=self._tuning,
-                # Whatever else is in the step: so a step with prompts finds compiled what the graphs use.
+                # Independent of the rest of the step: so a step with prompts uses the kernels compiled for the graphs.
                 pdl=self._uses_pdl(len(inputs.order)),
                 fixed=self.deterministic,
             )
@@ -218,14 +218,14 @@ class LayerSteps:
     # Norms and sums
 
     def _is_narrow(self, rows: int) -> bool:
-        """Products add to the residual themselves."""
+        """Whether products add to the residual themselves."""
         return rows <= SKINNY_ROWS_MAX and not self.deterministic
 
     def _uses_pdl(self, rows: int) -> bool:
         return self.pdl and self._is_narrow(rows)
 
     def _normed_rows(self, residual: Tensor, pending: PendingResidual | None, norm: NormWeights | None) -> ProductInput:
-        """Adds what is pending. Where attention and MLP read the same rows these are kept: the residual changes meanwhile."""
+        """Adds the pending rows. If attention and MLP read the same rows these are stored: the residual changes in between."""
         rows, traits = len(residual), self.config.traits
         if pending is None and norm is None:
             return ProductInput(residual)
@@ -242,7 +242,7 @@ class LayerSteps:
     def _added_by(
         self, x: ProductInput, linear: LinearWeights, residual: Tensor, post: NormWeights | None
     ) -> PendingResidual | None:
-        """residual += norm(x @ linear), or what is to be added."""
+        """residual += norm(x @ linear); or returns the rows still to be added."""
         if self._is_narrow(len(residual)) and post is None:
             self._product(x, linear, residual, residual=residual)
             return None
@@ -253,7 +253,7 @@ class LayerSteps:
     # Products
 
     def _gated(self, x: ProductInput, gate_up: LinearWeights) -> Tensor:
-        """act(gate) * up, until the next call."""
+        """act(gate) * up, valid until the next call."""
         rows, width = len(x.rows), len(gate_up.weight) // 2
         activated = self._activated[: rows * width].view(rows, width)
         if self._is_narrow(rows):
@@ -267,7 +267,7 @@ class LayerSteps:
     def _product(
         self, x: ProductInput, linear: LinearWeights, out: Tensor, *, residual: Tensor | None = None, paired: bool = False
     ) -> None:
-        """residual, paired: of up to 32 rows alone."""
+        """residual, paired: only for up to 32 rows."""
         rows, activation, norm = len(out), self.config.traits.activation, None if x.norm is None else x.norm.weight
         if not self._is_narrow(rows):
             self._large_product(x.rows, linear, out)
@@ -333,7 +333,7 @@ class _CublasLt:
 
 
 def _angles(config: ModelConfig, positions: int, device: torch.device) -> dict[RopeConfig, tuple[Tensor, Tensor]]:
-    """Cosines and sines of every rotary setting that a layer has."""
+    """Cosines and sines of every rotary setting of the layers."""
     found = {}
     for rope in {config.layer_rope(layer): None for layer in range(config.layers)}:
         table = RotaryTable(rope, config.head_dim, positions)

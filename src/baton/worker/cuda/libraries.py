@@ -1,4 +1,5 @@
-"""Which libraries compute besides our kernels: others round otherwise, so their versions are part of the arithmetic's name."""
+"""Versions of libraries that compute beside our kernels: they round differently, so the versions are part of the arithmetic's
+name."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 import triton
 
 MAJOR, MINOR, PATCH = range(3)
-"""libraryPropertyType."""
+"""Values of libraryPropertyType."""
 
 
 @cache
@@ -18,7 +19,7 @@ def library_versions() -> str:
 
 
 def _cublas_version() -> str:
-    """torch has loaded it, and does not say which it is: the same version of torch comes with several."""
+    """torch has loaded cuBLAS but does not report its version: the same version of torch comes with several."""
     try:
         library = ctypes.CDLL(f"libcublas.so.{(torch.version.cuda or '0').partition('.')[0]}")
         numbers = [ctypes.c_int() for _ in (MAJOR, MINOR, PATCH)]

@@ -1,7 +1,7 @@
-"""Weights from files straight to the device: bytes as they are stored, through a ring of pinned buffers, cast on the device.
+"""Loads weights from files directly to the device: stored bytes, through a ring of pinned buffers, cast on the device.
 
 file --threads read--> pinned buffer --DMA--> device (-- cast or unpacked, if it is stored in another type -->)
-                       while one buffer is filled, the others are on their way
+                       while one buffer is filled, the others are sent
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from baton.worker.cuda.kernels.fp8 import FP8, Scales, can_stack, scales_of_bloc
 BUFFER_BYTES = 64 << 20
 BUFFERS = 3
 THREADS = 8
-"""That read: one alone is slower than the bus."""
+"""Reading threads: a single one is slower than the bus."""
 
 
 class DeviceWeights(Weights):
-    """To be used as a context: its buffers and threads end with it, and then all copies have arrived."""
+    """A context manager: at its end its buffers and threads are released, and all copies are complete."""
 
     def __init__(
         self, raw: RawWeights, dtype: Literal["auto", "float32", "bfloat16"], files: Sequence[MappedFile] = ()
     ) -> None:
-        """files: that the weights are in."""
+        """files: files of the weights."""
         super().__init__(raw, dtype=torch.float32 if dtype == "float32" else torch.bfloat16, device="cuda")
         self._ring = [_Buffer() for _ in range(BUFFERS)]
         self._next = 0
@@ -69,7 +69,7 @@ class DeviceWeights(Weights):
         return out
 
     def take_fp8(self, names: Sequence[str]) -> tuple[Tensor, Scales] | None:
-        """Matrices that are stored in fp8, as they are, stacked as in take()."""
+        """Matrices stored in fp8, unconverted, stacked as in take(). None: not all are in fp8, or they cannot be stacked."""
         stored = [self._raw.stored[name] for name in names]
         sizes, inputs = [one.rows for one in stored], stored[0].row_elements
         if any(one.type != F8_E4M3 for one in stored) or not can_stack(sizes, inputs):
@@ -107,7 +107,7 @@ class _Buffer:
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, content: Bytes, threads: ThreadPoolExecutor, files: FileBytes) -> None:
-        self.sent.synchronize()  # what was in it has left
+        self.sent.synchronize()  # its previous content was sent
         target: Bytes = self.pinned.numpy()
         piece = -(-len(content) // THREADS)
         ends = [(at, min(at + piece, len(content))) for at in range(0, len(content), piece)]

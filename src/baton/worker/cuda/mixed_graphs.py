@@ -4,8 +4,8 @@
     packed    | rows: padded | sequences: padded | rows that are decoded: padded | tiles: padded | who is due |
                \\_____________________ read by the graph ___________________________/               \\ by what follows it
 
-Padding is position -1, row -1 or sequence -1: programs that get it end at once. Choosing tokens is not in the graph: how many
-sequences are due matters more for its time than launching it.
+Padding is position -1, row -1 or sequence -1: programs with it end at once. Choosing tokens is not in the graph: its time
+depends more on the number of due sequences than on launches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from baton.worker.cuda.decoder_step import DecoderStep, Hidden
 from baton.worker.cuda.step_inputs import InputPacking, MixedPadding, StepBatch, mixed_views, pack_mixed, tiles_of
 
 ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640)
-"""From about 512 rows on the device needs longer than the host."""
+"""From about 512 rows on the device takes longer than the host."""
 DECODED = (0, 16, 64)
-"""Rows that are decoded beside prompts; and as many as there are slots."""
+"""Rows that are decoded beside prompts; and the number of slots."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class _Recorded:
 
 class MixedGraphs:
     def __init__(self, step: DecoderStep, inputs: Tensor) -> None:
-        """inputs: where packed steps are copied to on the device."""
+        """inputs: device memory to which packed steps are copied."""
         self._step, self._inputs = step, inputs
         limits = step.limits
         self._rows = [rows for rows in ROWS if rows <= limits.rows]
@@ -43,7 +43,7 @@ class MixedGraphs:
         self._recorded: dict[MixedPadding, _Recorded] = {}
 
     def padding_for(self, batch: StepBatch) -> MixedPadding | None:
-        """The smallest graph that holds this step; None: there is none."""
+        """The smallest graph that holds this step; None: none does."""
         rows = next((rows for rows in self._rows if rows >= len(batch.token_ids)), None)
         decoded = next((count for count in self._decoded if count >= batch.decoded_rows), None)
         if rows is None or decoded is None:
@@ -58,7 +58,7 @@ class MixedGraphs:
         self._step.last_hidden = recorded.hidden
 
     def capture(self, record: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> None:
-        """record: queues what it is given once, then records it."""
+        """record: queues the given call once, then records it."""
         for padding in self._paddings():
             self._capture(padding, record)
 

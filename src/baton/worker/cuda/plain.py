@@ -1,6 +1,7 @@
-"""What the kernels compute, in plain torch, slowly and readably: on any device, in any data type. The oracle of the tests.
+"""The kernels' functions in plain torch, slow and readable: on any device, in any data type.
 
-Same arguments as in kernels/, but that results are returned where a kernel has an `out`. Sums are made in float64.
+The oracle of the tests. Same arguments as in kernels/, except that results are returned instead of written to `out`. Sums are
+float64.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def rope_store(
     *,
     heads: int,
 ) -> Tensor:
-    """The rotated queries [rows, heads, dim]; keys and values are written to the pool. Rows of padding are zero."""
+    """The rotated queries [rows, heads, dim]; keys and values are written to the pool. Padding rows are zero."""
     kv_heads, block_size, dim = pool.shape[3:]
     wide = qkv.view(len(qkv), -1, dim).to(FLOAT)
     q, k, v = wide[:, :heads], wide[:, heads : heads + kv_heads], wide[:, heads + kv_heads :]
@@ -81,9 +82,10 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """q: [rows, heads, dim] of a flat batch -> [rows, heads * dim]. Keys and values of the rows are in the pool already.
+    """q: [rows, heads, dim] of a flat batch -> [rows, heads * dim].
 
-    Only what was computed is copied: the rest of a block may hold anything, not-a-number included.
+    Keys and values of the rows are already in the pool. Only computed tokens are copied: the rest of a block may hold anything,
+    NaN included.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     out = torch.zeros(len(q), q.shape[1] * dim, dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""A step on the GPU in plain torch (--compute torch): the oracle of the kernels, and what runs where they do not.
+"""A step on the GPU in plain torch (--compute torch): the oracle of the kernels, and their fallback.
 
 The same forward pass as on a CPU (forward/torch_forward.py), with weights and pool on the device. Each step waits for the host.
 """

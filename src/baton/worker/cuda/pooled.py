@@ -1,4 +1,4 @@
-"""Embeddings: which rows of a step are summed up on the device, and vectors of what comes back (worker/pooling.py)."""
+"""Embeddings: the rows of a step that are summed on the device, and the vectors from these sums (worker/pooling.py)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from baton.worker.pooling import PromptPart
 
 
 def pooled_rows(parts: Sequence[PromptPart]) -> Int32s:
-    """StepBatch.pooled. Of who wants the first or the last state alone, that one of the chunk: only the one of the first or of
-    the last chunk is used."""
+    """StepBatch.pooled. For "last" and "cls" only that row of the chunk: later only the first or the last chunk's is used."""
     return np.array([_rows(part) for part in parts], np.int32)
 
 
 def _rows(part: PromptPart) -> tuple[int, int]:
-    """The first, and how many."""
+    """First row and count."""
     match part.pool.kind:
         case "last":
             return part.row + part.tokens - 1, 1
@@ -28,7 +27,8 @@ def _rows(part: PromptPart) -> tuple[int, int]:
 
 
 def read_vectors(sums: Int64s, parts: Sequence[PromptPart], failed: Collection[int]) -> dict[int, bytes]:
-    """By place, of prompts that have ended. Later chunks of one that failed may be under way: they find a gap otherwise."""
+    """Vectors by batch index, for prompts that have ended. Later chunks of a failed prompt may be in flight: without the flag
+    they would find a gap."""
     found = {}
     for total, part in zip(sums, parts, strict=True):
         part.pool.failed |= part.place in failed

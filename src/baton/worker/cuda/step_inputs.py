@@ -1,8 +1,8 @@
-"""What a step is told: numpy arrays on the host, packed into one run of int32, copied to the device in one go, and seen there
-as one tensor for each array.
+"""The inputs of a step: numpy arrays on the host, packed into one run of int32, copied to the device at once, and viewed there
+as one tensor per array.
 
-decode   a row is a sequence; padded to `bucket` rows, so the places are the same in every step and a graph can read them
-mixed    chunks of prompts among the rows; places differ from step to step
+decode   a row is a sequence; padded to `bucket` rows, so the offsets are the same in every step and a graph can read them
+mixed    chunks of prompts among the rows; offsets differ from step to step
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from baton.worker.token_masks import Masks
 
 Ints = NDArray[np.int32]
 EVEN_FACTOR = 1.25
-"""The longest of sequences that are about equally long, relative to the average."""
+"""Maximum length of about equally long sequences, relative to the average."""
 ALIGNED = 4
-"""Arrays begin at multiples of 16 bytes: kernels are compiled for that."""
+"""Arrays begin at multiples of 16 bytes, as the kernels assume."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows of prompts that somebody wants log-probabilities of. [prompt rows] each."""
+    """Rows of prompts with requested log-probabilities. [prompt rows] each."""
 
     rows: Ints
     tokens: Ints
     "The token that follows."
     told: Ints
-    "How many of the likeliest are told with it."
+    "Number of top log-probabilities."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StepBatch:
     """As in flat_batch.py: the rows of sequence s are starts[s] to starts[s + 1]."""
 
     token_ids: NDArray[np.integer]
-    "[rows]; embed.FEEDBACK for the token that the row's slot sampled in the step before."
+    "[rows]; embed.FEEDBACK for the token that the row's slot sampled in the previous step."
     slots: NDArray[np.integer]
     "[sequences]"
     starts: NDArray[np.integer]
@@ -50,30 +50,30 @@ class StepBatch:
     contexts: NDArray[np.integer]
     "[sequences] tokens in the pool before this step."
     due: NDArray[np.bool_]
-    "[sequences] who gets a token."
+    "[sequences] whether it gets a token."
     outputs: NDArray[np.integer]
-    "[sequences] how many tokens of its output came before: the position of a draw."
+    "[sequences] number of earlier output tokens: the position of a draw."
     draws: bool = True
-    "Some sequence wants more than its likeliest token. Without, less has to be launched."
+    "Some sequence is not greedy. Otherwise fewer kernels are launched."
     tells: bool = False
-    "Some sequence wants log-probabilities of its token."
+    "Some sequence requests log-probabilities of its token."
     bans: Bans | None = None
     masks: Masks | None = None
     prompts: PromptRows | None = None
     pooled: Ints | None = None
-    "[prompts, 2] the first row and how many, of rows that are summed up for embeddings (kernels/pool_rows.py)."
+    "[prompts, 2] first row and count of rows that are summed for embeddings (kernels/pool_rows.py)."
     of_prompt: NDArray[np.integer] | None = None
-    """[sequences] how many of its rows are its prompt's: they come first, and alone they are attended to as a prompt. None: all
-    of a sequence that runs several, none of one that runs one."""
+    """[sequences] leading rows of its prompt, which are attended to together. None: all rows of a sequence with several, none
+    of a sequence with one."""
 
     @property
     def even(self) -> bool:
-        """The sequences are about equally long."""
+        """The sequences have about equal lengths."""
         return int(self.contexts.max(initial=0)) * len(self.contexts) <= EVEN_FACTOR * int(self.contexts.sum()) + 64
 
     @property
     def decodes(self) -> bool:
-        """One row for each sequence, no prompt's, and a token for each. Hidden states are lost in it: they are not pooled."""
+        """One row per sequence, none of a prompt, and a token for each. Hidden states are not kept, so nothing is pooled."""
         if self.pooled is not None:
             return False
         one_each = len(self.token_ids) == len(self.slots) and bool(self.due.all())
@@ -81,7 +81,7 @@ class StepBatch:
 
     @property
     def prompt_rows(self) -> NDArray[np.integer]:
-        """[sequences] leading rows of each that are attended to together, as a prompt; the others one by one."""
+        """[sequences] leading rows that are attended to together, as a prompt; the others one by one."""
         counts = np.diff(self.starts)
         return np.where(counts > 1, counts, 0) if self.of_prompt is None else self.of_prompt
 
@@ -94,15 +94,15 @@ FEW_ROWS, LONG_CONTEXT = 16, 512
 
 
 def split_few_rows(counts: NDArray[np.int64], contexts: NDArray[np.int64], decoded_max: int) -> NDArray[np.int64] | None:
-    """StepBatch.of_prompt. A few rows behind a long context, as when all but the end of a prompt was cached, are one tile for
-    each kv head, and most of the chip would wait for these programs. Row by row they are split over the context."""
+    """StepBatch.of_prompt. A few rows after a long context, as when all but the end of a prompt was cached, are one tile per kv
+    head, and most of the chip would idle. Row by row they are split over the context."""
     few = (counts <= FEW_ROWS) & (contexts >= LONG_CONTEXT) | (counts == 1)
     fits = int(counts[few].sum()) <= decoded_max
     return np.where(few, 0, counts) if fits and bool((few & (counts > 1)).any()) else None
 
 
 class MixedPadding(NamedTuple):
-    """How many of everything a step with prompts is padded to."""
+    """Padded sizes of a step with prompts."""
 
     rows: int
     sequences: int
@@ -113,7 +113,7 @@ class MixedPadding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """On the device; all int32."""
+    """Inputs on the device; all int32."""
 
     token_ids: Tensor
     positions: Tensor
@@ -133,7 +133,7 @@ class StepInputs:
 
 
 class InputPacking:
-    """Arrays one after another in a run of int32."""
+    """Arrays packed one after another into a run of int32."""
 
     def __init__(self, run: Ints) -> None:
         self._run = run
@@ -153,7 +153,7 @@ class InputPacking:
 
 
 def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
-    """An upper bound for what a step of so many rows and sequences is packed into."""
+    """An upper bound of the packed size of a step."""
     return 4 * rows + 7 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
 
 

@@ -1,4 +1,5 @@
-"""Log-probabilities: which rows of prompts somebody wants them of, and what kernels/tell.py wrote, as the protocol says it."""
+"""Log-probabilities: the rows of prompts that request them, and the conversion of kernels/logprobs.py's output to the
+protocol."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from baton.worker.sampling_batch import SamplingBatch
 
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
-    """A part of a prompt."""
+    """A part of a prompt with requested log-probabilities."""
 
     place: int
-    "Of its sequence in the batch."
+    "Batch index of the sequence."
     first: int
     "Position of the first token."
     tokens: Int64s
@@ -28,7 +29,7 @@ class AskedPrompt:
 
 
 def asked_of_prompts(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[AskedPrompt, ...], PromptRows | None]:
-    """The row at position p says what the model thought of the token at p + 1. Of the first token it thought nothing."""
+    """The row at position p has the log-probability of the token at p + 1. The first token has none."""
     asked, rows = [], []
     sequences, spans = sampling.sequences, batch.spans
     for place, (slot, state) in enumerate(zip(sampling.slots.tolist(), sampling.states, strict=True)):
@@ -51,7 +52,7 @@ def asked_of_prompts(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[A
 def read_sampled(
     words: Int32s, tokens: Int64s, places: Int64s, told: Sequence[int | None], failed: Collection[int]
 ) -> dict[int, TokenLogprob]:
-    """words: int32 [due, tell.WORDS]. By place, of those that asked."""
+    """words: int32 [due, logprobs.WORDS]. Results by batch index, for sequences that requested them."""
     numbers: Floats = words.view(np.float32)
     found = {}
     for row, place in enumerate(places.tolist()):

@@ -1,4 +1,4 @@
-"""A model's matrices as one step wants them: queries, keys and values as one product, gate and up as another."""
+"""A model's matrices in the layout of a step: queries, keys and values as one product, gate and up as another."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import split_mxfp4
 Take = Callable[[Sequence[str]], Tensor]
 """The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
 TakeFp8 = Callable[[Sequence[str]], tuple[Tensor, Scales] | None]
-"""The same in fp8 as it is stored, or None where it is not, or not so that it could be one matrix: loader.DeviceWeights."""
+"""The same, stored in fp8; None if it is not, or cannot be one matrix: loader.DeviceWeights."""
 
 TakeMxfp4 = Callable[[Sequence[str]], Tensor | None]
-"""The same in MXFP4 as it is stored, or None: torch_weights.Weights.take_mxfp4."""
+"""The same, stored in MXFP4; None if it is not: torch_weights.Weights.take_mxfp4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class LinearWeights:
     "[outputs, inputs]."
     bias: Tensor | None
     scales: Scales | None = None
-    "Where weights are in fp8 (kernels/fp8.py); of experts, those of all outputs one behind another."
+    "Set if weights are in fp8 (kernels/fp8.py); for experts, scales of all outputs in order."
     exponents: Tensor | None = None
-    "uint8 [outputs, inputs / 32] where weights are in MXFP4: `weight` has two in a byte then (kernels/grouped_gemm_mxfp4.py)."
+    "uint8 [outputs, inputs / 32] if weights are in MXFP4: `weight` then has two per byte (kernels/grouped_gemm_mxfp4.py)."
 
     def of_experts(self, count: int) -> LinearWeights:
         """The same as [experts, outputs, inputs]."""
@@ -62,9 +62,9 @@ class CudaLayerWeights:
     attention_norm: NormWeights | None
     qkv: LinearWeights
     head_norms: tuple[Tensor, Tensor] | None
-    "Of queries and of keys."
+    "Norms of queries and keys."
     sinks: Tensor | None = None
-    "[heads]: of each, a score that takes a share and gives nothing."
+    "[heads]: a score per head that takes part in the softmax and has no value."
     output: LinearWeights
     attention_post_norm: NormWeights | None = None
     mlp_norm: NormWeights | None
@@ -72,7 +72,7 @@ class CudaLayerWeights:
     down: LinearWeights
     mlp_post_norm: NormWeights | None = None
     router: RouterWeights | None = None
-    "Where there is one, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
+    "If set, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
 
     def linears(self) -> list[LinearWeights]:
         shared = None if self.router is None else self.router.shared
@@ -86,10 +86,10 @@ class DecoderWeights:
     layers: tuple[CudaLayerWeights, ...]
     final_norm: NormWeights
     head: Tensor
-    "[vocabulary, hidden]; the embedding itself where the model ties them."
+    "[vocabulary, hidden]; the embedding itself if tied."
 
     def in_fp8(self) -> list[LinearWeights]:
-        """Matrices of layers that are kept in 8 bits, those of experts too."""
+        """Matrices of layers in 8 bits, including experts."""
         return [one for layer in self.layers for one in layer.linears() if one.scales is not None]
 
 
@@ -101,7 +101,7 @@ def take_weights(
     take_fp8: TakeFp8 = lambda names: None,
     take_mxfp4: TakeMxfp4 = lambda names: None,
 ) -> DecoderWeights:
-    """fp8: matrices of layers are kept in 8 bits; embedding, head and norms are not, nor what is stored in 4 bits."""
+    """fp8: matrices of layers are converted to 8 bits; embedding, head, norms and 4-bit matrices are not."""
     embedding = take([EMBED])
     taker = _Taker(config, take, take_fp8, take_mxfp4, fp8)
     return DecoderWeights(
@@ -197,7 +197,8 @@ NORMS = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device | str, seed: int = 0, *, fp8: bool = False
 ) -> DecoderWeights:
-    """Made on the device, in seconds: to measure a model that nobody has downloaded. Of a size that keeps activations alive."""
+    """Random weights, created on the device in seconds: to measure a model without its download. Scaled to keep activations in
+    range."""
     generator = torch.Generator(device=device).manual_seed(seed)
     shapes = expected_shapes(config)
 
@@ -213,7 +214,7 @@ def random_weights(
 
 
 def refuse_fp8(config: ModelConfig) -> None:
-    """Says what is in the way of matrices in 8 bits."""
+    """Raises if the model's sizes do not allow 8-bit matrices."""
     experts = config.experts
     inner = [config.intermediate_size] if experts is None else [experts.inner_size, experts.shared_size]
     if experts is not None and experts.layers:

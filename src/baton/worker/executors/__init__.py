@@ -1,1 +1,1 @@
-"""What computes a step: base.py says what it is asked, stepwise.py does it with a forward pass on the host (../forward/)."""
+"""Executors of steps: base.py has the interface, stepwise.py implements it with a forward pass on the host (../forward/)."""

@@ -1,10 +1,10 @@
-"""What the model runner asks of what computes: one call that starts a step, one that takes its tokens.
+"""The interface of executors to the model runner: one call launches a step, another collects its tokens.
 
     launch(N)   launch(N+1)              collect(N)   launch(N+2) ...
        |-- device computes N --|-- device computes N+1 --|
 
-On a GPU launch returns at once, and the next step is launched before the tokens of the one before are known here: a row whose
-token the host does not have yet is FEEDBACK (flat_batch.py). On a CPU launch computes, and steps_ahead is 1.
+On a GPU launch returns at once, and the next step is launched before the host has the tokens of the previous one: a row whose
+token is not known yet is FEEDBACK (flat_batch.py). On a CPU launch computes, and steps_ahead is 1.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.sampling_batch import SamplingBatch
 
 PromptLogprobs = tuple[int, tuple[TokenLogprob, ...]]
-"""(position of the first, what the model thought of it and of those behind it)."""
+"""(position of the first token, log-probabilities from there on)."""
 
 
 @dataclass(slots=True)
 class Sampled:
-    """What came of a step. Everything by sequence: its place in the batch."""
+    """Results of a step, by batch index of the sequence."""
 
     tokens: Int64s
-    "[sequences]. Means nothing for one that is not due or has failed."
+    "[sequences]. Undefined for a sequence that is not due or has failed."
     failed: dict[int, Failure] = field(default_factory=dict)
-    "Why, of each that cannot go on. One that is not due may fail too: what it left in the pool must not be used."
+    "The reason, for each sequence that failed. One that is not due may fail too: its blocks in the pool must not be used."
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "Of those that asked."
+    "For sequences that requested them."
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    "Of prompts that asked for it and are complete (../pooling.py)."
+    "For complete prompts that requested them (../pooling.py)."
 
 
 class Launched(Protocol):
-    """A step that is under way."""
+    """A launched step."""
 
     def wait(self) -> None:
-        """Returns when collect() need not wait. May be called from another thread, and while other steps are launched."""
+        """Returns when collect() would not wait. Callable from another thread, and while other steps are launched."""
         ...
 
 
@@ -55,46 +55,46 @@ class Executor(Protocol):
 
     name: str
     arithmetic: str
-    "Two that differ in it may round differently: neither goes on with the keys and values of the other."
+    "Executors with different values may round differently: neither can use the keys and values of the other."
     steps_ahead: int
-    "How many steps may be launched and not collected."
+    "Maximum of launched and uncollected steps."
     samples_on_host: bool
-    "Penalties and the like are worked out on the host: such a sequence's next step is launched when its tokens are known."
+    "Penalties and the like are computed on the host: such a sequence's next step is launched when its tokens are known."
 
     @property
     def config(self) -> ModelConfig | EncoderConfig: ...
 
     def prepare(self) -> None:
-        """Whatever would make a first step slow. Called once, before the first step."""
+        """Does everything that would slow down the first step. Called once, before it."""
         ...
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Launched:
-        """Starts a step. The arrays of both are the caller's again when it returns."""
+        """Starts a step. The caller may change the arrays of both arguments after the return."""
         ...
 
     def collect(self, launched: Launched) -> Sampled:
-        """Of the oldest step that was launched and not collected; waits for it."""
+        """Results of the oldest launched and uncollected step; waits for it."""
         ...
 
     def report_progress(self, word: ProgressWord) -> None:
-        """Advance the word from now on, while anything gets on."""
+        """Advances the word from now on, while there is progress."""
         ...
 
     def close(self) -> None:
-        """Let go of the pool: nothing can be computed any more. Steps under way have ended when it returns."""
+        """Releases the pool: nothing can be computed afterwards. Waits for launched steps."""
         ...
 
 
 class PoolBinder(Protocol):
     def __call__(self, pool: Pool, context_tokens: int | None = None, /) -> Executor:
-        """`context_tokens`: of the longest sequence that will be served. None: what fits the pool."""
+        """`context_tokens`: maximum length of a served sequence. None: what fits the pool."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedExecutor:
-    """A model whose weights are loaded. The pool comes after them: only then is it known what memory is left for it."""
+    """A model with loaded weights. The pool comes later: only then its memory is known."""
 
     kv: KVKind
-    "What it wants the pool to hold."
+    "The KV type of the pool."
     with_pool: PoolBinder

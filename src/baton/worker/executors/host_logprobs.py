@@ -14,16 +14,16 @@ from baton.worker.logprobs import describe, log_softmax
 from baton.worker.sampling_batch import SamplingBatch
 
 PROMPT_ROWS_AT_ONCE = 64
-"""Logits of a prompt are worked out so many rows at a time: all of them at once would be gigabytes."""
+"""Rows of a prompt's logits per pass: all at once would be gigabytes."""
 
 LogitsOf = Callable[[int, int], Floats]
-"""Logits of the flat batch's rows from the first to before the second."""
+"""Logits of rows [first, second) of the flat batch."""
 
 
 def describe_prompts(
     batch: FlatBatch, sampling: SamplingBatch, failed: Collection[int], logits_of: LogitsOf
 ) -> dict[int, PromptLogprobs]:
-    """The row at position p says what the model thought of the token at p + 1. Of the first token it thought nothing."""
+    """The row at position p has the log-probability of the token at p + 1. The first token has none."""
     prompts: dict[int, PromptLogprobs] = {}
     sequences, spans = sampling.sequences, batch.spans
     for place, (slot, state) in enumerate(zip(sampling.slots.tolist(), sampling.states, strict=True)):

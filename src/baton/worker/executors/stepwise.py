@@ -1,6 +1,6 @@
-"""An Executor made of a forward pass on the host (../forward/): hidden states, logits of the rows that need them, tokens.
+"""An Executor based on a forward pass on the host (../forward/): hidden states, logits of the rows that need them, tokens.
 
-Everything has happened when launch returns, so nothing ever runs ahead.
+launch computes everything before it returns, so no step runs ahead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from baton.worker.token_masks import masks_of
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A step that is over."""
+    """A finished step."""
 
     sampled: Sampled
 
@@ -84,7 +84,7 @@ class Stepwise:
         self.forward.close()
 
     def _pooled(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: Collection[int]) -> dict[int, bytes]:
-        """Of prompts that end in this step."""
+        """Embeddings of prompts that end in this step."""
         vectors, (weight, bias), eps = {}, self.forward.final_norm, self.config.norm_eps
         centred = self.config.traits.layer_norm
         for part in sampling.prompt_parts(batch):
@@ -125,7 +125,7 @@ class Stepwise:
         return Sampled(tokens, failed, {at[row]: word for row, word in chosen.logprobs.items()})
 
     def _choose(self, sampling: SamplingBatch, places: Int64s | None, hidden: Floats) -> Chosen:
-        """A token for each row of `hidden`. `places`: whose they are; None: everybody's, in order."""
+        """A token per row of `hidden`. `places`: batch index of each row; None: all, in order."""
         if sampling.plain and not sampling.excludes:
             return plain(self.forward.likeliest(hidden))
         places = np.arange(len(hidden)) if places is None else places
@@ -142,7 +142,8 @@ class Stepwise:
         return sample(self.forward.logits(hidden), rows, sampling.draws_of(slots), self.forward.choose)
 
     def _choose_again(self, sampling: SamplingBatch, places: Int64s, hidden: Floats, chosen: Chosen) -> None:
-        """The likeliest that grammars allow is it, or it is a bad word or ends too early: seldom, and then all are needed."""
+        """The greedy token is the likeliest that the grammar allows, unless it is a bad word or ends too early: rare, and then
+        all logits are needed."""
         likeliest = zip(chosen.tokens.tolist(), places.tolist(), strict=True)
         rows = [row for row, (token, place) in enumerate(likeliest) if token in sampling.states[place].excluded]
         if rows:
@@ -152,8 +153,8 @@ class Stepwise:
 
 
 def not_finite(batch: FlatBatch, hidden: Floats) -> dict[int, Failure]:
-    """The sequences whose hidden states are not all finite. A chunk that is not the last is judged too: what it left in the
-    pool must not be published."""
+    """Sequences with hidden states that are not finite. Chunks before the last are checked too: their blocks must not be
+    published."""
     with np.errstate(invalid="ignore", over="ignore"):
         if isfinite(hidden.sum()):
             return {}

@@ -1,1 +1,1 @@
-"""The forward pass: base.py says what it is asked, each other file is a way to do it."""
+"""The forward pass: base.py has the interface, each other file an implementation."""

@@ -1,4 +1,4 @@
-"""The forward pass in C (baton/native): what a CPU with a compiler runs. Loads no torch."""
+"""The forward pass in C (baton/native), for CPUs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KV_KINDS: dict[KVKind, int] = {
     KVKind("float16"): KV_F16,
     INT8_FOURS: KV_INT8,
 }
-"""What the library calls them."""
+"""The library's numbers of the KV types."""
 
 
 def load_native(
     library: Library, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None
 ) -> LoadedForward:
-    """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
+    """Reads the weights. `settings.threads` is a resolved number of threads."""
     weights = RawWeights(opened.weights, opened.config, progress)
     packed = PackedModel(library, opened.config, weights, settings.quantization, settings.threads)
     balance(library, packed)
@@ -48,7 +48,7 @@ def load_native(
 
 
 def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) -> KVKind:
-    """As settings say; else what is fastest and does not show beside the rounding of the weights."""
+    """The KV type of the settings; else the fastest whose error is small beside the rounding of the weights."""
     regular = settings.block_size == KV_BLOCK and model.head_dim % KV_WIDTH == 0
     if settings.kv_dtype == "int8" and not regular:
         raise InvalidConfig(
@@ -63,7 +63,7 @@ def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) ->
         return KVKind(settings.kv_dtype)
     if settings.quantization == "none":
         return KVKind("float32")
-    # Plain C has no instruction for sums of products of bytes: there int8 would be smaller, and slower.
+    # Plain C has no instruction for int8 dot products: there int8 would be smaller, but slower.
     return INT8_FOURS if regular and library.variant.name != "plain" else KVKind("float16")
 
 
@@ -84,12 +84,12 @@ class NativeForward:
             kv_kind=KV_KINDS[layout.kind],
             threads=threads,
         )
-        self._pool: KVPool | None = pool  # the library has its address alone
+        self._pool: KVPool | None = pool  # the library has only its address
         self._flat: FlatBatch | None = None
         self._step = NativeStep()
 
     def hidden(self, flat: FlatBatch) -> Floats:
-        if flat is not self._flat:  # looking up addresses takes longer than it looks
+        if flat is not self._flat:  # address lookups are slow
             self._flat, self._step = flat, _step_of(flat)
         return self._decoder.hidden(self._step)
 
@@ -105,7 +105,7 @@ class NativeForward:
 
     def report_progress(self, word: ProgressWord) -> None:
         self._decoder.report_progress(word.address)
-        self._word = word  # the library has its address alone
+        self._word = word  # the library has only its address
 
     def close(self) -> None:
         self._decoder.close()
@@ -113,14 +113,14 @@ class NativeForward:
 
 
 def addresses_of(masks: Masks, rows: int) -> Addresses:
-    """[rows] where the mask of each is; 0: it has none."""
+    """[rows] address of each row's mask; 0: none."""
     found: Addresses = np.zeros(rows, np.uintp)
     found[masks.rows] = masks.bits.ctypes.data + masks.bits.strides[0] * np.arange(len(masks.rows), dtype=np.uintp)
     return found
 
 
 def _step_of(flat: FlatBatch) -> NativeStep:
-    """Where its arrays are: right for as long as it lives."""
+    """Addresses of the batch's arrays: valid as long as the batch lives."""
     spans = flat.spans
     arrays = (spans.tables, spans.slots, spans.starts, spans.contexts, flat.token_ids, flat.positions)
     stride = spans.tables.strides[0] // spans.tables.itemsize

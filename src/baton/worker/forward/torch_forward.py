@@ -1,4 +1,4 @@
-"""The forward pass in torch: the oracle, what runs where no C compiler is, and the way to other devices."""
+"""The forward pass in torch: the oracle, the fallback without a C compiler, and the way to other devices."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from baton.worker.token_masks import Masks
 
 
 def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
-    """Reads the weights. `settings.threads` is a number of threads here: somebody has counted the cores."""
+    """Reads the weights. `settings.threads` is a resolved number of threads."""
     torch.set_num_threads(settings.threads)
     decoder = build_model(opened.config, opened.weights, quantization=settings.quantization, progress=progress)
     return LoadedForward(torch_kv_kind(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
 
 
 class TorchForward:
-    """On whatever device the decoder is."""
+    """Runs on the decoder's device."""
 
     def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
         device = decoder.device
@@ -71,7 +71,7 @@ class TorchForward:
 
 
 def machine_of(device: torch.device) -> str:
-    """What torch chooses its kernels by."""
+    """The facts by which torch chooses its kernels."""
     if device.type != "cpu":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,9 +1,9 @@
-"""Which hardware computes, and what "auto" means there. Everything below this file is told, and asks no more.
+"""Chooses the hardware, and resolves "auto". Code below this file gets resolved settings.
 
---device   cuda   an NVIDIA GPU, or an error that says what is missing
-           cpu    no torch is looked for
+--device   cuda   an NVIDIA GPU, or an error with what is missing
+           cpu    torch is not imported
            NAME   the plug-in of that name (plug_ins.py)
-           auto   cuda where torch sees a GPU and the model is no GGUF file (its blocks are computed on as they are by a CPU)
+           auto   cuda if torch sees a GPU and the model is not a GGUF file (a CPU computes on its blocks directly)
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ log = logging.getLogger(__name__)
 
 CPU_KV_GIB = 2.0
 GPU_MEMORY_SHARE = 0.9
-"""Of a GPU. Instances that share one divide it: each may go up to the end of its own part, behind those that came before it."""
+"""Share of a GPU's memory. Instances that share one divide it: each may use memory up to the end of its own part, after those
+of earlier ones."""
 ATTACHER_GIB = 0.6
-"""Memory of a GPU that the cache service takes when it attaches to the KV pool: its CUDA context, and no torch."""
+"""GPU memory of the cache service after it attaches to the KV pool: its CUDA context, without torch."""
 
 
 def choose(config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
-    """The platform, and the settings without "auto". `path`: of the model's files."""
+    """The platform, and the settings without "auto". `path`: the model's files. Raises InvalidConfig."""
     device, why = config.device, "as was asked"
     if device == "auto":
         why = no_cuda_for(path)
@@ -52,8 +53,8 @@ NO_DRIVER = "there is no NVIDIA driver here"
 
 
 def no_cuda_for(path: Path) -> str:
-    """Why a GPU is not taken. Empty: it is."""
-    if not has_driver():  # first: to ask torch takes seconds
+    """Why no GPU is used. Empty: one is used."""
+    if not has_driver():  # first: importing torch takes seconds
         return NO_DRIVER
     if path.is_file():
         return "a GGUF file is computed on a CPU"
@@ -61,7 +62,7 @@ def no_cuda_for(path: Path) -> str:
 
 
 def missing_for_cuda() -> str:
-    """What a GPU needs and is not here. Empty: nothing."""
+    """What is missing for a GPU. Empty: nothing."""
     try:
         from baton.worker.platforms.cuda import missing_gpu
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Plain CPUs: main memory, a pool in anonymous shared memory, a forward pass in C or, without a compiler, in torch."""
+"""CPUs: main memory, a pool in anonymous shared memory, a forward pass in C or, without a compiler, in torch."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class CpuPlatform:
 
     @cached_property
     def _library(self) -> Library | NoCompiler:
-        """Our kernels, or why there are none."""
+        """The C library, or why there is none."""
         try:
             return load_best()
         except NoCompiler as error:
             return error
 
     def _native(self, model: ModelConfig) -> Library | EngineError:
-        """What computes this model in C, or why nothing does."""
+        """The C library for this model, or why there is none."""
         lacks = native_lacks(model)
         if lacks:
             return ModelUnsupported(f"our kernels for CPUs do not compute {', '.join(lacks)}: take --compute torch, or a GPU")
@@ -70,7 +70,7 @@ class CpuPlatform:
                 raise native
             why = str(native)
         try:
-            from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB, for those who need it
+            from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB: only if needed
         except ModuleNotFoundError as error:
             if settings.compute == "torch":
                 raise InvalidConfig("--compute torch: torch is not installed: pip install torch") from error
@@ -96,7 +96,7 @@ class CpuPlatform:
 
 
 def usable_cores(kernel: Kernel = KERNEL) -> int:
-    """Cores that this process may run on, or fewer where a container may use less processor time than they have."""
+    """Cores that this process may use, or fewer if a container's CPU quota is lower."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = processor_quota(kernel)
     return cores if quota is None else max(1, min(cores, ceil(quota)))

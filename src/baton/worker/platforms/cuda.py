@@ -24,13 +24,13 @@ from baton.worker.platforms.lacks import cuda_lacks
 log = logging.getLogger(__name__)
 
 DEVICE = 0
-"""One rank, one GPU: the only one that this process sees (visible.py)."""
+"""One rank, one GPU: the only one visible to this process (visible.py)."""
 CONTEXT_BYTES = 1 * GIB
-"""Of a worker's CUDA context and kernels, at most, with weights and activations of 16 bits: 0.85 GiB on an H200."""
+"""Upper bound of a worker's CUDA context and kernels, with 16-bit weights and activations: 0.85 GiB on an H200."""
 
 
 def missing_gpu() -> str:
-    """Why nothing can be computed on a GPU. Empty: it can."""
+    """Why no GPU can be used. Empty: one can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: install a build for NVIDIA GPUs (see pytorch.org)"
     if not torch.cuda.is_available():
@@ -43,7 +43,7 @@ class CudaPlatform:
     shares_pools = True
 
     def __init__(self, share_of_others: float = 0.0) -> None:
-        """`share_of_others`: of the GPU's memory, which belongs to instances that were started on it before."""
+        """`share_of_others`: share of the GPU's memory that belongs to instances started before."""
         self._share_of_others = share_of_others
         self._pool: DevicePool | None = None
 
@@ -63,23 +63,23 @@ class CudaPlatform:
             log.warning("the model runs in torch, which is several times slower: no kernel computes %s", ", ".join(lacks))
         if lacks or settings.compute == "torch":
             return load_plain(opened, settings, kind, progress)
-        from baton.worker.cuda.executor import load_cuda  # brings triton
+        from baton.worker.cuda.executor import load_cuda  # imports triton
 
         return load_cuda(opened, settings, kind, progress)
 
     def memory(self) -> MemoryFacts:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # what torch keeps for later is free
+        torch.cuda.empty_cache()  # torch's cached memory is free
         free, total = torch.cuda.mem_get_info(DEVICE)
         if not self._share_of_others:
             return MemoryFacts(total, free)
-        # One of the others may be lost just now, and wants its part again when it is back.
+        # Another instance may be restarting, and will need its part again.
         pool = self._pool.nbytes if self._pool is not None and self._pool.address else 0
         own = torch.cuda.memory_reserved(DEVICE) + CONTEXT_BYTES + pool
         return MemoryFacts(total, min(free, max(0, int(total * (1 - self._share_of_others)) - own)))
 
     def memory_of_step(self, run: Callable[[], object]) -> int:
-        """The most that torch reserved meanwhile, which is more than it used: pieces do not fit everywhere."""
+        """The peak that torch reserved, which is more than it used because of fragmentation."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(DEVICE)
         run()

@@ -1,4 +1,4 @@
-"""Which traits of a model a way to compute does not have. torch has them all (models/decoder.py), several times slower."""
+"""Traits that a backend does not support. torch supports all (models/decoder.py), several times slower."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from baton.models.config import ModelConfig
 
 
 def native_lacks(model: ModelConfig) -> list[str]:
-    """Of the C kernels, in words. Empty: they compute this model."""
+    """Traits that the C kernels lack. Empty: they support this model."""
     return []
 
 
 def cuda_lacks(model: ModelConfig) -> list[str]:
-    """Of the Triton kernels, in words."""
+    """Traits that the Triton kernels lack."""
     return []

@@ -1,7 +1,7 @@
 """Platforms of other packages, by entry point (group `baton.platforms`): `--device NAME`.
 
-A plug-in runs in the worker process: where it crashes, the engine replaces the worker. What is wrong with its settings is an
-InvalidConfig before any weights are read.
+A plug-in runs in the worker process: if it crashes, the engine replaces the worker. Wrong settings raise InvalidConfig before
+any weights are read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def open_plug_in(device: str, config: WorkerConfig, path: Path) -> tuple[Platfor
 
 
 def _check(device: str, platform: Platform, resolved: WorkerConfig) -> None:
-    """What a plug-in is likely to forget, and what it cannot have."""
+    """Checks what a plug-in is likely to forget, and combinations that it cannot support. Raises InvalidConfig."""
     if (resolved.device, platform.name) != (device, device):
         raise InvalidConfig(f"the platform plug-in {device} calls its device {resolved.device} and itself {platform.name}")
     if resolved.dtype == "auto":

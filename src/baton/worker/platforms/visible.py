@@ -1,7 +1,6 @@
-"""Which GPUs a process sees. The driver is asked, not torch: that would take seconds.
+"""GPUs that are visible to a process, from the driver: importing torch would take seconds.
 
-A process of ours computes on one GPU and sees no other: its number is 0 there, whatever it is elsewhere. So nothing below has
-to know the number, and no thread can be on a wrong one.
+Each of our processes sees exactly one GPU, with number 0. So other code needs no number, and no thread can use a wrong one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from baton.errors import DeviceError
 from baton.kvpool import cuda_driver
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
-"""One of them is there where a driver is."""
+"""Device files, one of which exists if there is a driver."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -23,17 +22,17 @@ def has_driver() -> bool:
 
 
 def visible_gpus() -> int:
-    """How many GPUs this process may use. 0: none, or there is no driver."""
+    """Number of GPUs that this process may use. 0: none, or no driver."""
     if not has_driver():
         return 0
     try:
         return cuda_driver.device_count()
-    except DeviceError:  # no device: an error of cuInit
+    except DeviceError:  # no device: cuInit fails
         return 0
 
 
 def use_only(device_index: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Of the GPUs that are visible. To be called before anything of CUDA is: the driver looks once."""
+    """`device_index`: among the visible GPUs. Must be called before any use of CUDA: the driver reads the variable once."""
     given = environment.get(VISIBLE)
     numbers = [str(device_index)] if given is None else given.split(",")[device_index : device_index + 1]
     environment[VISIBLE] = "".join(numbers).strip()
