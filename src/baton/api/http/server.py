@@ -39,7 +39,7 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: c
 class UvicornBody:
     """Writes chunks of a started body to uvicorn's transport directly (streaming.py has the reason).
 
-    An event costs the front 67 us in place of 120 (bench/direct_body.py). It uses undocumented attributes of uvicorn:
+    An event costs the front 67 us in place of 120 (docs/internals/notes/host-speed.md). It uses undocumented attributes:
     pyproject.toml bounds the version, and if one is missing the stream falls back to ASGI (streaming.py: _flush).
     """
 
