@@ -31,9 +31,9 @@ def said(tiers: TiersConfig, **settings: object) -> list[str]:
 @pytest.mark.parametrize(
     ("tiers", "words"),
     [
-        (TiersConfig(host_gib=2.0), "2.0 GiB of host memory (2,048 blocks); written through, preempted KV: host"),
+        (TiersConfig(kv_host_gib=2.0), "2.0 GiB of host memory (2,048 blocks); written through, preempted KV: host"),
         (
-            TiersConfig(host_gib=1.0, storage="redis://user:secret@host:6379/0", write="back", preempted="drop"),
+            TiersConfig(kv_host_gib=1.0, kv_storage="redis://user:secret@host:6379/0", kv_write="back", preempted_kv="drop"),
             "1.0 GiB of host memory (1,024 blocks) and redis://***@host:6379/0; written back, preempted KV: drop",
         ),
     ],

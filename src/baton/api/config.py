@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from baton.api.limits import RANGES, Limits
-from baton.config import ServeConfig
+from baton.config import FrontOptions, ServeConfig
 from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.protocol.request import OPENAI_SAMPLING
 
-_SERVE = ServeConfig()
-"Source of the default values below."
 PAIR_SCORES = ("yes_no", "vectors", "sigmoid", "logit")
 "Kinds of models/scoring.py that score a pair of texts."
 _DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
@@ -86,7 +84,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApiConfig:
+class ApiConfig(FrontOptions):
     """Limits, keys and behaviour of the HTTP front."""
 
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -94,36 +92,6 @@ class ApiConfig:
     admin_api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys for the admin routes (/config, /metrics, /v1/pause and others); they open all other routes too. Empty: with API keys
     the admin routes are closed, without them they answer this machine only."""
-    admin_port: int | None = None
-    "Connections to this port reach only the admin routes, and other connections do not reach those."
-    host: str = "127.0.0.1"
-    "The address that the server listens on, and one of the allowed Host names."
-    allowed_hosts: tuple[str, ...] = ()
-    """Further allowed names in a Host header: `name`, `*.name` or `*`. IP addresses are always allowed, and names without a dot
-    where `host` is more than this machine."""
-    chat_page: bool = True
-    "Serve the chat page at /."
-    allowed_origins: tuple[str, ...] = ()
-    "Web origins (https://name:port, or *) whose pages may call this server from a browser. Others are refused."
-    client_priority_min: int = 0
-    "The most urgent (lowest) priority that a request may name without an admin key."
-    unknown_fields: Literal["ignore", "refuse"] = "ignore"
-    """What happens to unknown fields of a request. Ignored by default: OpenAI's clients send extras. They never reach the
-    engine."""
-    stop_on_repetition: bool | None = None
-    "End answers that repeat themselves, where the request does not set it. None: no."
-    tool_call_parser: str = "auto"
-    "How the model writes tool calls (text/parsers/styles.py). auto: as its chat template does."
-    reasoning_parser: str = "auto"
-    "How the model writes its reasoning. auto: as its chat template does."
-    streams_per_key_max: int | None = None
-    "Open requests per key. None: limits.streams with one key, half of it with several, so that no key shuts out another."
-    keep_alive_seconds: float = _SERVE.keep_alive_seconds
-    "A stream without output for this long gets a comment line, so that proxies keep it and half-open sockets are noticed."
-    retry_after_seconds: int = _SERVE.retry_after_seconds
-    "Value of Retry-After in a 429 or 503."
-    text_threads: int = _SERVE.text_threads
-    "Threads that parse, render and tokenise large requests, so that other streams are not delayed."
     limits: Limits = field(default_factory=Limits)
     routers: tuple[str, ...] = ()
     "Addresses of the routers of this instance. An instance of a cluster has no routes that generate, and no chat page."

@@ -6,13 +6,14 @@ instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig 
 router.py    RouterConfig      a router
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
 parts.py                       builds those classes from the options
+*Options                       fields that ServeConfig and an owner share: each setting is declared once
 values.py                      allowed values; a number's range is at its field (`Annotated[int, Range(...)]`)
 """
 
 from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.config.router import HandoffPolicy, PlacementPolicy, RouterConfig
-from baton.config.serve import ServeConfig, lowered_context, shown, without_password
+from baton.config.serve import FrontOptions, ServeConfig, lowered_context, shown, without_password
 from baton.config.values import (
     ANY_NAME,
     API_KEY_CHARACTERS_MAX,
@@ -37,6 +38,7 @@ __all__ = [
     "CacheConfig",
     "Device",
     "EngineConfig",
+    "FrontOptions",
     "GenerationConfig",
     "HandoffPolicy",
     "InstanceConfig",

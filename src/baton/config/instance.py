@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from baton.config.values import require
+from baton.config.values import Seconds, StepTokens, require
+from baton.ranges import Range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,16 +27,28 @@ class KVConfig:
         require(self.block_size >= 1, f"kv.block_size is {self.block_size}: a block holds at least one token")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """Options of `baton serve` that the scheduler takes as they are."""
+
+    chunk_tokens_max: StepTokens | None = None
+    "Prompt tokens of one sequence per step, at most. Without it: all that the step has, and half of it while others wait."
+    steps_in_flight: Annotated[int, Range(1, 64)] = 2
+    "Steps sent to the worker before the result of the oldest is back."
+    order: Literal["priority", "arrival"] = "priority"
+    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
+    step_seconds_max: Seconds = 60.0
+    "A worker that makes no progress in a step for this long is replaced, and in any case after 20 times as long."
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(SchedulerOptions):
     """Limits of one step, and the caution of admission."""
 
     slots: int = 256
     "Maximum of sequences on the worker."
     tokens_per_step: int = 8192
     "Maximum of tokens per step, prompt and decode together."
-    chunk_tokens_max: int | None = None
-    "Maximum of prompt tokens of one sequence per step. None: only tokens_per_step limits it."
     prompts_at_once: int = 4
     """Prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a step to
     waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
@@ -43,10 +56,6 @@ class SchedulerConfig:
     "Maximum of prompt tokens in a step with decodes, whose next token waits for it. None: tokens_per_step."
     decode_gap_seconds: float | None = None
     "Maximum duration of a step with prompts beside decodes (core/engine/pace.py). None: no limit."
-    steps_in_flight: int = 2
-    "Plans sent to the worker before the oldest result is back. 2 hides the scheduler behind the worker."
-    order: Literal["priority", "arrival"] = "priority"
-    "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
     reserve_start: float = 0.05
     "Expected share of max_tokens that a sequence uses, before any has ended. Admission keeps that much room free."
     reserve_learning: float = 0.0625
@@ -59,8 +68,6 @@ class SchedulerConfig:
     "A request that could need a larger plan at its longest is refused. Half of what a frame may hold."
     sleep_orders_max: int = 256
     "Waiting orders to sleep and to wake. More are refused."
-    step_seconds_max: float = 60.0
-    "A step without result and progress for this long means that the worker is lost; so does a step 20 times as long."
     worker_start_seconds_max: float = 600.0
     "A restarted worker that is not ready after this long is lost."
     worker_stop_seconds_max: float = 60.0

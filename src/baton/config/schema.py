@@ -16,7 +16,7 @@ import inspect
 import sys
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -235,9 +235,9 @@ def is_union(hint: Any) -> bool:
 
 def field_docs(cls: type) -> dict[str, str]:
     """The string under each field of a class, from its source: Python discards them."""
+    docs = {name: doc for base in cls.__bases__ if is_dataclass(base) for name, doc in field_docs(base).items()}
     tree = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__]
-    docs = {}
     for node, below in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(below, ast.Expr):
             docs[node.target.id] = " ".join(ast.literal_eval(below.value).split())

@@ -29,7 +29,7 @@ from baton.runtime.cache.process import CacheProcess
 from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=4, block_size=4, dtype="float32")
-TIERS = TiersConfig(host_gib=1e-5)
+TIERS = TiersConfig(kv_host_gib=1e-5)
 BLOCKS = TIERS.host_blocks(LAYOUT.block_bytes)
 
 T = TypeVar("T")

@@ -43,7 +43,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert os.listdir(made) == [], "directories are left"
 
 
-TIERS = TiersConfig(host_gib=0.001)
+TIERS = TiersConfig(kv_host_gib=0.001)
 BLOCKS = 48
 NEAR: dict[str, Any] = {}
 

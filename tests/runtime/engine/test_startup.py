@@ -23,7 +23,7 @@ from baton.runtime.engine.startup import Startup
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
-TIERS = TiersConfig(host_gib=0.001)
+TIERS = TiersConfig(kv_host_gib=0.001)
 ROWS = {
     "profiled mixed tiers": (None, {"tiers": TIERS}),
     "profiled mixed": (None, {}),

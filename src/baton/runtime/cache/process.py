@@ -176,7 +176,7 @@ class CacheProcess:
     # Lower tiers
 
     def _open_storage(self, layout: KVLayout) -> None:
-        url = self._config.tiers.storage
+        url = self._config.tiers.kv_storage
         if url:
             name = LayoutName(fingerprint=layout.fingerprint(), block_bytes=layout.block_bytes, block_tokens=layout.block_size)
             self._storage = open_backend(url, name)
@@ -201,13 +201,11 @@ class CacheProcess:
     def _make_host_pool(self, layout: KVLayout, blocks: int) -> KVPool:
         needed, free = blocks * layout.block_bytes / GIB, main_memory().free_bytes / GIB
         if needed > free:
-            tiers = self._config.tiers
-            what = (
-                f"kv_host_gib is {tiers.host_gib:g}" if tiers.host_gib else f"kv_storage passes blocks through {needed:.2f} GiB"
-            )
+            own = self._config.tiers.kv_host_gib
+            what = f"kv_host_gib is {own:g}" if own else f"kv_storage passes blocks through {needed:.2f} GiB"
             raise InvalidConfig(
                 f"{what}, and {free:.2f} GiB of memory are free beside model and KV pool: "
-                + ("lower it, or kv_memory_gib" if tiers.host_gib else "lower kv_memory_gib")
+                + ("lower it, or kv_memory_gib" if own else "lower kv_memory_gib")
             )
         return KVPool.create(layout, blocks, "baton-host")
 
@@ -219,7 +217,7 @@ class CacheProcess:
             return
         pool = self.pool.incarnation if self.pool is not None else PoolIncarnation(0)
         blocks = self._transfer.host.blocks if self._transfer is not None else 0
-        scheme = self._config.tiers.storage.partition(":")[0]
+        scheme = self._config.tiers.kv_storage.partition(":")[0]
         peer = self._messenger.address if self._messenger is not None else ""
         wants_tokens = self._storage is not None and self._storage.wants_tokens
         self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer, wants_tokens))

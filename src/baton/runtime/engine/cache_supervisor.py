@@ -100,8 +100,10 @@ class CacheSupervisor:
         """Refuse before anything is started. The service checks the free memory too; but the state of this many blocks would
         fill the memory before it does."""
         total = main_memory().total_bytes / GIB
-        if self.needed and tiers.host_gib > total:
-            raise InvalidConfig(f"kv_host_gib is {tiers.host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it")
+        if self.needed and tiers.kv_host_gib > total:
+            raise InvalidConfig(
+                f"kv_host_gib is {tiers.kv_host_gib:g}, and this machine has {total:.1f} GiB of memory: lower it"
+            )
 
     def close(self) -> None:
         """Remove folder and port; the service has ended."""

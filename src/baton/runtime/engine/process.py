@@ -70,7 +70,7 @@ def _resolved_tiers(given: TiersConfig, resolved: TierConfig, block_bytes: int) 
     return {
         "kv_host_blocks": resolved.host_blocks,
         "kv_host_gib": round(resolved.host_blocks * block_bytes / 2**30, 3),
-        "kv_storage": without_password(given.storage),
+        "kv_storage": without_password(given.kv_storage),
         "kv_write": resolved.write,
         "preempted_kv": resolved.preempted,
     }
