@@ -100,7 +100,7 @@ def test_what_a_caller_that_is_gone_asked_for_is_aborted_and_nobody_hears_of_it(
     callers.emit(Emit([], [ended(request) for request in engine.open]))
     callers.refuse(Refuse(engine.open[0], Refused("paused")))
     callers.answer(OrderAnswer(1, "done"))
-    callers.pong(Pong(1))
+    callers.answer(Pong(1))
     assert one == []
     assert other == [Emit([], [ended("r")])]
     callers.remove(first)  # twice is harmless

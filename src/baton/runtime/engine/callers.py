@@ -175,30 +175,24 @@ class Callers:
         """The caller of an order that is not answered yet."""
         return self._orders.asker(number)
 
-    def answer(self, answer: OrderAnswer) -> None:
-        if (asked := self._orders.take(answer.number)) is not None:
+    def answer(self, answer: OrderAnswer | Pong) -> None:
+        numbers = self._pings if isinstance(answer, Pong) else self._orders
+        if (asked := numbers.take(answer.number)) is not None:
             caller, number = asked
             caller.send(replace(answer, number=number))
-
-    def pong(self, pong: Pong) -> None:
-        if (asked := self._pings.take(pong.number)) is not None:
-            caller, number = asked
-            caller.send(replace(pong, number=number))
 
     def answer_pings(self, fault: str) -> None:
         """Answer all pings: the worker that was pinged is lost."""
         for number in self._pings.numbers():
-            self.pong(Pong(number, fault))
+            self.answer(Pong(number, fault))
 
     def refuse(self, refuse: Refuse) -> None:
-        found = self._find(refuse.request)
-        if found is not None:
+        if (found := self._find(refuse.request)) is not None:
             caller, request = found
             caller.send(RefusedRequest(request, refuse.refused, refuse.attempt))
 
     def pass_on(self, message: ToRouter) -> None:
-        found = self._find(message.request)
-        if found is not None:
+        if (found := self._find(message.request)) is not None:
             caller, request = found
             caller.send(replace(message, request=request))
 

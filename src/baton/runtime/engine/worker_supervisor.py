@@ -133,13 +133,13 @@ class WorkerSupervisor:
         if worker is not None and not fault and not (instance.in_flight and self.health.known):
             worker.control.send(Ping(number))
         else:
-            self._callers.pong(Pong(number, fault))
+            self._callers.answer(Pong(number, fault))
 
     def on_pong(self, pong: Pong) -> None:
         if pong.number == PROBE:
             self._probe.answered(self._loop.time())
         else:
-            self._callers.pong(pong)
+            self._callers.answer(pong)
 
     def look(self) -> None:
         """Check the worker's progress while plans are in flight."""
