@@ -24,6 +24,7 @@ from baton.protocol.control import Ping
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 from baton.protocol.versions import VERSIONS
+from baton.trust import acceptor
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_kept")
 
@@ -207,7 +208,7 @@ def test_a_thousand_bad_connections_leave_nothing_behind():
                 await asyncio.sleep(0)
             server = peer.transport._server
             assert server is not None
-            await until(lambda: not server._readers)
+            await until(lambda: not server._readers.open)
             await until(lambda: len(os.listdir("/proc/self/fd")) == before)
             assert (await rig.pull(peer, [1], [1])).moved == 1
 
@@ -231,7 +232,7 @@ def test_another_users_process_gets_nothing(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool_server, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.01)
 
     async def main() -> None:
         async with Rig() as rig:

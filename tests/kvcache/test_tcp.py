@@ -253,7 +253,7 @@ def test_garbage_costs_its_sender_the_connection(garbage: bytes):
                 await asyncio.get_running_loop().sock_sendall(sock, garbage)
                 sock.close()
             assert (await rig.pull(peer, [1], [1])).moved == 1
-            await until(lambda: not peer.transport._server._handshakes)
+            await until(lambda: not peer.transport._server._handshakes.open)
             assert readers(peer) == 1
 
     finish(main())
@@ -265,7 +265,7 @@ def test_those_who_say_nothing_keep_nobody_out():
             peer = rig.serve()
             silent = [await connected(parse_address(peer.address)) for _ in range(20)]
             assert (await rig.pull(peer, [1], [1])).moved == 1
-            await until(lambda: len(peer.transport._server._handshakes) <= 4)
+            await until(lambda: len(peer.transport._server._handshakes.open) <= 4)
             for sock in silent:
                 sock.close()
 

@@ -31,13 +31,12 @@ from baton.kvpool.base import Pool
 from baton.protocol.codec import decode, encode
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 from baton.repeats import Repeats, printable
+from baton.trust.acceptor import Acceptor
 
 logger = logging.getLogger("baton.cache")
 
 PACKET_BYTES_MAX: Final = 4096
 BACKLOG: Final = 64
-PAUSE_SECONDS: Final = 0.5
-"""Pause after a failed accept, as without descriptors: otherwise the loop would do nothing else."""
 
 
 class PoolServer:
@@ -48,22 +47,20 @@ class PoolServer:
         self._loop = asyncio.get_running_loop()
         self._ready: PoolReady | None = None
         self._fd = -1
-        self._readers: dict[asyncio.Task[None], socket.socket] = {}
         self._served: set[asyncio.Task[None]] = set()
         "Readers that have a descriptor. All others have sent nothing yet."
         self._repeats = Repeats()
         self.counts: Counter[str] = Counter()
         path.unlink(missing_ok=True)  # left by a killed predecessor
         self._path = path
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._listener.setblocking(False)
-            self._listener.bind(str(path))
-            self._listener.listen(BACKLOG)
+            listener.bind(str(path))
+            listener.listen(BACKLOG)
         except BaseException:
-            self._listener.close()
+            listener.close()
             raise
-        self._accepting = asyncio.create_task(self._accept())
+        self._readers: Acceptor[None] = Acceptor(listener, self)
 
     def serve(self, pool: Pool) -> None:
         self.withdraw()
@@ -71,51 +68,32 @@ class PoolServer:
 
     def withdraw(self) -> None:
         """Close the readers' connections, so that they unmap the pool."""
-        for task in self._readers:
-            self._close(task)
+        for task in self._readers.open:
+            self._readers.hang_up(task)
         if self._fd >= 0:
             os.close(self._fd)
         self._ready, self._fd = None, -1
 
-    def _close(self, task: asyncio.Task[None]) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
-            self._readers[task].shutdown(socket.SHUT_RDWR)
-        task.cancel()
-
     def close(self) -> None:
-        self._accepting.cancel()
-        self._listener.close()
         self.withdraw()
+        self._readers.close()
         with contextlib.suppress(OSError):  # the engine may have removed it first
             self._path.unlink(missing_ok=True)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:
-                logger.warning("a reader of the KV pool cannot be accepted: %s", error)
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            self._make_room()
-            task = asyncio.create_task(self._attend(sock))
-            self._readers[task] = sock
-            task.add_done_callback(self._ended)
-            await asyncio.sleep(0)  # one per turn
+    def on_accept_failed(self, error: OSError) -> None:
+        logger.warning("a reader of the KV pool cannot be accepted: %s", error)
 
-    def _make_room(self) -> None:
-        there = [task for task in self._readers if not task.cancelling()]
-        if len(there) < self._wire.readers_max:
+    def make_room(self, living: list[asyncio.Task[None]]) -> None:
+        if len(living) < self._wire.readers_max:
             return
         self.counts["evicted"] += 1
         if times := self._repeats.due("evicted", self._loop.time()):
             text = "%d instances of this machine read our KV pool (readers_max): the oldest connection is closed (%d times)"
             logger.warning(text, self._wire.readers_max, times)
-        self._close(min(there, key=lambda task: task in self._served))
+        self._readers.hang_up(min(living, key=lambda task: task in self._served))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Closed here and not in the task: a task that is cancelled before it began has run nothing."""
-        self._readers.pop(task).close()
+    def on_ended(self, task: asyncio.Task[None], sock: socket.socket) -> None:
+        sock.close()
         self._served.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.counts["failed"] += 1
@@ -123,7 +101,7 @@ class PoolServer:
                 why = printable(str(error) or type(error).__name__)
                 logger.warning("a reader of the KV pool is closed: %s (%d so far)", why, self.counts["failed"])
 
-    async def _attend(self, sock: socket.socket) -> None:
+    async def attend(self, sock: socket.socket, place: object) -> None:
         if user_of(sock) != os.getuid():
             raise ProtocolError("it is another user's")
         async with asyncio.timeout(self._wire.reader_handshake_seconds):

@@ -29,12 +29,11 @@ from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
+from baton.trust.acceptor import Acceptor
 from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.cache")
 
-PAUSE_SECONDS: Final = 0.5
-"""Pause after a failed accept, as without descriptors: otherwise the loop would do nothing else."""
 LOG_SECONDS: Final = 10.0
 """Failures of one kind are logged at most this often: anyone who reaches the port could fill the disk."""
 
@@ -55,17 +54,13 @@ class TcpServer:
     def __init__(self, listener: socket.socket, secret: Secret, wire: WireConfig | None = None) -> None:
         self._wire = wire or WireConfig()
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
         self._secret = secret
         self._pool: Pool | None = None
         self._bytes: BlockBytes | None = None
-        self._handshakes: dict[asyncio.Task[TcpSession], socket.socket] = {}
-        "The oldest first."
         self._readers: dict[asyncio.Task[None], _Reader] = {}
         self._repeats = Repeats(LOG_SECONDS)
         self.counts: Counter[str] = Counter()
-        listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept())
+        self._handshakes: Acceptor[TcpSession] = Acceptor(listener, self)
 
     def serve(self, pool: Pool) -> None:
         self.withdraw()
@@ -81,10 +76,7 @@ class TcpServer:
         self._pool = self._bytes = None
 
     def close(self) -> None:
-        self._accepting.cancel()
-        self._listener.close()
-        for task in self._handshakes:
-            task.cancel()
+        self._handshakes.close()
         self.withdraw()
 
     def _close(self, task: asyncio.Task[None]) -> None:
@@ -92,40 +84,29 @@ class TcpServer:
             self._readers[task].sock.shutdown(socket.SHUT_RDWR)
         task.cancel()
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(self._listener)
-            except OSError as error:
-                self._note("a reader of the KV pool cannot be accepted", error)
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            under_way = [task for task in self._handshakes if not task.cancelling()]
-            if len(under_way) >= self._wire.reader_handshakes_max:
-                self.counts["handshake_evicted"] += 1
-                under_way[0].cancel()
-            task = asyncio.create_task(self._prove(sock))
-            self._handshakes[task] = sock
-            task.add_done_callback(self._proved)
-            await asyncio.sleep(0)  # one per turn: readers must not wait behind many new connections
+    def on_accept_failed(self, error: OSError) -> None:
+        self._note("a reader of the KV pool cannot be accepted", error)
 
-    async def _prove(self, sock: socket.socket) -> TcpSession:
+    def make_room(self, living: list[asyncio.Task[TcpSession]]) -> None:
+        if len(living) >= self._wire.reader_handshakes_max:
+            self.counts["handshake_evicted"] += 1
+            living[0].cancel()
+
+    async def attend(self, sock: socket.socket, place: object) -> TcpSession:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
             return await TcpSession.as_peer(sock, self._secret)
 
-    def _proved(self, task: asyncio.Task[TcpSession]) -> None:
-        """Sockets are closed here and not in the task: a task that is cancelled before it began has run nothing."""
-        sock = self._handshakes.pop(task)
+    def on_ended(self, task: asyncio.Task[TcpSession], sock: socket.socket) -> None:
         if not self._went_well(task):
             sock.close()
             return
-        self._make_room()
+        self._make_room_to_read()
         reader = _Reader(sock, self._loop.time())
-        reading = asyncio.create_task(self._attend(task.result(), reader))
+        reading = asyncio.create_task(self._read(task.result(), reader))
         self._readers[reading] = reader
         reading.add_done_callback(self._ended)
 
-    def _make_room(self) -> None:
+    def _make_room_to_read(self) -> None:
         """At the limit, close the reader that has been idle longest; unless all are receiving blocks."""
         there = {task: reader for task, reader in self._readers.items() if not task.cancelling()}
         idle = [task for task, reader in there.items() if not reader.sending]
@@ -155,7 +136,7 @@ class TcpServer:
         if self._repeats.due((what, type(error)), self._loop.time()):
             logger.warning("%s: %s (%d so far)", what, printable(why), self.counts["failed"])
 
-    async def _attend(self, session: TcpSession, reader: _Reader) -> None:
+    async def _read(self, session: TcpSession, reader: _Reader) -> None:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
             asked = await session.receive()
             if not isinstance(asked, ReadPool):

@@ -17,14 +17,14 @@ from baton.protocol.codec import encode
 from baton.protocol.control import Pong, RefusedRequest
 from baton.protocol.ids import RequestId
 from baton.protocol.request import Refused
-from baton.runtime.wire import link, link_server
-from baton.trust import seal
+from baton.runtime.wire import link
+from baton.trust import acceptor, seal
 from baton.trust.handshake import GREETING_BYTES
 
 
 def test_a_connection_that_cannot_be_accepted_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
     """Without descriptors, say: it waits and goes on, and says so."""
-    monkeypatch.setattr(link_server, "ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "PAUSE_SECONDS", 0.01)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

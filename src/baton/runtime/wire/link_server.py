@@ -15,21 +15,21 @@ import socket
 import stat
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from baton.addresses import Address
 from baton.config import WireConfig
 from baton.errors import InvalidConfig, LinkFailed
-from baton.repeats import printable
+from baton.repeats import Repeats, printable
 from baton.runtime.wire.link import WIRE, Link, welcome
 from baton.runtime.wire.listener import bind, listen
+from baton.trust.acceptor import Acceptor
 from baton.trust.secret import Secret
 
 logger = logging.getLogger("baton.link")
 
 LOG_SECONDS: Final = 10.0
 """The same kind of failure is logged at most this often: anyone who reaches the port could fill the disk."""
-ACCEPT_RETRY_SECONDS: Final = 0.5
 
 
 class LinkServer:
@@ -50,11 +50,10 @@ class LinkServer:
         self._sock = sock
         self._secret = secret
         self._on_link = on_link
-        self._handshakes: dict[asyncio.Task[None], socket.socket] = {}
-        "The oldest first."
+        self._handshakes: Acceptor[None] | None = None
         self._sessions: dict[Link, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] | None = None
-        self._logged: dict[str, float] = {}
+        self._repeats = Repeats(LOG_SECONDS)
         self.counts: Counter[str] = Counter()
         "Sessions that began (opened), and by LinkReason those that did not, or ended by their peer's fault."
 
@@ -64,49 +63,39 @@ class LinkServer:
 
     @property
     def handshakes(self) -> int:
-        return len(self._handshakes)
+        return 0 if self._handshakes is None else len(self._handshakes.open)
 
     async def serve(self) -> None:
         """Serve until cancelled. An error of `on_link` is raised here."""
-        self._sock.setblocking(False)
         listen(self._sock, 128, "cluster-")
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
-        accepting = asyncio.create_task(self._accept())
+        self._handshakes = Acceptor(self._sock, self)
         try:
-            await asyncio.wait({accepting, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({self._handshakes.task, self._failed}, return_when=asyncio.FIRST_COMPLETED)
             if self._failed.done():
                 self._failed.result()
-            accepting.result()
+            self._handshakes.task.result()
         finally:
-            accepting.cancel()
-            self._sock.close()
-            tasks = [accepting, *self._handshakes, *self._sessions.values()]
+            self._handshakes.close()
+            tasks = [self._handshakes.task, *self._handshakes.open, *self._sessions.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._failed.cancel()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, place = await loop.sock_accept(self._sock)
-            except OSError as error:  # the connection closed before, or this process has no descriptors left
-                self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
-                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
-                continue
-            most = self._wire.session_handshakes_max
-            if sum(not task.cancelling() for task in self._handshakes) >= most:
-                next(task for task in self._handshakes if not task.cancelling()).cancel()
-                self._note("crowded", "", f"{most} connections prove nothing: the oldest is closed")
-            peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
-            task = asyncio.create_task(self._begin(sock, peer))
-            self._handshakes[task] = sock
-            task.add_done_callback(self._handshake_over)
-            await asyncio.sleep(0)  # one per turn: the backlog must not delay the streams of this loop
+    def on_accept_failed(self, error: OSError) -> None:
+        """The connection closed before, or this process has no descriptors left."""
+        self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
 
-    async def _begin(self, sock: socket.socket, peer: str) -> None:
+    def make_room(self, living: list[asyncio.Task[None]]) -> None:
+        most = self._wire.session_handshakes_max
+        if len(living) >= most:
+            living[0].cancel()
+            self._note("crowded", "", f"{most} connections prove nothing: the oldest is closed")
+
+    async def attend(self, sock: socket.socket, place: Any) -> None:
+        peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
         try:
             link = await welcome(sock, self._secret, self._wire)
         except LinkFailed as failed:
@@ -130,8 +119,7 @@ class LinkServer:
             if link.failure is not None:
                 self._note(link.failure.reason, peer, str(link.failure))
 
-    def _handshake_over(self, task: asyncio.Task[None]) -> None:
-        sock = self._handshakes.pop(task)
+    def on_ended(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         if task.cancelled():
             sock.close()  # perhaps before it began
         elif (error := task.exception()) is not None and self._failed is not None and not self._failed.done():
@@ -139,9 +127,7 @@ class LinkServer:
 
     def _note(self, reason: str, peer: str, text: str) -> None:
         self.counts[reason] += 1
-        now = asyncio.get_running_loop().time()
-        if now >= self._logged.get(reason, now):
-            self._logged[reason] = now + LOG_SECONDS
+        if self._repeats.due(reason, asyncio.get_running_loop().time()):
             logger.warning("%s%s (%s, %d so far)", f"{peer}: " if peer else "", printable(text), reason, self.counts[reason])
 
 

@@ -1,0 +1,72 @@
+"""Accepts connections on a listening socket: one task per connection, on one loop. The router's cluster port, the transfer port
+and the socket of a KV pool share it; they differ in what a task does, and in which connection makes room for another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Coroutine
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+
+PAUSE_SECONDS: Final = 0.5
+"""Delay after an accept that failed, as without descriptors: else the loop would do nothing else."""
+
+
+class Attendant(Protocol[T]):
+    """The owner of an Acceptor."""
+
+    def make_room(self, living: list[asyncio.Task[T]]) -> None:
+        """A connection came. `living` are those that are not being closed, the oldest first."""
+        ...
+
+    def attend(self, sock: socket.socket, place: Any) -> Coroutine[Any, Any, T]: ...
+
+    def on_ended(self, task: asyncio.Task[T], sock: socket.socket) -> None:
+        """The task ended. The socket is closed here and not in the task: a task that is cancelled early has run nothing."""
+        ...
+
+    def on_accept_failed(self, error: OSError) -> None: ...
+
+
+class Acceptor(Generic[T]):
+    def __init__(self, listener: socket.socket, attendant: Attendant[T]) -> None:
+        """`listener` listens already, and is closed with this."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._attendant = attendant
+        self.open: dict[asyncio.Task[T], socket.socket] = {}
+        "Connections, the oldest first."
+        self.task = asyncio.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, place = await loop.sock_accept(self._listener)
+            except OSError as error:
+                self._attendant.on_accept_failed(error)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            self._attendant.make_room([task for task in self.open if not task.cancelling()])
+            task = asyncio.create_task(self._attendant.attend(sock, place))
+            self.open[task] = sock
+            task.add_done_callback(self._ended)
+            await asyncio.sleep(0)  # one per turn: the backlog must not delay what else the loop does
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self._attendant.on_ended(task, self.open.pop(task))
+
+    def hang_up(self, task: asyncio.Task[T]) -> None:
+        """Close a connection: its peer sees the end at once."""
+        with contextlib.suppress(OSError):  # it ended already
+            self.open[task].shutdown(socket.SHUT_RDWR)
+        task.cancel()
+
+    def close(self) -> None:
+        self.task.cancel()
+        self._listener.close()
+        for task in self.open:
+            task.cancel()
