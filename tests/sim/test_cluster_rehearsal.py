@@ -172,7 +172,7 @@ def test_an_answer_that_has_begun_ends_where_other_weights_are_served():
 def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
     world = played(pair(ClusterFault("stray", at=0.1, target=1, seconds=9.0, alias=alias)))
     assert any(what.startswith("one that does not fit was refused") for what in world.watch.sometimes)
-    assert not world.watch.disturbances
+    assert not world.watch.faults.happened
     assert all((client_request.weights, client_request.ended) == (0, ["length"]) for client_request in world.watch.all_requests)
 
 

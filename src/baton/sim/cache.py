@@ -18,6 +18,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.sim.noise import noise
+from baton.sim.onlooker import Onlooker
 from baton.sim.pull import SimulatedPull
 from baton.sim.scenario import CacheFault, Scenario
 from baton.sim.tags import TAG_BYTES
@@ -76,7 +77,7 @@ class CacheService:
         scenario: Scenario,
         timeline: Timeline,
         watch: TierWatch,
-        saw: Callable[[str], None],
+        onlooker: Onlooker,
         storage: dict[bytes, StoredObject] | None = None,
         peers: SimulatedPeers = NO_PEERS,
         label: str = "cache",
@@ -86,7 +87,7 @@ class CacheService:
         self._scenario = scenario
         self._timeline = timeline
         self._watch = watch
-        self._saw = saw
+        self._saw, self._happened = onlooker.saw, onlooker.happened
         self._block_bytes = TAG_BYTES * scenario.block_size
         self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
         self.storage: dict[bytes, StoredObject] = {} if storage is None else storage
@@ -239,6 +240,8 @@ class CacheService:
             return
         self._taken += 1
         fault = None if self._healed else self._faults.get(self._taken)
+        if fault is not None:
+            self._happened(f"copy {fault.kind}")
         what = message.kind if isinstance(message, BlockMove) else "ask"
         self._timeline.note(self._label, f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
         if message.tokens:

@@ -117,7 +117,7 @@ class SimulatedEngine:
         self.tiers = TierWatch(instance.view, plans, contents, wants_tokens=scenario.storage_tokens)
         self.cache: CacheService | None = None
         if role != "mixed" or scenario.host_blocks:
-            self.cache = CacheService(scenario, timeline, self.tiers, onlooker.saw, storage, peers, f"{label}cache")
+            self.cache = CacheService(scenario, timeline, self.tiers, onlooker, storage, peers, f"{label}cache")
             self.cache.connect(self.hear)
         self.process = WorkerProcess(scenario, timeline, onlooker, self.network, self.cache, first_pool, f"{label}worker")
         self.process.connect(self.hear)

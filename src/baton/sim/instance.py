@@ -91,7 +91,7 @@ class SimulatedInstance:
         self.engine.die()
         self.engine, self.frozen_until = None, None
         if self.links is not None and self.links.close():
-            self._watch.disturbed(self._timeline.now)
+            self._watch.happened("stray" if self.is_stray else "kill")
         if down_seconds is not None:
             self._timeline.at(self._timeline.now + down_seconds, self.start)
 

@@ -47,10 +47,9 @@ class AnswerReceiver(Protocol):
 
 class InstanceWatch(Watch, EngineWatch):
     def __init__(self, scenario: Scenario, timeline: Timeline, machine: Instance) -> None:
-        super().__init__(scenario)
+        super().__init__(scenario, timeline)
         self.machine = machine
         self._scenario = scenario
-        self._timeline = timeline
         self._view = machine.view
         self.clients: AnswerReceiver
         self.network: Network
@@ -59,7 +58,7 @@ class InstanceWatch(Watch, EngineWatch):
         self.steps = StepWatch(scenario, timeline)
         self.reference = Reference(scenario)
         self.line = Line()
-        self.plans = ExactPlanWatch(scenario, machine.view, self.requests, self.saw, self.reference, self.line)
+        self.plans = ExactPlanWatch(scenario, machine.view, self, self.reference, self.line)
         self.model = self.plans.model
         self.weights = 0
         "Of the worker, as the instance was told."

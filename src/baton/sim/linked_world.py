@@ -42,7 +42,7 @@ class LinkedWorld(World):
         super().__init__(scenario, tracer)
         assert scenario.cluster is not None
         cluster = self.cluster = scenario.cluster
-        self.watch: ClusterWatch = self.watch_type(scenario)
+        self.watch: ClusterWatch = self.watch_type(scenario, self.timeline)
         self.wires = Wires(self.timeline, scenario.seed, cluster.delay, cluster.jitter)
         self.remote = cluster.remote
         self._services: dict[str, CacheService] = {}
@@ -65,7 +65,7 @@ class LinkedWorld(World):
         """A new life."""
         scenario, watch = self.scenario.of_instance(instance.kind), self.watch
         machine = Instance(config_of(scenario, instance.role))
-        plans = self.plans_type(scenario, machine.view, watch.requests, watch.saw)
+        plans = self.plans_type(scenario, machine.view, watch)
         engine = SimulatedEngine(
             instance.name, instance.role, scenario, self.timeline, self._clock(instance.number), machine, instance,
             EngineWatch(), plans, plans, watch.contents, lambda: instance.weights, self._storage, self,
@@ -190,7 +190,7 @@ class ClusterWorld(LinkedWorld):
 class FrontWorld(LinkedWorld):
     def __init__(self, scenario: Scenario, tracer: Tracer | None = None) -> None:
         super().__init__(scenario, tracer)
-        self.front = FrontProcess(self.timeline, self.watch)
+        self.front = FrontProcess(scenario, self.timeline, self.watch)
         self.instances = [self._instance(0, 0, "engine", 1)]
         self.clients: FrontClients = FrontClients(scenario, self.timeline, self.watch, self.front)
         self.front.hearers = self.clients

@@ -61,6 +61,7 @@ class Network:
         self.last_step = plan.step
         if self._plans_sent in self._plans_to_lose:
             self._watch.saw("a plan was lost")
+            self._watch.happened("lose_plan")
             return
         self.deliver_plan(self._over_the_wire(plan))
 

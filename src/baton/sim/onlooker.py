@@ -12,6 +12,9 @@ class Onlooker(Protocol):
     def saw(self, what: str) -> None:
         """A rare state was reached."""
 
+    def happened(self, kind: str) -> None:
+        """A fault strikes now (excuses.py)."""
+
     def client_of(self, slot: int, incarnation: int) -> Client:
         """Whose request it is that has the slot."""
 

@@ -6,7 +6,7 @@ follows from what they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from msgspec.msgpack import encode
 
@@ -22,6 +22,7 @@ from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.urgency_watch import UrgencyWatch
+from baton.sim.watch import Watch
 
 MARK = "|"
 """Behind the tag of a session, in the ids of an instance that routers speak to."""
@@ -38,19 +39,18 @@ class PlanWatch:
         self,
         scenario: Scenario,
         view: SchedulerView,
-        requests: Mapping[str, SimulatedRequest],
-        saw: Callable[[str], None],
+        watch: Watch,
     ) -> None:
         self.rows = 0
-        self.saw = saw
+        self.saw, self.happened = watch.saw, watch.happened
         self.weights: Callable[[], int] = lambda: 0
         "Of the worker that the plans are for."
         self._scenario = scenario
         self._size = scenario.block_size
         self._view = view
-        self._requests = requests
+        self._requests = watch.requests
         self._pace = PaceWatch(scenario)
-        self._urgency = UrgencyWatch(view, scenario.steps_in_flight, saw)
+        self._urgency = UrgencyWatch(view, scenario.steps_in_flight, watch.saw)
         self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
         self._last_use = [0] * scenario.blocks
         self._tables: dict[int, list[BlockId]] = {}
@@ -68,7 +68,7 @@ class PlanWatch:
         self._last_step = plan.step
         counts = plan.run.counts
         self.rows += len(counts) + len(plan.drops)
-        if len(counts) > self._scenario.slots or sum(counts) > self._scenario.tokens_per_step or (counts and min(counts) < 1):
+        if len(counts) > self._scenario.slots or sum(counts) > self._scenario.tokens_per_step:
             raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
         for slot, incarnation in plan.drops:
             self._drop(plan.step, slot, incarnation)
@@ -194,15 +194,14 @@ class ExactPlanWatch(PlanWatch):
         self,
         scenario: Scenario,
         view: SchedulerView,
-        requests: Mapping[str, SimulatedRequest],
-        saw: Callable[[str], None],
+        watch: Watch,
         reference: Reference,
         line: Line,
     ) -> None:
-        super().__init__(scenario, view, requests, saw)
+        super().__init__(scenario, view, watch)
         # With lower tiers blocks come and go that no plan names; thousands of slots are too many for a slow model.
         modelled = not scenario.host_blocks and scenario.slots <= 64
-        self.model = AdmissionModel(scenario, view, line, saw) if modelled else None
+        self.model = AdmissionModel(scenario, view, line, watch.saw) if modelled else None
         self._reference = reference
         self._line = line
         self._assigned = [0] * scenario.blocks
@@ -211,6 +210,8 @@ class ExactPlanWatch(PlanWatch):
 
     def check(self, plan: StepPlan) -> None:
         """Also 14, 34, 52 to 54: what is admitted is what the models admit."""
+        if plan.run.counts and min(plan.run.counts) < 1:
+            raise InvariantBroken(f"step {plan.step} runs no token of a sequence", invariant=30)
         self._dropped = []
         if self.model is not None:
             self.model.before()

@@ -188,6 +188,8 @@ class WorkerProcess:
             self.crash("of a lost plan")
             return
         faults = self._faults_of_step()
+        for kind in faults:
+            self._watch.happened(kind)
         if "hang" in faults:
             self._watch.saw("the worker hung")
             self.epoch = NO_EPOCH  # it does nothing more, and says nothing
@@ -235,6 +237,8 @@ class WorkerProcess:
             result = self.worker.execute(plan, die_after=len(plan.run.slots) // 2 if "crash_amid" in faults else None)
         except WorkerDied as died:
             self._watch.poisoned(died.client)
+            if died.client is not None:
+                self._watch.happened("poison")
             self.crash("amid a step", "killed" if died.client is not None and self._scenario.poison_unseen else "died")
             return
         if "crash_after" in faults:

@@ -1,23 +1,23 @@
-"""What all checks of a run share: the requests, and the rare states that were reached."""
+"""What all checks of a run share: the requests, the rare states that were reached, and the faults that happened."""
 
 from __future__ import annotations
 
+from baton.sim.excuses import FaultLog
 from baton.sim.scenario import Scenario
 from baton.sim.simulated_request import SimulatedRequest
+from baton.sim.timeline import Timeline
 
 
 class Watch:
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, timeline: Timeline) -> None:
         self.weights_known = scenario.weights_known
         self.requests = {client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients}
         "By id: the present user of it."
         self.all_requests = list(self.requests.values())
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
-        self.disturbances: list[float] = []
-        "When things went wrong: what an error must be earned by."
-        self.losses: list[float] = []
-        "Of those, what may cost a request its instance. One that drains, or is short of memory, gives it back or keeps it."
+        self.faults = FaultLog()
+        self._timeline = timeline
 
     def saw(self, what: str) -> None:
         self.sometimes[what] = self.sometimes.get(what, 0) + 1
@@ -27,13 +27,6 @@ class Watch:
         self.requests[request.client.id] = request
         self.all_requests.append(request)
 
-    def disturbed(self, now: float, *, loss: bool = True) -> None:
-        self.disturbances.append(now)
-        if loss:
-            self.losses.append(now)
-
-    def losses_since(self, then: float) -> int:
-        return sum(at >= then for at in self.losses)
-
-    def disturbances_since(self, then: float) -> int:
-        return sum(at >= then for at in self.disturbances)
+    def happened(self, kind: str) -> None:
+        """A fault strikes now."""
+        self.faults.add(self._timeline.now, kind)

@@ -197,10 +197,12 @@ class PlainWorld(World):
         self._run(lambda: False, NEVER)
 
     def _rest(self) -> None:
-        super()._rest()
-        self.watch.at_rest()
         if self.engine.cache is not None:
             self.engine.cache.at_rest()
+        self.instance.full_check()
+        self.instance.at_rest()
+        self.clients.at_rest()
+        self.watch.at_rest()
 
     def _after_each(self) -> None:
         if self.events >= self._next_full_check:  # a scan looks at each open request

@@ -11,10 +11,6 @@ from baton.sim.instance import SimulatedInstance
 from baton.sim.scenario import Cluster, ClusterFault, Stage
 from baton.sim.timeline import Timeline
 
-NO_LOSSES = ("drain", "preempt", "evict")
-"""An instance that is told to stop gives back what it has; one that is short of memory keeps it. No request may end of that."""
-
-
 LASTING = ("freeze", "stall", "stall_up", "stall_down", "worker_freeze", "worker_hang", "cache_hang")
 """A request may come there again while it lasts, each time for as long as a hand-off may take."""
 AGAIN_SECONDS = 0.5
@@ -131,10 +127,9 @@ class Faults:
 
     def _strike(self, fault: ClusterFault, target: int, router: int) -> None:
         self._timeline.note("world", f"{fault.stage or ''} {fault.kind} {target} {fault.seconds:.2f}")
-        loss = fault.kind not in NO_LOSSES
         for _ in range(1 + int(fault.seconds / self._attempt_seconds) if fault.kind in LASTING else 1):
-            self._watch.disturbed(self._timeline.now, loss=loss)
-        self._timeline.at(self._timeline.now + fault.seconds, self._after, loss)
+            self._watch.happened(fault.kind)
+        self._timeline.at(self._timeline.now + fault.seconds, self._after, fault.kind)
         if target >= len(self._instances):
             process = self._routers[target - len(self._instances)]
             if fault.kind == "kill":
@@ -143,7 +138,7 @@ class Faults:
                 process.freeze(fault.seconds)
             elif fault.kind in ("cut", "stall", "stall_up", "stall_down"):
                 for instance in self._instances:
-                    self._watch.disturbed(self._timeline.now)  # each of these sessions may be lost
+                    self._watch.happened(fault.kind)  # each of these sessions may be lost
                     self._strike_path(fault, instance, target - len(self._instances))
             return
         instance = self._instances[target]
@@ -169,9 +164,9 @@ class Faults:
             case _:
                 self._strike_child(fault, instance)
 
-    def _after(self, loss: bool) -> None:
+    def _after(self, kind: str) -> None:
         """What follows from a fault may be told as long as it lasts, and a while after it."""
-        self._watch.disturbed(self._timeline.now, loss=loss)
+        self._watch.happened(kind)
 
     def _strike_child(self, fault: ClusterFault, instance: SimulatedInstance) -> None:
         engine = instance.engine

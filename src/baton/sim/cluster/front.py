@@ -62,8 +62,10 @@ class SinkWatch:
 class FrontProcess:
     """`baton serve`'s front: it never dies, since the server ends with it."""
 
-    def __init__(self, timeline: Timeline, watch: ClusterWatch) -> None:
+    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch) -> None:
+        assert scenario.cluster is not None
         self.machine = FrontMachine()
+        self._block_size, self._blocks = scenario.block_size, scenario.cluster.instances[0].blocks
         self.hearers: FrontClients
         self._timeline = timeline
         self._watch = watch
@@ -73,6 +75,8 @@ class FrontProcess:
         self._sinks: dict[RequestId, SinkWatch] = {}
         self._attempts: dict[RequestId, int] = {}
         "The last attempt of each request that was sent."
+        self._sent_to: dict[RequestId, bytes] = {}
+        "The weights of the engine that a request was sent to while its client had nothing of it."
 
     # The engine
 
@@ -137,9 +141,15 @@ class FrontProcess:
                 case machine.FailClient(sink, error):
                     self._failed(sink, str(error))
                 case machine.RefuseClient(sink, refused):
-                    if refused.reason != "never_fits":
+                    if not self._is_true(sink.request, refused.reason):
                         raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
                     self.hearers.failed(self._watch.requests[sink.request])
+
+    def _is_true(self, request: RequestId, reason: str) -> bool:
+        """22: what is too large for the engine is refused, and nothing else."""
+        client = self._watch.requests[request].client
+        needed = -(-(len(client.prompt) + client.max_tokens - 1) // self._block_size)
+        return reason == "never_fits" and needed > self._blocks
 
     def _post(self, message: Any) -> None:
         if self._wire is None:
@@ -161,15 +171,18 @@ class FrontProcess:
             raise InvariantBroken(f"{request.id}: attempt {request.attempt} is sent after {attempt}", invariant=43)
         self._post(request)
         self._attempts[request.id] = request.attempt
+        assert self.machine.identity is not None
+        self._sent_to.setdefault(request.id, self.machine.identity)
+        if not (any(asked.delivered) or any(asked.ended)):  # it begins anew
+            self._sent_to[request.id] = self.machine.identity
         self._sinks[request.id].attempt = request.attempt
 
     def _failed(self, sink: SinkWatch, why: str) -> None:
         """22, 59: only without an engine, before the request began; or with other weights, after that."""
         asked = self._watch.requests[sink.request]
         if why == OTHER_WEIGHTS:
-            served = self.machine.identity
-            begun = any(asked.ended) if asked.weights is None else identity_of(asked.weights) != served
-            if not begun:
+            begun = self._sent_to[sink.request] if asked.weights is None else identity_of(asked.weights)
+            if begun == self.machine.identity or not (any(asked.ended) or any(asked.delivered)):
                 raise InvariantBroken(f"{asked.name} ends, and could go on with its weights", invariant=59)
             self._watch.saw("an answer ended, as other weights are served")
         elif self.machine.away is None or sink.request in self._attempts:

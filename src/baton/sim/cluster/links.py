@@ -153,7 +153,7 @@ class RouterLinks:
             link.opened, link.refused = True, False
             if self.instance.is_stray:
                 self._watch.saw("a stray was taken")
-                self._watch.disturbed(self._timeline.now)
+                self._watch.happened("stray")
             link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
             self._send_stats(wire)
         elif type(message) is not RouterHeartbeat:
@@ -164,7 +164,7 @@ class RouterLinks:
         wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
         link.dial_at = self._timeline.now + wait
         if not self.instance.is_stray:  # others are short of it
-            self._watch.disturbed(self._timeline.now)
+            self._watch.happened("not taken")
 
     def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
         self._watch.told_instance(self.instance.number, engine, message)

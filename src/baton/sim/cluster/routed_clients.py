@@ -10,6 +10,7 @@ from baton.protocol.request import FinishReason
 from baton.sim.clients import Clients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
+from baton.sim.excuses import Cost
 from baton.sim.scenario import VOCAB, Client, Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.timeline import Timeline
@@ -53,9 +54,6 @@ class ClusterClients(Clients):
         "Clocks differ."
         patient = min(cluster.silence_seconds_max, cluster.prefill_seconds_max, cluster.queue_seconds_max) >= 300.0
         self._quiet = self._quiet and patient
-        self._rough = sum(len(instance.steps) + len(instance.cache_faults) for instance in cluster.instances)
-        self._rough += 10 * sum(client.poison_at is not None for client in scenario.clients)
-        "Faults of workers and copies, whenever they come. Poison takes several workers with it."
 
     def _leave(self, request: SimulatedRequest) -> None:
         self.leave(request.client.id)
@@ -89,14 +87,14 @@ class ClusterClients(Clients):
         outputs, client = len(request.delivered[index]), request.client
         if client.nan_at == outputs and ended.error == "row_failed":
             self._watch.saw("one row failed, alone")
-        elif ended.error == "poison" and (client.poison_at is not None or self._disturbances(request) > 1):
+        elif ended.error == "poison" and self._excuses("poison", request) > (client.poison_at is None):
             self._watch.saw("a poisonous request was given up")
         else:
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.error} {ended.detail}", invariant=22)
 
-    def _disturbances(self, request: SimulatedRequest) -> int:
-        """Since its request came, or so shortly before that they may still show."""
-        return self._rough + self._watch.disturbances_since(self._begun[request.client.id].at - AFTERMATH_SECONDS)
+    def _excuses(self, cost: Cost, request: SimulatedRequest) -> int:
+        """Faults since the request came, or so shortly before that they may still show."""
+        return self._watch.faults.excuses(cost, self._begun[request.client.id].at - AFTERMATH_SECONDS)
 
     # Afterwards
 
@@ -165,18 +163,16 @@ class RoutedClients(ClusterClients):
         """22: nobody is turned away without a reason that is true."""
         cluster, client, size = self._cluster, request.client, self._scenario.block_size
         needed = -(-(len(client.prompt) + client.max_tokens - 1) // size)
-        calm = not self._disturbances(request)
-        router, begun = self._routers[self._begun[client.id].router], self._begun[client.id]
+        router, waited = self._routers[self._begun[client.id].router], self._timeline.now - self._begun[client.id].at
         match reason:
             case "never_fits":
                 missed = self._timeline.now - router.seen_with(needed)
                 ok = missed > router.config.no_instance_seconds * 0.97  # clocks differ
-            case "queue_full" if self._timeline.now - begun.at > cluster.queue_seconds_max * 0.97:
-                ok = True
             case "queue_full" | "queue_tokens_full" | "never_queued":
-                ok = cluster.router_queue_max < 1024 or not calm
+                ok = cluster.router_queue_max < 1024 or waited > cluster.queue_seconds_max * 0.97
+                ok = ok or self._excuses("delay", request) > 0
             case _:
-                ok = not calm
+                ok = self._excuses("refusal", request) > 0
         if not ok:
             raise InvariantBroken(f"{request.name} is turned away for nothing: {reason}", invariant=22)
 
@@ -187,11 +183,9 @@ class RoutedClients(ClusterClients):
         if effect.detail == OTHER_WEIGHTS:
             self._other_weights(request, self._routers[begun.router])
             return
-        waited, lost = self._timeline.now - begun.at, self._losses(request)
-        nobody = self._disturbances(request) and waited > 9.0
-        nobody = nobody or waited > self._cluster.queue_seconds_max * 0.97
         begun.hears(self._timeline.now, self._patience)
-        lost += begun.silences
+        waited, lost = self._timeline.now - begun.at, self._excuses("move", request) + begun.silences
+        nobody = waited > self._cluster.queue_seconds_max * 0.97 or (waited > 9.0 and self._excuses("refusal", request) > 0)
         if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
             raise InvariantBroken(f"{request.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")
@@ -210,9 +204,6 @@ class RoutedClients(ClusterClients):
                 begun.broken = True
                 self._watch.saw("a stream broke with its router")
                 self._end_all(self._watch.requests[id_])
-
-    def _losses(self, request: SimulatedRequest) -> int:
-        return self._rough + self._watch.losses_since(self._begun[request.client.id].at - AFTERMATH_SECONDS)
 
     def at_rest(self) -> None:
         super().at_rest()

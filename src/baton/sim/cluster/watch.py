@@ -19,6 +19,7 @@ from baton.sim.process import WorkerProcess
 from baton.sim.scenario import Scenario, Stage
 from baton.sim.tags import TAG_BYTES, tag_bytes
 from baton.sim.tiers_watch import KeyContents
+from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
 Attempt = tuple[str, int]
@@ -63,8 +64,8 @@ class Parties:
 
 
 class ClusterWatch(Watch):
-    def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario)
+    def __init__(self, scenario: Scenario, timeline: Timeline) -> None:
+        super().__init__(scenario, timeline)
         self.contents = KeyContents(scenario.block_size, self.all_requests)
         self.parties: dict[str, Parties] = {}
         self.replayed: dict[str, None] = {}
