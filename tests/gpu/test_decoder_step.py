@@ -59,6 +59,7 @@ def test_logits_of_prompts_and_decode(place, models):
     assert relative(logits[0], their_logits(theirs, one[:18])[-1]) < bound(place, config)
 
 
+@pytest.mark.slow
 def test_padding_of_a_step_with_prompts_changes_nothing(place):
     torch.manual_seed(1)
     _, config, weights = make_models("llama", place.device, place.dtype, **TINY)
