@@ -1,4 +1,4 @@
-/* Attention for any kind of keys and values: how the rows of a step are cut into items, and dealt out to the team. */
+/* Attention for any kind of keys and values: divides the rows of a step into items, and distributes them to the team. */
 #pragma once
 
 #include "attention_types.h"
@@ -29,7 +29,7 @@ static int64_t item_starts(const Step *step, const Shape *shape, KVKind kind, in
     return rows;
 }
 
-/* Into how many splits items are cut: where there are too few for the team, and what they see is long. */
+/* Number of splits per item: more than one if there are too few items for the team, and their contexts are long. */
 static int64_t splits_of_items(const Step *step, const Shape *shape, KVKind kind, int threads, int64_t items) {
     if (kind != KV_INT8 || items >= 4 * threads) return 1;
     int64_t longest = 1;
@@ -67,7 +67,7 @@ static Item item_of(const AttentionArgs *layer, int64_t number) {
     };
 }
 
-/* Two phases: attention of a layer whose items are cut. */
+/* Two phases: attention of a layer whose items are split. */
 static void attend_by_splits(Member *me, const AttentionArgs *layer) {
     for (int64_t chunk; (chunk = next_chunk(me, layer->items * layer->splits)) >= 0;) {
         Item item = item_of(layer, chunk / layer->splits);
@@ -82,9 +82,9 @@ static void attend_by_splits(Member *me, const AttentionArgs *layer) {
     barrier(me, layer->items);
 }
 
-/* A phase: attention of a layer. From the last chunk to the first: the end of a long prompt sees most keys. Where there is enough
- * for everybody, all heads of a token go to one member, and several tokens: their keys lie side by side, and the next ones are
- * fetched while it works. */
+/* A phase: attention of a layer. From the last chunk to the first: the end of a long prompt sees most keys. If there is enough work
+ * for all members, all heads of a token go to one member, and several tokens: their keys are adjacent, and the next ones are
+ * prefetched. */
 static void attend_all(Member *me, const AttentionArgs *layer, KVKind kind) {
     if (layer->splits > 1) {
         attend_by_splits(me, layer);

@@ -17,7 +17,7 @@
 
 /* Column `column` of 16 numbers of four bytes: once for each line. */
 ALWAYS void fetch(const int8_t *from, int64_t column) {
-    if (LANES != 8 && column % (16 / LANES) == 0) __builtin_prefetch(from, 0, 2);  /* with AVX2 nobody has timed it */
+    if (LANES != 8 && column % (16 / LANES) == 0) __builtin_prefetch(from, 0, 2);  /* not measured with AVX2 */
 }
 
 ALWAYS void int8_scores(const int rows, const int columns, const Int8Rows *x, int64_t first, const int8_t *const *keys,
@@ -122,7 +122,7 @@ static int64_t blocks_at(const Item *item, int64_t start, Int8Block *keys, Int8B
     return count;
 }
 
-/* `end`: where this member stops, and goes on with `next` or nothing. */
+/* `end`: where this member stops, and continues with `next` or nothing. */
 static void enter_key_tile(const Item *item, const Item *next, int64_t start, int64_t end, KeyTile *key_tile) {
     Int8Block keys[INT8_BLOCKS], values[INT8_BLOCKS];
     key_tile->start = start, key_tile->count = blocks_at(item, start, key_tile->keys, key_tile->values);
@@ -209,7 +209,7 @@ static void store_outputs(const Item *item, const Int8Rows *x, const Part *sum) 
     }
 }
 
-/* A whole item. `next`: what is worked on after this, or NULL. */
+/* A whole item. `next`: the item after this one, or NULL. */
 static void attend_int8(const Item *item, const Item *next) {
     int64_t dim = item->layer->shape->head_dim;
     int8_t queries[ITEM_ROWS * dim];
@@ -234,7 +234,7 @@ ALWAYS Part part_of_split(const AttentionArgs *layer, int64_t number, int64_t sp
     return part_in(layer->parts + (number * layer->splits + split) * each, SPLIT_ROWS, dim);
 }
 
-/* Span `split` of those that item `number` sees, if it sees so many. */
+/* Span `split` of those that item `number` sees, if it has that many. */
 static void attend_one_split(const AttentionArgs *layer, const Item *item, int64_t number, int64_t split) {
     int64_t first = first_key_tile(item), end = item_end(item);
     int64_t start = split ? (first / KEY_SPLIT + split) * KEY_SPLIT : first, stop = min_int((start / KEY_SPLIT + 1) * KEY_SPLIT, end);

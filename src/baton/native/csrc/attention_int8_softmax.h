@@ -29,7 +29,7 @@
 #define INT8_BLOCK 16       /* tokens */
 #define INT8_KEY_TILE 128    /* tokens between two rescalings, at fixed places */
 #define INT8_BLOCKS (INT8_KEY_TILE / INT8_BLOCK)
-#define KEY_SPLIT 1024      /* tokens whose part in an answer is worked out by itself, at fixed places: several members may share a row */
+#define KEY_SPLIT 1024      /* tokens whose part of an answer is computed separately, at fixed places: several members may share a row */
 #define INT8_ROWS 4         /* that vectors take at once */
 
 /* Vectors of keys, or of outputs, that are worked on at once: as many sums as there are registers for. */
@@ -70,7 +70,7 @@ static void store_token_int8(const AttentionArgs *layer, int64_t sequence, int64
 
 /* ---- one item ---- */
 
-/* What rows have found in a split; their answers are out / sum of totals. */
+/* Partial results of rows in a split; the answers are out / sum of totals. */
 typedef struct { float *out, *totals, *maxima; } Part;  /* [rows][dim], [rows][LANES], [rows] */
 
 #define PART_FLOATS(rows, dim) ((rows) * ((dim) + LANES + 1))
@@ -97,7 +97,7 @@ typedef struct {
     const int8_t *next_keys[INT8_BLOCKS], *next_values[INT8_BLOCKS];  /* of the key tile after this, fetched meanwhile */
 } KeyTile;
 
-/* What rows give to the tokens of a key tile. */
+/* Weights of the rows for the tokens of a key tile. */
 typedef struct {
     _Alignas(64) int8_t high[TILE_HEIGHT][INT8_KEY_TILE], low[TILE_HEIGHT][INT8_KEY_TILE];
     float units[TILE_HEIGHT], keep[TILE_HEIGHT];
@@ -110,7 +110,7 @@ ALWAYS float of_scales(const float *scales, int64_t width, float *shares) {
     return most / WEIGHT_MOST_OF_ALL;
 }
 
-/* What is not seen may be anything: it gets no weight. Scales of values become what the row sees of them. */
+/* Unseen tokens may hold anything: they get no weight. Scales of values become those that the row sees. */
 static float hide(const KeyTile *key_tile, int64_t low, int64_t high, int64_t width, float *restrict scores, float *restrict shares) {
     for (int64_t t = 0; t < width; t++) {
         int seen = t >= low && t < high;

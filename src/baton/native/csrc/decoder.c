@@ -16,7 +16,7 @@
 
 /* ---- at load ---- */
 
-/* 0, or what the system said. Has to come before any thread is made. */
+/* 0, or the system's error. Must be called before any thread is created. */
 int baton_allow(void) {
 #if HAS_AMX
     const long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
@@ -55,7 +55,7 @@ void baton_free(Decoder *decoder) { decoder_free(decoder); }
 
 int64_t baton_threads(const Decoder *decoder) { return decoder->team->threads; }
 
-/* From now on this word is advanced, several times per layer, by the thread that calls. NULL: no word any more. */
+/* The calling thread advances this word from now on, several times per layer. NULL: no word. */
 void baton_progress(Decoder *decoder, _Atomic uint64_t *word) { decoder->team->progress = word ? word : &decoder->team->unwatched; }
 
 /* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */

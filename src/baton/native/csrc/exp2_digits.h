@@ -37,7 +37,7 @@ ALWAYS float inverse_of(float largest, float most) { return largest > SCALED_LEA
 #if LANES == 16
 
 ALWAYS f32v exp2_lanes(f32v x) {
-    __mmask16 some = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);  /* what is no number stays none */
+    __mmask16 some = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);  /* NaN is kept */
     f32v r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);  /* from the whole number below, as scalef takes it */
     f32v p = fma_lanes(broadcast(1.342668457e-2f), r, broadcast(5.224247357e-2f));
     p = fma_lanes(p, r, broadcast(2.412802052e-1f));
@@ -136,7 +136,7 @@ ALWAYS void store_digits(const f32v *x, int8_t *high, int8_t *low) {
 ALWAYS float first_total(float top, float scale) { return (top - top) + (scale - scale); }
 #else
 ALWAYS f32v exp2_of_weight(f32v x) { return exp2_lanes(x); }
-ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale, 0.0f; }  /* exp2_lanes() keeps what is no number */
+ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale, 0.0f; }  /* exp2_lanes() keeps NaN */
 #endif
 
 /* What has to be added to score * scale for an exponent that is not above zero: -top * scale, where that is small. It is rounded,

@@ -23,7 +23,7 @@ ALWAYS float sigmoid(float x) {
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-/* Logits become shares. What is no number stays so, and its row fails alone. */
+/* Logits become shares. NaN is kept, and its row fails alone. */
 static void router_shares(const Experts *experts, const float *logits, float *shares) {
     int64_t count = experts->count;
     if (experts->sigmoid) {

@@ -32,7 +32,7 @@ typedef struct { uint16_t bits; } f16;
 static inline float f32_of(f16 x) {
     union { uint32_t i; float f; } bits = {(uint32_t)(x.bits & 0x7fff) << 13}, sign = {(uint32_t)(x.bits & 0x8000) << 16};
     bits.f *= 0x1p112f;
-    if (bits.f >= 0x1p16f) bits.i |= 0x7f800000;  /* infinite, or no number */
+    if (bits.f >= 0x1p16f) bits.i |= 0x7f800000;  /* infinity or NaN */
     bits.i |= sign.i;
     return bits.f;
 }

@@ -1,4 +1,4 @@
-/* From hidden rows to logits, and from logits to tokens. */
+/* Computes logits from hidden rows, and tokens from logits. */
 #pragma once
 
 #include "prepare_rows.h"
@@ -35,8 +35,8 @@ static int run_logits(Decoder *decoder, const float *hidden, int64_t rows, float
 
 /* ---- tokens ---- */
 
-/* tokens: [rows] the likeliest ones, or what is wrong with a row (sample.h). allowed: [rows] bits of the tokens that may be it, or NULL where
- * any may; NULL: any of any row. 0, or 1 where there is not enough memory. */
+/* tokens: [rows] the likeliest ones, or an error code per row (sample.h). allowed: [rows] bit masks of allowed tokens, NULL for a row
+ * without one; NULL: no masks. Returns 0, or 1 if there is not enough memory. */
 static int likeliest_tokens(Decoder *decoder, const float *hidden, int64_t rows, const uint32_t *const *allowed, int64_t *tokens) {
     int threads = decoder->team->threads;
     if (!buffers_fit(decoder, rows, 1)) return 1;
@@ -68,8 +68,8 @@ static void choice_job(Member *me, const void *with) {
     barrier(me, job->rows);
 }
 
-/* tokens: [rows] as `draws` [rows] say, out of logits [rows][vocabulary], or what is wrong with a row (sample.h). allowed: as above;
- * what is not, is minus infinity in the logits afterwards. 0, or 1 where there is not enough memory. */
+/* tokens: [rows] drawn by `draws` [rows] from logits [rows][vocabulary], or an error code per row (sample.h). allowed: as above; the
+ * logits of other tokens become minus infinity. Returns 0, or 1 if there is not enough memory. */
 static int drawn_tokens(Decoder *decoder, float *logits, const Draw *draws, const uint32_t *const *allowed, int64_t rows, int64_t *tokens) {
     for (int i = 0; i < decoder->team->threads; i++)
         if (!decoder->drawing[i].words && !draw_room(&decoder->drawing[i], decoder->model->vocabulary)) return 1;

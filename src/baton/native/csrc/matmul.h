@@ -43,7 +43,7 @@ static void int8_times_rows(const Matrix *m, int64_t panel, int64_t last, const 
     }
 }
 
-/* Fills in what follows from kind and size, and says how many bytes numbers, scales and corrections take. */
+/* Fills in the fields that follow from kind and size, and returns the bytes of numbers, scales and corrections. */
 static void plan(Matrix *m, int64_t sizes[3]) {
     m->panels = (m->outputs + PANEL - 1) / PANEL, m->groups = 0, sizes[1] = sizes[2] = 0;
     if (m->kind == ROTATED_INT8) plan_int8(m, sizes);
@@ -51,7 +51,7 @@ static void plan(Matrix *m, int64_t sizes[3]) {
     sizes[0] = m->panels * panel_bytes(m);
 }
 
-/* A row as this matrix takes it. */
+/* Quantises a row for this matrix. */
 static void quantize_for(const Matrix *m, const Rows *rows, int64_t row) {
     if (m->kind == ROTATED_INT8) quantize_row_int8(m, rows, row);
     else if (m->kind != F32) quantize_row_q8(m, rows, row);

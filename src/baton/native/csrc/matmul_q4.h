@@ -92,7 +92,7 @@ static void copy_row_q8(const Rows *from, int64_t row, const Rows *into, int64_t
     }
 }
 
-/* Whether any of so many rows is wide there. `of`: the group of the first row. */
+/* Whether any of `rows` rows is wide there. `of`: the group of the first row. */
 ALWAYS int any_wide(const int rows, const Rows *x, int64_t of) {
     int32_t any = 0;
     for (int r = 0; r < rows; r++) any |= x->wide[of + r];

@@ -103,7 +103,7 @@ static void plan_q4(Matrix *m, int64_t sizes[3]) {
     sizes[2] = m->panels * m->groups * PANEL * (int64_t)sizeof(Linear);
 }
 
-/* The larger one; what is no number stays. */
+/* The larger one; NaN is kept. */
 ALWAYS float worse(float a, float b) { return a != a || a > b ? a : b; }
 
 /* A block of GGUF: scale * (nibble - 8) + centre. The scale is made positive: `change` turns the nibbles into 15 - nibble then. */
@@ -134,7 +134,7 @@ static void pack_nibble_row(const Matrix *m, const uint8_t *row, int64_t to) {
         for (int64_t g = first; g < end; g++) {
             const uint8_t *block = row + g * block_bytes, *from = block + block_bytes - words * 4;
             Scales scales = scales_of(m->kind, block);
-            Linear linear = {0, 0};  /* what is no number is in the unit */
+            Linear linear = {0, 0};  /* NaN is in the unit */
             if (inverse != 0.0f) linear = (Linear){(int16_t)rintf(scales.scale * inverse), (int16_t)rintf(scales.centre * inverse)};
             side.linears[g * HALF_PANEL + at] = linear;
             for (int64_t w = 0; w < words; w++, from += 4) {

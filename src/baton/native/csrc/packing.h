@@ -1,7 +1,7 @@
-/* From a file's rows to a matrix (matrix.h), by several threads: whoever is free takes the next rows.
+/* Packs a file's rows into a matrix (matrix.h), by several threads: a free thread takes the next rows.
  *
- * Outputs are apart in memory, so rows need no order; but sums of floats do. So the squares of the weights are summed up for each
- * run of rows, and the runs in their order: the same bits with any number of threads.
+ * Outputs are apart in memory, so rows need no order; but sums of floats do. So the squares of the weights are summed for each
+ * run of rows, and the runs in order: the same bits with any number of threads.
  */
 #pragma once
 
@@ -97,7 +97,7 @@ static void *packer(void *with) {
     return NULL;
 }
 
-/* 0, or 1 where there is not enough memory. Where the system gives no further thread, those that there are do it all. */
+/* 0, or 1 if there is not enough memory. If the system provides fewer threads, these do all the work. */
 static int pack_rows(Packing *p, int threads) {
     int64_t inputs = p->matrix->inputs, runs = (p->count + RUN_ROWS - 1) / RUN_ROWS;
     if (p->squares && !(p->of_runs = calloc((size_t)(runs * inputs), 4))) return 1;

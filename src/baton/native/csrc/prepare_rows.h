@@ -1,4 +1,4 @@
-/* Rows on their way into a product: normed and quantised, by the team or by every member for itself. */
+/* Prepares rows for a product: normalised and quantised, by the team or by every member for itself. */
 #pragma once
 
 #include "working_memory.h"

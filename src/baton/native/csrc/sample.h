@@ -69,7 +69,7 @@ static void sort_words(uint64_t *words, int64_t count, uint64_t *spare) {
     }
 }
 
-/* The largest, or what is wrong. */
+/* The index of the largest, or an error code. */
 static int64_t judge_row(const float *logits, int64_t count, int may_exclude, float *largest) {
     int32_t broken = 0, excluded = may_exclude ? (int32_t)0xff800000 : 0;  /* minus infinity; 0 is no fault anyhow */
     for (int64_t i = 0; i < count; i++) {

@@ -1,20 +1,20 @@
-/* A team of threads that walks through the phases of a round together.
+/* A thread team whose members run the phases of a round together.
  *
- *   round     one job: all that one call of the library does
- *   phase     work cut into chunks; whoever is free takes the next (take). It ends when all of its chunks are done, and not
- *             when all members have been there: one that the system has set aside holds nobody up, unless it has a chunk
- *   meet      the end of a phase: nobody goes on before all chunks are done
+ *   round     one job: the work of one call of the library
+ *   phase     work divided into chunks; a free member takes the next (take). A phase ends when all of its chunks are done, even
+ *             if a member never arrived: a descheduled member delays no other, unless it holds a chunk
+ *   meet      the end of a phase: no member continues before all chunks are done
  *
- * A member that comes late runs through the phases that are over without finding a chunk, and joins in where the others are;
- * if the round is over, it waits for the next. So what a member reads outside of a chunk must be its own, or belong to the
- * library and live on (team_rest waits until nobody is under way).
+ * A late member runs through the finished phases without finding a chunk, and joins the others; if the round has ended, it
+ * waits for the next. So data that a member reads outside of a chunk must be its own, or belong to the library and stay
+ * allocated (team_rest waits until no member is running).
  *
- * Who waits looks for a moment (a phase of one decoded token lasts microseconds, falling asleep costs more), then sleeps
- * until it is woken: cores that others want are not held by spinning.
+ * A waiting member spins for a moment (a phase of one decoded token lasts microseconds, sleeping costs more), then sleeps
+ * until it is woken: spinning would hold cores that other processes need.
  *
- * Beside a busy neighbour a member is set aside for milliseconds, and if it has a chunk then, all wait for it. So one that was set
- * aside works in bursts, shorter than the slices that the system gives, and rests in between without a chunk in hand, for
- * as long as it takes to be left alone (next_pause).
+ * Beside a busy neighbour a member is descheduled for milliseconds, and if it holds a chunk, all wait for it. So a member that
+ * was descheduled works in bursts, shorter than the system's time slices, and rests in between without a chunk, for as long as
+ * needed not to be interrupted (next_pause).
  */
 #pragma once
 
@@ -46,23 +46,23 @@ typedef struct {
     uint32_t round, phase;
     uint32_t chunks;          /* of this phase that this member has taken */
     _Atomic uint32_t at_work;
-    int resting;              /* takes no chunk of this round any more, and waits for nobody */
+    int resting;              /* takes no more chunks of this round, and waits for no member */
     int64_t pause, burst_end; /* 0: it works all the time */
-    int64_t aside;            /* when it was last set aside */
+    int64_t aside;            /* when it was last descheduled */
     int64_t slept;            /* in this round, nanoseconds */
 } Member;
 
 typedef void (*Job)(Member *me, const void *with);
 
-/* `done` only grows, from round to round: who falls asleep on a number that it has seen must not find it again later, or it would sleep
- * on, when the round that it meant is over. */
+/* `done` only grows, over all rounds: a member that sleeps on a value must not see the same value later, or it would sleep on after the
+ * end of its round. */
 typedef struct {
     _Alignas(LINE) _Atomic uint64_t taken;  /* round << 32 | chunks */
     _Atomic uint32_t done;                  /* chunks, in all rounds */
     _Atomic uint32_t before;                /* of them, those of earlier rounds */
 } Phase;
 
-/* A job and what it works with, word by word: who comes very late may read while it is written for another round. */
+/* A job and its arguments, word by word: a very late member may read while they are written for another round. */
 #define JOB_WORDS (JOB_BYTES / 8)
 
 typedef struct {
@@ -73,14 +73,14 @@ typedef struct {
 struct Team {
     int threads;
     _Atomic uint32_t stop;
-    _Atomic uint32_t caller_lost;           /* it was set aside in the last round */
+    _Atomic uint32_t caller_lost;           /* it was descheduled in the last round */
     pthread_t *handles;
     Member *members;
     Phase *phases;
     Kept kept[ROUNDS];
     _Alignas(LINE) _Atomic uint32_t round;  /* 0 before the first */
     _Alignas(LINE) _Atomic int32_t asleep;
-    _Atomic uint64_t *progress;             /* advanced by the caller: somebody may watch it. Never NULL */
+    _Atomic uint64_t *progress;             /* advanced by the calling thread, for watchdogs. Never NULL */
     _Atomic uint64_t unwatched;
 #if !defined(__linux__)
     pthread_mutex_t mutex;
@@ -102,7 +102,7 @@ static inline int64_t nanoseconds(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Until the word is no longer `old`, or at once; or for so long, if that is not 0. */
+/* Waits until the word is no longer `old`, but not longer than the timeout, if that is not 0. */
 static void sleep_while(Team *team, _Atomic uint32_t *word, uint32_t old, int64_t most) {
     struct timespec time = {most / 1000000000, most % 1000000000};
 #if !defined(__linux__)
@@ -131,7 +131,7 @@ static void wake(Team *team, _Atomic uint32_t *word) {
 #endif
 }
 
-/* A wait looks for a while, and then it is time to sleep. Not to yield: that gives a whole slice to whoever is there. */
+/* A wait spins for a while, then sleeps. It does not yield: that would give a whole time slice to another process. */
 typedef struct { int looks; int64_t since; } Wait;
 
 static inline int time_to_sleep(Wait *wait, int64_t looking) {
@@ -149,7 +149,7 @@ static inline void advance(const Member *me) {
     atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-/* The number of the next chunk of this phase, or -1: there is none left for it, or the round is over. */
+/* The number of the next chunk of this phase, or -1: none is left for this member, or the round has ended. */
 static inline int64_t next_chunk(Member *me, int64_t chunks) {
     if (me->burst_end && nanoseconds() >= me->burst_end) me->resting = 1;
     if (me->resting) return -1;
@@ -169,7 +169,7 @@ static inline int any_left(const Member *me, int64_t chunks) {
     return !me->resting && seen >> 32 == me->round && (int64_t)(uint32_t)seen < chunks;
 }
 
-/* Reports this member's chunks, waits for those of the others, and goes on to the next phase. */
+/* Reports this member's chunks, waits for those of the others, and enters the next phase. */
 static void barrier(Member *me, int64_t chunks) {
     Team *team = me->team;
     Phase *phase = &team->phases[me->phase++];
@@ -182,7 +182,7 @@ static void barrier(Member *me, int64_t chunks) {
     for (Wait wait = {0, 0}; !me->resting;) {
         uint32_t done = atomic_load_explicit(&phase->done, memory_order_acquire);
         uint32_t before = atomic_load_explicit(&phase->before, memory_order_acquire);
-        /* Asked last: if it still is this round, what was read before was of this round. */
+        /* Read last: if it is still this round, earlier reads were of this round. */
         if (atomic_load_explicit(&phase->taken, memory_order_acquire) >> 32 != me->round || done - before >= chunks) return;
         if (!time_to_sleep(&wait, PHASE_NANOSECONDS)) continue;
         int64_t since = nanoseconds();
@@ -201,7 +201,7 @@ static Clocks clocks(void) {
     return (Clocks){nanoseconds(), worked.tv_sec * 1000000000LL + worked.tv_nsec};
 }
 
-/* Since then it neither worked nor slept for a good part of the time. */
+/* Whether it neither worked nor slept for a good part of the time since then. */
 static int was_set_aside(Clocks then, int64_t slept) {
     Clocks now = clocks();
     int64_t wall = now.wall - then.wall, lost = wall - (now.worked - then.worked) - slept;
@@ -216,7 +216,7 @@ static int64_t next_pause(int64_t pause, int set_aside, int64_t since) {
     return pause < PAUSE_LEAST ? 0 : pause;
 }
 
-/* The rest of the round that a burst ended in goes without this member. */
+/* This member takes no part in the rest of the round in which a burst ended. */
 static void rest_between_bursts(Member *me) {
     if (!me->pause || nanoseconds() < me->burst_end) return;
     sleep_while(me->team, &me->team->stop, 0, me->pause);
@@ -233,8 +233,8 @@ static void keep_job(Team *team, uint32_t round, Job job, const void *with, size
     for (size_t i = 0; i < (size + 7) / 8; i++) atomic_store_explicit(&kept->with[i], words[i], memory_order_release);
 }
 
-/* The job of a round, or NULL: that is so long ago that its place has been used again. Who has read a word of a later round sees,
- * too, that this one is over. */
+/* The job of a round, or NULL if its place has been reused since. A reader that got a word of a later round also sees that this round
+ * has ended. */
 static Job kept_job(Team *team, uint32_t round, uint64_t *with) {
     Kept *kept = &team->kept[round % ROUNDS];
     Job job = (Job)(uintptr_t)atomic_load_explicit(&kept->job, memory_order_acquire);
@@ -265,7 +265,7 @@ static void *member_life(void *argument) {
     }
 }
 
-/* All members do the job, the caller among them; returns when it is done. What `with` points to is copied. At most `phases` are used. */
+/* Runs the job on all members, the caller among them; returns when it is done. `*with` is copied. At most `phases` are used. */
 #define TEAM_RUN(team, job, with, phases)                                               \
     do {                                                                                \
         _Static_assert(sizeof *(with) <= JOB_BYTES, "a job works with JOB_BYTES at most"); \
@@ -277,7 +277,7 @@ static void team_run(Team *team, Job job, const void *with, size_t size, int64_t
     Member *me = &team->members[0];
     keep_job(team, round, job, with, size);
     for (int64_t p = 0; p < phases; p++) {
-        /* In this order: a late member that sees nothing done must see, too, that this is another round. */
+        /* In this order: a late member that sees nothing done must also see that this is another round. */
         atomic_store_explicit(&team->phases[p].taken, (uint64_t)round << 32, memory_order_release);
         uint32_t done = atomic_load_explicit(&team->phases[p].done, memory_order_relaxed);
         atomic_store_explicit(&team->phases[p].before, done, memory_order_release);
@@ -292,19 +292,19 @@ static void team_run(Team *team, Job job, const void *with, size_t size, int64_t
 
 static void nothing(Member *me, const void *with) { (void)me, (void)with; }
 
-/* Waits until nobody is under way: before memory is freed that members may look at. Who comes late finds an empty round. */
+/* Waits until no member is running, before memory is freed that members may read. A late member finds an empty round. */
 static void team_rest(Team *team) {
     TEAM_RUN(team, nothing, &(char){0}, 0);
     for (int i = 1; i < team->threads; i++)
         while (atomic_load(&team->members[i].at_work)) sched_yield();
 }
 
-/* Nobody has anything to do any more. */
+/* No member has any work left. */
 static void team_dismiss(Team *team) {
     uint32_t round = atomic_load(&team->round) + 1;
     atomic_store(&team->stop, 1);
     wake(team, &team->stop);
-    keep_job(team, round, nothing, "", 0);  /* for one that woke for the round before, and looks for its job only now */
+    keep_job(team, round, nothing, "", 0);  /* for a member that woke for the previous round, and looks for its job only now */
     atomic_store(&team->round, round);
     wake(team, &team->round);
 }
@@ -324,7 +324,7 @@ static void *lines(size_t size) {
     return memory;
 }
 
-/* NULL: not enough memory. Where the system gives fewer threads than asked for, they will do. */
+/* NULL: not enough memory. If the system provides fewer threads than requested, these are used. */
 static Team *team_new(int threads, int64_t phases) {
     Team *team = lines(sizeof *team);
     if (!team) return NULL;

@@ -12,7 +12,7 @@
 #define INT8_AMX_FROM 2                 /* rows that are faster on tiles */
 #define FETCHED_AHEAD 18432             /* bytes, for one row: about a panel. The processor itself sees no more than a page ahead */
 #define TILES_AHEAD 6144                /* the same on tiles: the first rows fetch it for all */
-#define ALONE_ROWS 16                   /* up to so many, every member prepares the rows for itself: cheaper than to wait for each other */
+#define ALONE_ROWS 16                   /* up to this many, every member prepares the rows for itself: cheaper than waiting for others */
 #define EXPERT_ROWS 64                  /* of an expert that are multiplied at once: their bytes stay in the second cache */
 #define CHUNKS_PER_MEMBER 8             /* that few units of experts are cut into, so that all members end at about the same time */
 #define PREPARED_ROWS 16                /* of a chunk: what is kept of their groups shares lines of the cache, which two must not write to */
@@ -32,7 +32,7 @@
 #define PAUSE_LEAST 1000000             /* between bursts; with less there are no bursts */
 #define PAUSE_FIRST 2000000
 #define PAUSE_MOST 64000000
-#define AGAIN_NANOSECONDS 50000000      /* once is chance; twice within this time is a neighbour */
+#define AGAIN_NANOSECONDS 50000000      /* twice within this time means a neighbour; once is chance */
 #define LOST_NANOSECONDS 1000000        /* on the way through a round, if it is a third of it too: other processes of ours take less */
 
 /* ---- Packing ---- */

@@ -1,4 +1,4 @@
-/* What a model is run with: threads, and the memory between one product and the next. No step leaves anything here for another. */
+/* Threads and working memory of a decoder. No state is kept from step to step. */
 #pragma once
 
 #include "model.h"
@@ -113,7 +113,7 @@ static void decoder_free(Decoder *decoder) {
     free(decoder);
 }
 
-/* What every member has for itself. */
+/* Memory of each member. */
 static int members_fit(Decoder *decoder) {
     const Model *m = decoder->model;
     int64_t widest = max_int(max_int(m->hidden, m->inner), m->attention.heads * m->attention.head_dim);
