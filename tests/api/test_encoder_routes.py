@@ -72,14 +72,16 @@ def test_routes_that_generate_say_why_not(http, servers, kind, path, fields):
 
 
 def test_what_a_model_can_be_asked_for(http, servers, server):
-    def told(each):
+    def facts(each):
         (model, *_) = http.get(each.url + "/v1/models").json()["data"]
         return model["tasks"], model["max_model_len"]
 
-    assert told(servers["embedder"]) == (["embed", "score"], POSITIONS)
-    assert told(servers["reranker"]) == (["score", "classify"], POSITIONS)
-    assert told(servers["classifier"]) == (["classify"], POSITIONS)
-    assert told(server)[0] == ["generate", "embed"]
+    assert facts(servers["embedder"]) == (["embed", "score"], POSITIONS)
+    assert facts(servers["reranker"]) == (["score", "classify"], POSITIONS)
+    assert facts(servers["classifier"]) == (["classify"], POSITIONS)
+    assert facts(server)[0] == ["generate", "embed"]
+    assert post(http, servers["embedder"], "/api/show").json()["capabilities"] == ["embedding"]
+    assert post(http, servers["reranker"], "/api/show").json()["capabilities"] == []
 
 
 def test_texts_get_the_tokens_around_them(http, servers, words):

@@ -20,6 +20,7 @@ from baton.api.routes.cluster import cluster_route
 from baton.cli.main import app
 from baton.config import ServeConfig
 from baton.familiar import ALIASES, FOREIGN, SHORT
+from baton.models.encoders.families import FAMILIES
 from baton.models.registry import ARCHITECTURES
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import Metrics
@@ -254,6 +255,8 @@ def test_the_page_of_models_has_every_name_of_every_architecture():
     named = set(spans(ROOT / "docs" / "models.md"))
     for model in ARCHITECTURES.values():
         assert {*model.hf_names, *model.gguf_names} <= named
+    for family in FAMILIES.values():
+        assert set(family.hf_names) <= named
 
 
 # For readers

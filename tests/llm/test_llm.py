@@ -262,8 +262,8 @@ RECOMMENDED = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "re
 
 def sampled(llm: LLM, monkeypatch: pytest.MonkeyPatch, sampling) -> WireParams:
     """What the engine is asked, for what the caller says."""
-    seen, tell = [], llm._tell
-    monkeypatch.setattr(llm, "_tell", lambda event: (seen.append(event), tell(event)))
+    seen, tell = [], llm._dispatch
+    monkeypatch.setattr(llm, "_dispatch", lambda event: (seen.append(event), tell(event)))
     llm.generate([5, 6, 7], sampling)
     return next(event.request.sampling for event in seen if isinstance(event, Submit))
 

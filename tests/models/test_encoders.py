@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 
@@ -10,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_encoders import CASES, oracle_encoder, word_piece, write_encoder
 
-from baton.errors import EngineError, ModelFileBroken, ModelUnsupported
-from baton.models.encoders.torch_encoder import Encoder, groups_of
+from baton.errors import EngineError, ModelFileBroken, ModelLoadError, ModelUnsupported
+from baton.models.encoders.torch_encoder import Encoder, Groups
 from baton.models.loaders.weights import RawWeights
-from baton.models.open import open_any, open_encoder
+from baton.models.open import OpenedEncoder, open_any, open_encoder
 from baton.models.torch_weights import Weights
 
 TOLERANCE = 1e-4
@@ -117,7 +118,8 @@ def test_names_of_old_checkpoints(tmp_path):
 
 
 def test_groups_are_neighbours_of_equal_length():
-    assert [(group.begin, group.count, group.length) for group in groups_of([2, 2, 5, 2])] == [(0, 2, 2), (4, 1, 5), (9, 1, 2)]
+    groups = Groups([2, 2, 5, 2], torch.device("cpu")).groups
+    assert [(group.begin, group.count, group.length) for group in groups] == [(0, 2, 2), (4, 1, 5), (9, 1, 2)]
 
 
 # What the files of a folder say
@@ -206,6 +208,43 @@ def test_a_config_that_lies_is_refused_with_words(change, words, tmp_path):
 def encoder_of_any(folder):
     opened = open_any(folder)
     return RawWeights(opened.weights, opened.config)
+
+
+WEIRD = [None, -1, 0, 1, 2.5, 10**30, True, "", "many", [], [3], {}, {"a": 1}, float("nan")]
+
+
+@pytest.mark.parametrize("case", ["bert-reranker", "xlm-roberta", "distilbert", "modernbert-mean"])
+def test_any_nonsense_in_a_config_is_refused_or_harmless(case, tmp_path):
+    """Whatever one setting says, the result is a model or an error of ours: never a stray exception, never a hang."""
+    write_encoder(tmp_path, case)
+    path = tmp_path / "config.json"
+    good = json.loads(path.read_text())
+    refused, configs = 0, [{**good, key: value} for key in good for value in WEIRD]
+    for config in configs:
+        path.write_text(json.dumps(config))
+        try:
+            encoder = encoder_of(tmp_path) if isinstance(open_any(tmp_path), OpenedEncoder) else None
+        except ModelLoadError:
+            refused += 1
+        else:
+            assert encoder is not None
+            assert states_of(encoder, [PAIR])[0].isfinite().all(), config
+    assert refused > len(configs) // 8
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json", "modules.json"])
+def test_any_nonsense_in_a_file_beside_it_is_refused_or_harmless(name, tmp_path):
+    write_encoder(tmp_path, "bert-reranker", modules=("Transformer", "Pooling", "Normalize"))
+    path = tmp_path / name
+    good = json.loads(path.read_text()) if path.is_file() and name != "modules.json" else {}
+    keys = {"max_seq_length": 4, "model_max_length": 4, "model_input_names": [], **good}
+    texts = ["", "{", "[]", "3", *(json.dumps({**good, key: value}) for key in keys for value in WEIRD)]
+    texts += [json.dumps([{"type": value, "path": value}]) for value in WEIRD]
+    texts += [json.dumps({**good, "post_processor": {"type": "TemplateProcessing", "pair": value}}) for value in WEIRD]
+    for text in texts:
+        path.write_text(text)
+        with contextlib.suppress(ModelLoadError):
+            assert open_any(tmp_path).config.context_tokens_max >= 2
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice", "turned", "truncated"])

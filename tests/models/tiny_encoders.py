@@ -121,7 +121,8 @@ def write_encoder(
     if modules is not None:
         paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
         listed = [
-            {"idx": at, "path": paths[name], "type": f"sentence_transformers.models.{name}"} for at, name in enumerate(modules)
+            {"idx": at, "name": str(at), "path": paths[name], "type": f"sentence_transformers.models.{name}"}
+            for at, name in enumerate(modules)
         ]
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir(exist_ok=True)

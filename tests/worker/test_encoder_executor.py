@@ -167,6 +167,15 @@ def test_what_an_encoder_cannot_do_fails_alone(embedder, reranker):
     assert reasons["vector"][0] is FinishReason.LENGTH
 
 
+def test_a_prompt_beyond_the_positions_fails_alone(reranker):
+    """The front cuts or refuses it. Here an index out of range would end the worker, and on a GPU its whole process."""
+    rig = Rig(reranker[1])
+    rig.submit("long", [7] * 63, max_tokens=1, pooling="mean")
+    rig.submit("fits", [7] * 62, max_tokens=1, pooling="mean")
+    rig.run()
+    assert (rig.ended["long", 0].reason, rig.ended["fits", 0].reason) == (FinishReason.ERROR, FinishReason.LENGTH)
+
+
 def test_states_that_are_not_finite_fail_alone(tmp_path):
     oracle = write_encoder(tmp_path, "bert")
     with torch.no_grad():

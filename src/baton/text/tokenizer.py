@@ -168,8 +168,8 @@ class Tokenizer:
         return ids
 
     def encode_beginning(self, text: str, tokens_max: int, *, parse_special: bool = False) -> list[int]:
-        """The first ids of `text`, so many at most, without what stands around a prompt. The rest of a long text is not cut
-        into tokens; what follows could change only the last tokens of a beginning, and those are left out."""
+        """At most `tokens_max` first ids of `text`, without the tokens around a prompt. The rest of a long text is not
+        tokenised: it could change only the last tokens of the beginning, and those are left out."""
         backend = self._parts.backend if parse_special else self._plain_backend()
         return _beginning(backend, replace_lone_surrogates(text), tokens_max).ids
 

@@ -23,7 +23,7 @@ _ALL: Final[Table] = {
     "max_tokens": refused(about="nothing is generated"),
     "logprobs": refused(False, about="nothing is generated"),
     "truncate_prompt_tokens": same(
-        "truncate_prompt_tokens", "cut longer inputs to their first so many tokens; -1: to what fits, as an encoder always does"
+        "truncate_prompt_tokens", "cut longer inputs to this number of tokens; -1: to what fits, the default of encoders"
     ),
 }
 OPENAI: Final[Table] = {**_ALL, "encoding_format": own('"float" (the default) or "base64"', "string")}

@@ -248,11 +248,12 @@ def _model(front: Front, name: str) -> dict[str, Any]:
 
 
 def _capabilities(front: Front) -> list[str]:
+    generates = front.model.generates
     able = {
-        "completion": True,
-        "embedding": True,
-        "tools": front.style.has_calls,
-        "thinking": front.style.has_thoughts,
+        "completion": generates,
+        "embedding": "embed" in front.model.tasks,
+        "tools": generates and front.style.has_calls,
+        "thinking": generates and front.style.has_thoughts,
     }
     return [name for name, yes in able.items() if yes]
 

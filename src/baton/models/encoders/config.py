@@ -75,6 +75,7 @@ class EncoderConfig:
         _require(self.context_tokens_max >= 2, f"no input fits {self.positions} positions from {self.position_offset} on")
         _require(self.modern or self.positions >= self.position_offset + self.context_tokens_max - 1, "too few positions")
         _require(not self.modern or self.head_dim % 2 == 0, f"heads of {self.head_dim}: rotary positions turn pairs")
+        _require(all(window is None or window >= 0 for window in self.windows), "a window of attention is negative")
         _require(all(theta > 1 and math.isfinite(theta) for theta in self.thetas), "every rotary base must be above 1")
 
     @property

@@ -21,7 +21,8 @@ def pair_separator(folder: Path) -> int | None:
     if not path.is_file():
         return None
     settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    if TYPES_KEY not in (settings.get("model_input_names") or [TYPES_KEY]):
+    inputs = settings.get("model_input_names")
+    if isinstance(inputs, list) and inputs and TYPES_KEY not in inputs:
         return None
     try:
         found = [_separator(step) for step in _steps(read_json(path).get("post_processor"))]

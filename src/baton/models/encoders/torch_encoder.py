@@ -44,12 +44,26 @@ class Group:
         return self.begin + self.count * self.length
 
 
-def groups_of(lengths: Sequence[int]) -> list[Group]:
-    groups, begin = [], 0
-    for length, same in groupby(lengths):
-        groups.append(Group(begin, len(list(same)), length))
-        begin = groups[-1].end
-    return groups
+class Groups:
+    """The sequences of a flat batch, and the masks of attention that their lengths need, made once for all layers."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.groups: list[Group] = []
+        self._device = device
+        self._masks: dict[tuple[int, int], Tensor] = {}
+        begin = 0
+        for length, same in groupby(lengths):
+            self.groups.append(Group(begin, len(list(same)), length))
+            begin = self.groups[-1].end
+
+    def mask(self, length: int, window: int | None) -> Tensor | None:
+        """True where a token attends: at most `window` tokens to either side. None: everywhere."""
+        if window is None or length <= window + 1:
+            return None
+        if (length, window) not in self._masks:
+            at = torch.arange(length, device=self._device)
+            self._masks[length, window] = (at - at[:, None]).abs() <= window
+        return self._masks[length, window]
 
 
 class Product:
@@ -79,7 +93,7 @@ class EncoderLayer:
         self.up = Product(weights, product_names(config, layer, "mlp.up"), bias=config.mlp_bias)
         self.down = Product(weights, [f"{prefix}mlp.down"], bias=config.mlp_bias)
 
-    def __call__(self, hidden: Tensor, groups: Sequence[Group], angles: Angles | None) -> Tensor:
+    def __call__(self, hidden: Tensor, groups: Groups, angles: Angles | None) -> Tensor:
         if self.modern:  # norms before
             normed = hidden if self.attention_norm is None else self.attention_norm(hidden)
             hidden = hidden + self._attention(normed, groups, angles)
@@ -95,24 +109,18 @@ class EncoderLayer:
             return self.down(self.activation(activated) * gate)
         return self.down(self.activation(up))
 
-    def _attention(self, rows: Tensor, groups: Sequence[Group], angles: Angles | None) -> Tensor:
+    def _attention(self, rows: Tensor, groups: Groups, angles: Angles | None) -> Tensor:
         qkv = self.qkv(rows).view(len(rows), 3, self.heads, -1)
         q, k, v = qkv.unbind(1)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         attended = torch.empty_like(v)
-        for group in groups:
+        for group in groups.groups:
             shape = (group.count, group.length, *v.shape[1:])  # turned to [sequences, heads, tokens, head_dim]
             of_q, of_k, of_v = (x[group.begin : group.end].reshape(shape).transpose(1, 2) for x in (q, k, v))
-            out = F.scaled_dot_product_attention(of_q, of_k, of_v, attn_mask=self._mask(group.length, rows.device))
+            out = F.scaled_dot_product_attention(of_q, of_k, of_v, attn_mask=groups.mask(group.length, self.window))
             attended[group.begin : group.end] = out.transpose(1, 2).flatten(0, 1)
         return self.output(attended.flatten(1))
-
-    def _mask(self, length: int, device: torch.device) -> Tensor | None:
-        if self.window is None or length <= self.window + 1:
-            return None
-        at = torch.arange(length, device=device)
-        return (at - at[:, None]).abs() <= self.window
 
 
 class ClassLayers:
@@ -147,7 +155,7 @@ class Encoder:
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """token_ids: integers [tokens] of sequences of these lengths -> states [tokens, hidden_size], after the last norm."""
-        groups = groups_of(lengths)
+        groups = Groups(lengths, self.device)
         positions = torch.cat([torch.arange(length) for length in lengths])
         hidden = F.embedding(token_ids, self.embedding)
         if self.types is not None:

@@ -218,7 +218,7 @@ class WeightReload:
         elif hello.context_tokens < served.context_tokens:
             self.failure = f"{self.new}: its context is {hello.context_tokens} tokens, and {served.context_tokens} are served"
         elif (hello.generates, hello.labels) != (served.generates, served.labels):
-            self.failure = f"{self.new}: the model is of another kind than the one that is served, or has other classes"
+            self.failure = f"{self.new}: the model is of another kind than the served model, or has other classes"
         return bool(self.failure)
 
 

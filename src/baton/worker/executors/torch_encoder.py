@@ -6,10 +6,11 @@ prefixes, preemption and replay change no result. Blocks of the pool hold nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.kvpool.base import Pool
@@ -31,6 +32,9 @@ from baton.worker.sampling_batch import SamplingBatch
 
 GENERATES_NOTHING = Failure("the model is an encoder: it gives vectors or classes and generates no text")
 NO_SUCH_CLASS = Failure("the model has no class of this number")
+TOO_LONG = Failure("the prompt has more tokens than the encoder has positions")
+Pooled = tuple[Tensor, PromptPool]
+"""States of a prompt, and what is asked of them."""
 
 
 def encoder_on_host(config: EncoderConfig, raw: RawWeights, threads: int) -> Encoder:
@@ -70,13 +74,18 @@ class EncoderExecutor:
         sampled = Sampled(np.zeros(len(batch.due), np.int64))
         due, pools = np.flatnonzero(batch.due).tolist(), dict(sampling.pools)
         prompts = {place: self._prompt(sampling, int(sampling.slots[place])) for place in due}
-        for run in _runs(sorted(due, key=lambda place: len(prompts[place])), prompts, self._tokens_at_once):
-            for place, states in zip(run, self._states([prompts[place] for place in run]), strict=True):
-                answer = self._answer(states, pools[place]) if place in pools else GENERATES_NOTHING
-                if isinstance(answer, Failure):
-                    sampled.failed[place] = answer
-                else:
-                    sampled.embeddings[place] = answer
+        sampled.failed = {place: TOO_LONG for place, prompt in prompts.items() if len(prompt) >= self.config.context_tokens_max}
+        fit = sorted(prompts.keys() - sampled.failed.keys(), key=lambda place: (len(prompts[place]), place))
+        for run in _runs(fit, prompts, self._tokens_at_once):
+            states = dict(zip(run, self._states([prompts[place] for place in run]), strict=True))
+            pooled = {place: (states[place], pools[place]) for place in run if place in pools}
+            sampled.failed.update((place, GENERATES_NOTHING) for place in run if place not in pools)
+            for answers in (self._vectors(pooled), self._logits(pooled)):
+                for place, answer in answers.items():
+                    if isinstance(answer, Failure):
+                        sampled.failed[place] = answer
+                    else:
+                        sampled.embeddings[place] = answer
         self._advance()
         return Computed(sampled)
 
@@ -101,18 +110,33 @@ class EncoderExecutor:
         return torch.split(self._encoder.forward(ids, lengths), lengths)
 
     @torch.inference_mode()
-    def _answer(self, states: Tensor, pool: PromptPool) -> bytes | Failure:
-        head = self.config.head
-        if not pool.labels:
-            vector = _pooled(states, pool.kind).cpu().numpy()
-            if not np.isfinite(vector).all():
-                return NOT_FINITE
-            return of_length_one(vector) if self.config.normalised else vector.astype("<f4").tobytes()
-        if head is None or max(pool.labels) >= len(head.labels):
-            return NO_SUCH_CLASS
-        pooled = _pooled(states, head.pooling).to(states.dtype)
-        logits = self._encoder.logits(pooled[None])[0, list(pool.labels)].float().cpu().numpy()
-        return logits.astype("<f4").tobytes() if np.isfinite(logits).all() else NOT_FINITE
+    def _vectors(self, pooled: Mapping[int, Pooled]) -> dict[int, bytes | Failure]:
+        """By place, of those that ask for no classes. All of a run come to the host in one copy."""
+        asked = {place: _pooled(states, pool.kind) for place, (states, pool) in pooled.items() if not pool.labels}
+        if not asked:
+            return {}
+        as_bytes = of_length_one if self.config.normalised else _as_it_is
+        rows = torch.stack(list(asked.values())).cpu().numpy()
+        return {place: as_bytes(row) if np.isfinite(row).all() else NOT_FINITE for place, row in zip(asked, rows, strict=True)}
+
+    @torch.inference_mode()
+    def _logits(self, pooled: Mapping[int, Pooled]) -> dict[int, bytes | Failure]:
+        """By place, of those that ask for classes."""
+        head, asked = self.config.head, {place: each for place, each in pooled.items() if each[1].labels}
+        if head is None or not asked:
+            return dict.fromkeys(asked, NO_SUCH_CLASS)
+        states = torch.stack([_pooled(states, head.pooling) for states, _ in asked.values()]).to(self._encoder.dtype)
+        rows, found = self._encoder.logits(states).double().cpu().numpy(), dict[int, bytes | Failure]()
+        for row, (place, (_, pool)) in zip(rows, asked.items(), strict=True):
+            if max(pool.labels) >= len(row):
+                found[place] = NO_SUCH_CLASS
+            else:
+                found[place] = _as_it_is(row[list(pool.labels)]) if np.isfinite(row).all() else NOT_FINITE
+        return found
+
+
+def _as_it_is(row: NDArray[np.float64]) -> bytes:
+    return row.astype("<f4").tobytes()
 
 
 def _pooled(states: Tensor, kind: str) -> Tensor:
@@ -123,7 +147,7 @@ def _pooled(states: Tensor, kind: str) -> Tensor:
 
 
 def _runs(places: Sequence[int], prompts: dict[int, Int32s], tokens_max: int) -> Iterator[list[int]]:
-    """Places in order, cut where the next prompt would make a run of more than so many tokens."""
+    """Places in order, in runs of at most `tokens_max` tokens; a longer prompt is a run by itself."""
     run: list[int] = []
     tokens = 0
     for place in places:
