@@ -76,7 +76,7 @@ def make(path: Path, config: ModelConfig) -> None:
     The tokenizer is the default model's, filled up with words that nobody says."""
     print(f"making {path} ...", file=sys.stderr)
     writer = gguf.GGUFWriter(path.with_suffix(".part"), "llama")
-    describe(writer, config)
+    describe(writer, config, "llama", {"rope.dimension_count": config.head_dim, "vocab_size": config.vocab_size})
     write_tensors(writer, list(tensors_of(config)))
     path.with_suffix(".part").rename(path)
 
@@ -95,7 +95,7 @@ def write_tensors(writer: gguf.GGUFWriter, tensors: list[tuple[str, tuple[int, .
     writer.close()
 
 
-def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+def describe(writer: gguf.GGUFWriter, config: ModelConfig, architecture: str, more: dict[str, int]) -> None:
     for key, number in {
         "block_count": config.layers,
         "context_length": config.context_tokens_max,
@@ -103,12 +103,11 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.heads,
         "attention.head_count_kv": config.kv_heads,
-        "rope.dimension_count": config.head_dim,
-        "vocab_size": config.vocab_size,
+        **more,
     }.items():
-        writer.add_uint32(f"llama.{key}", number)
-    writer.add_float32("llama.rope.freq_base", config.rope.theta)
-    writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.norm_eps)
+        writer.add_uint32(f"{architecture}.{key}", number)
+    writer.add_float32(f"{architecture}.rope.freq_base", config.rope.theta)
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.norm_eps)
     add_tokenizer(writer, config)
 
 

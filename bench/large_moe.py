@@ -27,7 +27,7 @@ import gguf
 
 from baton.models.config import ModelConfig
 from baton.models.shapes import SHAPES
-from large_model import F32, Q4_K, Q6_K, add_tokenizer, served, write_tensors
+from large_model import F32, Q4_K, Q6_K, describe, served, write_tensors
 
 PEER = """
 import json, sys, xllamacpp as x
@@ -71,23 +71,9 @@ def make(path: Path, config: ModelConfig) -> None:
     writer = gguf.GGUFWriter(path.with_suffix(".part"), "qwen3moe")
     experts = config.experts
     assert experts is not None
-    for key, number in {
-        "block_count": config.layers,
-        "context_length": config.context_tokens_max,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.heads,
-        "attention.head_count_kv": config.kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "expert_count": experts.count,
-        "expert_used_count": experts.per_token,
-        "expert_feed_forward_length": experts.inner_size,
-    }.items():
-        writer.add_uint32(f"qwen3moe.{key}", number)
-    writer.add_float32("qwen3moe.rope.freq_base", config.rope.theta)
-    writer.add_float32("qwen3moe.attention.layer_norm_rms_epsilon", config.norm_eps)
-    add_tokenizer(writer, config)
+    sizes = {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    sizes |= {"expert_count": experts.count, "expert_used_count": experts.per_token}
+    describe(writer, config, "qwen3moe", {**sizes, "expert_feed_forward_length": experts.inner_size})
     write_tensors(writer, list(tensors_of(config)))
     path.with_suffix(".part").rename(path)
 
