@@ -56,8 +56,13 @@ def hub_models() -> list[dict[str, Any]]:
 def architectures() -> list[dict[str, Any]]:
     from baton.models.encoders.families import FAMILIES
     from baton.models.registry import ARCHITECTURES
+    from baton.models.text_part import WRAPPERS
 
-    decoders = [(name, model.hf_names, model.gguf_names) for name, model in ARCHITECTURES.items()]
+    wrapped = {name: wrapper for wrapper, decoders in WRAPPERS.items() for name in decoders.values()}
+    decoders = [
+        (name, (*model.hf_names, *(wrapped[each] for each in model.hf_names if each in wrapped)), model.gguf_names)
+        for name, model in ARCHITECTURES.items()
+    ]
     encoders: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         (name, each.hf_names, ()) for name, each in FAMILIES.items()
     ]

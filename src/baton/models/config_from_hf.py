@@ -12,12 +12,14 @@ from baton.models.config import ModelConfig
 from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import head_dim_of, longrope_context
 from baton.models.support import supported_architecture
+from baton.models.text_part import text_config
 
 
 def config_from_hf(
     raw: Mapping[str, Any], origin: str = "config.json", generation: Mapping[str, Any] | None = None
 ) -> ModelConfig:
     """`raw`: config.json. `generation`: generation_config.json if there is one. `origin`: the name in errors."""
+    raw = text_config(raw, origin)
     model = supported_architecture(raw, origin)
     fields = ConfigFields({**model.hf_defaults, **raw}, origin)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from baton.errors import InvalidConfig, ModelFileBroken
 from baton.models.aliases import recommended_by_authors
+from baton.models.architecture import Architecture
 from baton.models.config import ModelConfig
 from baton.models.config_from_gguf import config_from_gguf
 from baton.models.config_from_hf import config_from_hf
@@ -29,6 +31,9 @@ from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.registry import architecture
 from baton.models.scoring import scoring_by_gguf, scoring_by_hf, scoring_of_head
 from baton.models.tensor_types import F8_E4M3
+from baton.models.text_part import is_wrapper, text_name
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,9 @@ def open_model(path: Path) -> OpenedModel:
         raw_config, origin = read_json(path / "config.json"), str(path / "config.json")
         config = config_from_hf(raw_config, origin=origin, generation=generation)
         model = architecture(config.architecture)
-        files = SafetensorsWeights(path, partial(our_name, layer_names={**OUR_LAYER_NAMES, **model.hf_layer_names}))
+        files = SafetensorsWeights(path, _rename(model, wrapped=is_wrapper(raw_config)))
+        if files.left_out and is_wrapper(raw_config):
+            log.info("%s: only text is served; %d tensors for images are skipped", path, len(files.left_out))
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(files, origin)
         source: WeightSource = StackedExperts(files, config) if model.hf_stacked_experts else files
@@ -111,6 +118,12 @@ def _require_little_endian() -> None:
             "this processor stores the high byte of a number first, model files the low one: their numbers would be wrong; "
             "use a little-endian machine (x86-64 or ARM64)"
         )
+
+
+def _rename(model: type[Architecture], *, wrapped: bool) -> Callable[[str], str]:
+    """`wrapped`: the files also hold tensors for images."""
+    rename = partial(our_name, layer_names={**OUR_LAYER_NAMES, **model.hf_layer_names})
+    return (lambda name: rename(text_name(name))) if wrapped else rename
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

@@ -15,6 +15,7 @@ from baton.models.encoders.families import encoder_config_from_hf, encoder_famil
 from baton.models.files import read_json, refuse_git_lfs_pointer
 from baton.models.registry import architecture_of_gguf, architecture_of_hf
 from baton.models.tensor_types import SCALE_BLOCK
+from baton.models.text_part import text_config
 
 GGUF_HEAD_BYTES = 1 << 16
 """A model's settings are the first pairs of its GGUF file; the vocabulary, which is megabytes, follows."""
@@ -48,7 +49,8 @@ def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
 
 
 def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architecture]:
-    """The architecture of a config.json. Raises ModelUnsupported."""
+    """The architecture of a config.json, or of its text part. Raises ModelUnsupported."""
+    raw = text_config(raw, origin)
     names = raw.get("architectures") or []
     if not isinstance(names, list):
         raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")

@@ -23,7 +23,17 @@ class Gemma3(Architecture):
     activation = "gelu_tanh"
     norm_plus_one = True
     hf_defaults = MappingProxyType(
-        {"tie_word_embeddings": True, "head_dim": 256, "query_pre_attn_scalar": 256, "rope_theta": 1_000_000.0}
+        {
+            "tie_word_embeddings": True,
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "rope_theta": 1_000_000.0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 131_072,
+        }
     )
     hf_layer_names = MappingProxyType(
         {

@@ -83,20 +83,21 @@ class SafetensorsWeights:
         """`rename`: our name of a tensor, its own where we have none, empty where the model does without the tensor."""
         self.origin = str(folder)
         self._rename = rename
-        self._left_out: set[str] = set()
+        self.left_out: set[str] = set()
+        "Tensors that the model does without."
         self._stored: dict[str, StoredTensor] = {}
         self._places: dict[str, tuple[SafetensorsFile, str]] = {}
         self.files = tuple(SafetensorsFile(path) for path in _files(folder))
         for file in self.files:
             self._add(file)
         self._scales = self._take_scales()
-        _check_index(folder, {theirs for _, theirs in (*self._places.values(), *self._scales.values())} | self._left_out)
+        _check_index(folder, {theirs for _, theirs in (*self._places.values(), *self._scales.values())} | self.left_out)
 
     def _add(self, file: SafetensorsFile) -> None:
         for theirs, tensor in sorted(file.tensors.items()):
             ours = "" if theirs.endswith(DERIVED_SUFFIX) else self._rename(theirs)
             if not ours:
-                self._left_out.add(theirs)
+                self.left_out.add(theirs)
                 continue
             origin = f"{file.path}: {theirs}"
             if tensor.dtype not in TYPES or (tensor.dtype == U8.name and not theirs.endswith(OF_BYTES)):
