@@ -76,7 +76,7 @@ class Handshake:
             )
         self.version = version
         self._secret = secret
-        self._said = greeting + reply
+        self._exchanged = greeting + reply
         self._purpose = purpose
 
     def proof(self, side: str) -> bytes:
@@ -90,7 +90,7 @@ class Handshake:
         return SessionKeys(*(self._derived(f"key of the {side}") for side in (self._purpose.listener, self._purpose.dialler)))
 
     def _derived(self, what: str) -> bytes:
-        return hmac.digest(self._secret.key, f"baton {self._purpose.name}: {what}".encode() + b"\0" + self._said, "sha256")
+        return hmac.digest(self._secret.key, f"baton {self._purpose.name}: {what}".encode() + b"\0" + self._exchanged, "sha256")
 
 
 def _versions(greeting: bytes, purpose: Purpose) -> Versions:

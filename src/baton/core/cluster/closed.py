@@ -14,18 +14,18 @@ NEVER_CLOSED = 2**62
 
 
 class Closed:
-    __slots__ = ("_homes", "_others", "_prefills")
+    __slots__ = ("_decoders", "_others", "_prefills")
 
     def __init__(self) -> None:
-        self._homes: dict[str, int] = {}
+        self._decoders: dict[str, int] = {}
         "By role: instances with at least this capacity in tokens are closed."
         self._prefills: dict[tuple[str, ...], int] = {}
         "Prefill instances with at least this capacity are closed, except those with these names."
         self._others: dict[tuple[str, ...], dict[str, int]] = {}
-        "Like `_homes`, except instances with these names."
+        "Like `_decoders`, except instances with these names."
 
     def close(self, roles: Iterable[str], tokens: int, but: tuple[str, ...] = ()) -> None:
-        decoders = self._others.setdefault(but, {}) if but else self._homes
+        decoders = self._others.setdefault(but, {}) if but else self._decoders
         for role in roles:
             decoders[role] = min(tokens, decoders.get(role, NEVER_CLOSED))
 
@@ -34,7 +34,7 @@ class Closed:
 
     def is_closed(self, instance: ClusterInstance) -> bool:
         role, capacity = instance.hello.role, instance.capacity
-        if self._homes.get(role, NEVER_CLOSED) <= capacity:
+        if self._decoders.get(role, NEVER_CLOSED) <= capacity:
             return True
         if not self._others:
             return False
@@ -50,4 +50,4 @@ class Closed:
 
     def closes_all(self, role: str, smallest: int | None) -> bool:
         """Is every instance of that role closed? `smallest`: the smallest capacity. None: there are none."""
-        return smallest is None or self._homes.get(role, NEVER_CLOSED) <= smallest
+        return smallest is None or self._decoders.get(role, NEVER_CLOSED) <= smallest

@@ -75,7 +75,7 @@ class Coordinator:
         "Recent waiting time of new requests in the queue, as a running mean."
         self._actions: dict[RequestAction, Callable[[RoutedRequest, Any], None]] = {
             RequestAction.SEND: self._send,
-            RequestAction.EXPECT: self._expect,
+            RequestAction.EXPECT: self._reserve,
             RequestAction.PREFILL: self._prefill,
             RequestAction.PASS_OFFER: self._pass_offer,
             RequestAction.PASS_ASK: self._pass_ask,
@@ -136,7 +136,7 @@ class Coordinator:
             raise InvariantBroken(f"{routed!r}: {fact.value} is not in the table", invariant=36)
         routed.state, actions = following
         if before in TO_COMPUTE and routed.state not in TO_COMPUTE and routed.prefill is not None:
-            self._prompt_over(routed, routed.prefill)
+            self._prompt_ended(routed, routed.prefill)
         if before is RequestState.QUEUED:
             self.queue.leave(routed)
         if fact is RequestFact.BROKEN:
@@ -150,13 +150,13 @@ class Coordinator:
             self._actions[action](routed, message)
         if routed.state is RequestState.DONE:
             self._detach_prefill(routed)
-            self._detach_home(routed)
+            self._detach_decoder(routed)
             self.clocks.alarms.clear(routed)
             self.routed_requests.pop(routed.id, None)
         else:
             self.clocks.arm(routed)
 
-    def _prompt_over(self, routed: RoutedRequest, prefill: ClusterInstance) -> None:
+    def _prompt_ended(self, routed: RoutedRequest, prefill: ClusterInstance) -> None:
         """The prompt is computed, or no longer wanted."""
         prefill.prompts -= 1
         prefill.prompt_tokens -= routed.prompt_tokens
@@ -193,13 +193,13 @@ class Coordinator:
         self._send_to(routed.decoder, routed.replay(self.now))
         self._remember(routed.decoder, routed)
 
-    def _expect(self, routed: RoutedRequest, _: object) -> None:
+    def _reserve(self, routed: RoutedRequest, _: object) -> None:
         self._send_to(routed.decoder, Reserve(routed.for_decode(self.now), self._config.lease_seconds))
 
     def renew(self, routed: RoutedRequest) -> None:
         """Prefill is slow: renew the reservation at decode."""
         self.clocks.renewed(routed, self.now)
-        self._expect(routed, None)
+        self._reserve(routed, None)
         self.clocks.arm(routed)
 
     def _prefill(self, routed: RoutedRequest, _: object) -> None:
@@ -241,7 +241,7 @@ class Coordinator:
     def _forget_home(self, routed: RoutedRequest, _: object) -> None:
         if routed.decoder is not None:
             self._send_to(routed.decoder, Forget(routed.id, routed.attempt))
-            self._detach_home(routed)
+            self._detach_decoder(routed)
 
     def _count_loss(self, routed: RoutedRequest, _: object) -> None:
         routed.losses += 1
@@ -251,7 +251,7 @@ class Coordinator:
         will end them."""
         routed.withdraw_by = None
         self._detach_prefill(routed)
-        self._detach_home(routed)
+        self._detach_decoder(routed)
         routed.attempt += 1
         routed.first = False
         self.queue.join(routed)
@@ -331,7 +331,7 @@ class Coordinator:
     def trip_at(self, instance: ClusterInstance, request: RequestId) -> RoutedRequest | None:
         return self.routed_requests[request] if request in instance.assigned else None
 
-    def _detach_home(self, routed: RoutedRequest) -> None:
+    def _detach_decoder(self, routed: RoutedRequest) -> None:
         decoder, routed.decoder = routed.decoder, None
         if decoder is not None:
             del decoder.assigned[routed.id]

@@ -39,9 +39,9 @@ class Reports:
             Heartbeat: self._on_beat,
             InstanceStats: self._on_stats,
             RefusedRequest: self._on_refused,
-            Reserved: self._on_expecting,
+            Reserved: self._on_reserved,
             Offer: self._on_offer,
-            Release: self._on_ask,
+            Release: self._on_release,
             Released: self._on_released,
             Adopted: self._on_adopted,
         }
@@ -81,11 +81,11 @@ class Reports:
         self._coordinator.advance(routed, RequestFact.REFUSED)
         return True
 
-    def _on_expecting(self, instance: ClusterInstance, message: Reserved) -> bool:
-        return self._told_by_home(instance, message.request, message.attempt, RequestFact.RESERVED)
+    def _on_reserved(self, instance: ClusterInstance, message: Reserved) -> bool:
+        return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.RESERVED)
 
-    def _on_ask(self, instance: ClusterInstance, message: Release) -> bool:
-        return self._told_by_home(instance, message.request, message.attempt, RequestFact.ASKED)
+    def _on_release(self, instance: ClusterInstance, message: Release) -> bool:
+        return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.ASKED)
 
     def _on_adopted(self, instance: ClusterInstance, message: Adopted) -> bool:
         routed = self._coordinator.trip_at(instance, message.request)
@@ -95,7 +95,7 @@ class Reports:
             if early:
                 self._coordinator.break_leg(routed, instance)  # no instance would deliver the prompt log-probabilities
                 return True
-        return self._told_by_home(instance, message.request, message.attempt, RequestFact.ADOPTED)
+        return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.ADOPTED)
 
     def _note_copy(self, routed: RoutedRequest, decoder: ClusterInstance, message: Adopted) -> None:
         """The decode instance continues after the last offer: has its prompt arrived? If less than half has, it was computed in
@@ -137,7 +137,7 @@ class Reports:
             self._coordinator.advance(routed, RequestFact.RELEASED, message)
         return False
 
-    def _told_by_home(self, instance: ClusterInstance, request: RequestId, attempt: int, fact: RequestFact) -> bool:
+    def _reported_by_decoder(self, instance: ClusterInstance, request: RequestId, attempt: int, fact: RequestFact) -> bool:
         routed = self._leg(instance, request, attempt)
         if routed is None or instance is not routed.decoder:
             return False

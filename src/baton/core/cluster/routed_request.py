@@ -176,12 +176,12 @@ class RoutedRequest(Ledger):
 
     def for_prefill(self, now: Instant) -> GenerateRequest:
         """The leader alone, limited to one more token."""
-        request, told = self.replay(now), self.open[self.leader]
+        request, delivered = self.replay(now), self.open[self.leader]
         return replace(
             request,
             indices=(self.leader,),
-            outputs=(tuple(told),) if told else (),
-            sampling=replace(request.sampling, max_tokens=len(told) + 1),
+            outputs=(tuple(delivered),) if delivered else (),
+            sampling=replace(request.sampling, max_tokens=len(delivered) + 1),
         )
 
     # Ends

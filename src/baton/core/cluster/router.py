@@ -88,9 +88,9 @@ class Router:
             SubmitRequest: self._on_arrive,
             WithdrawRequest: self._on_withdraw,
             InstanceJoined: self._on_join,
-            InstanceLeft: self._on_part,
-            InstanceMessage: self._on_say,
-            StopAdmission: self._on_close_door,
+            InstanceLeft: self._on_instance_left,
+            InstanceMessage: self._on_instance_message,
+            StopAdmission: self._on_stop_admission,
             RouterTick: self._on_tick,
             RunPass: self._on_run_pass,
             Resumed: self._on_resumed,
@@ -198,7 +198,7 @@ class Router:
             self._withdrawal.withdraw(routed, [index for index in routed.open if event.index in (None, index)], event.reason)
         return routed is not None
 
-    def _on_close_door(self, event: StopAdmission) -> bool:
+    def _on_stop_admission(self, event: StopAdmission) -> bool:
         self.closing = True
         return False
 
@@ -223,7 +223,7 @@ class Router:
         self.membership.join(event.session, hello, now)
         return True
 
-    def _on_part(self, event: InstanceLeft) -> bool:
+    def _on_instance_left(self, event: InstanceLeft) -> bool:
         instance = self.membership.instances.get(event.session)
         if instance is not None:
             how = "reloaded" if event.reloaded else "session_over" if instance.mode == "serving" else "left"
@@ -240,7 +240,7 @@ class Router:
             self.coordinator.effects.append(CloseSession(instance.session, hang_up))
         self.coordinator.lose(instance)
 
-    def _on_say(self, event: InstanceMessage) -> bool:
+    def _on_instance_message(self, event: InstanceMessage) -> bool:
         instance = self.membership.hear(event.session, self.coordinator.now)
         hearer = self._hearers.get(type(event.message))
         if instance is None or hearer is None:  # the session has ended, or instances do not send this message

@@ -203,7 +203,7 @@ class FrontMachine:
             return []
         ledger.withdraw(event.index, event.reason)
         if self.away is not None:
-            return self._end_over(ledger)
+            return self._end_complete(ledger)
         return [SendAbort(AbortRequest(event.request, event.index, event.reason))]
 
     def _on_leave(self, event: Leave) -> list[FrontEffect]:
@@ -232,7 +232,7 @@ class FrontMachine:
 
     def _on_lost(self, event: EngineLost) -> list[FrontEffect]:
         self.away = event.reason
-        return [effect for ledger in list(self.ledgers.values()) for effect in self._end_over(ledger)]
+        return [effect for ledger in list(self.ledgers.values()) for effect in self._end_complete(ledger)]
 
     def _on_ready(self, event: EngineReady) -> list[FrontEffect]:
         other = self.identity not in (None, event.identity)
@@ -255,7 +255,7 @@ class FrontMachine:
 
     # Ends
 
-    def _end_over(self, ledger: Ledger) -> list[FrontEffect]:
+    def _end_complete(self, ledger: Ledger) -> list[FrontEffect]:
         """Deliver the ends of sequences that are withdrawn or complete: no engine will report them."""
         sink: Sink = ledger.sink
         ends: list[FrontEffect] = [End(sink, Delta(i, ended=ledger.end(i, reason))) for i, reason in ledger.over()]

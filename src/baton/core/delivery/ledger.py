@@ -102,12 +102,12 @@ class Ledger:
 
     def finish(self, index: int) -> FinishReason | None:
         """The finish reason if the delivered tokens complete the sequence: its instance was lost before it reported the end."""
-        told, sampling = self.open[index], self.request.sampling
-        if told and len(told) >= sampling.stop_length_min and told[-1] in sampling.stop_token_ids:
+        delivered, sampling = self.open[index], self.request.sampling
+        if delivered and len(delivered) >= sampling.stop_length_min and delivered[-1] in sampling.stop_token_ids:
             return FinishReason.STOP
-        if ends_by_repetition(told, sampling):
+        if ends_by_repetition(delivered, sampling):
             return FinishReason.REPETITION
-        return FinishReason.LENGTH if len(told) >= sampling.max_tokens else None
+        return FinishReason.LENGTH if len(delivered) >= sampling.max_tokens else None
 
     def withdraw(self, index: int | None, reason: FinishReason) -> None:
         """The client withdraws one sequence, or all. The first reason counts."""

@@ -107,7 +107,7 @@ def sift(
             verdicts.setdefault((row[0], row[2]), deque()).extend((False,) * known + (True,) * count)
     begun = begun_by(fresh, emit.begun)
     logprobs = [kept for row in emit.logprobs if (kept := _sifted(row, owed, verdicts)) is not None]
-    ended = [told for each in emit.ended if (told := end(each)) is not None]
+    ended = [fresh_end for each in emit.ended if (fresh_end := end(each)) is not None]
     return Emit(fresh, ended, logprobs, begun)
 
 

@@ -259,14 +259,14 @@ class Scheduler:
                     continue  # the head has left the queue, to load
             short = shortage(head, room, board)
             if short is None:
-                self._seat(head, draft)
+                self._admit_head(head, draft)
             elif short.reason == "blocks" and board.revoke_lease(behind=head.order):
                 room.refresh(board)
             else:
                 board.stats.held_back[short.reason] += 1
                 draft.closed = True
 
-    def _seat(self, head: Sequence, draft: Draft) -> None:
+    def _admit_head(self, head: Sequence, draft: Draft) -> None:
         board, room = self._board, draft.room
         leased = bool(head.blocks)
         board.assign_slot(head)

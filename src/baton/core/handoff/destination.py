@@ -141,7 +141,7 @@ class Destination:
         self._board.begin_loading(sequence, reservation)
         self._reservations[sequence.request.id] = reservation
         self._renew(reservation, now)
-        self._expecting(reservation)
+        self._send_reserved(reservation)
 
     def renew(self, request: RequestId, lease_seconds: float, now: Instant) -> None:
         """Renew the lease. If the request has continued meanwhile, Adopted is on its way."""
@@ -149,13 +149,13 @@ class Destination:
         if reservation is not None:
             reservation.lease_seconds = lease_seconds
             self._renew(reservation, now)
-            self._expecting(reservation)
+            self._send_reserved(reservation)
 
     def _renew(self, reservation: Reservation, now: Instant) -> None:
         if not reservation.last:
             self.deadlines.set(reservation, Instant(now + reservation.lease_seconds))
 
-    def _expecting(self, reservation: Reservation) -> None:
+    def _send_reserved(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
         cached = reservation.begin * self._board.block_size if sequence.blocks else 0
         self._outgoing.append(Reserved(sequence.request.id, sequence.attempt, cached))
@@ -213,7 +213,7 @@ class Destination:
         if not reservation.last or reservation.pulls:
             return
         if reservation.void or not reservation.sequence.blocks:
-            self._go_on(reservation, kept=False)
+            self._continue_request(reservation, kept=False)
         elif not reservation.asked:
             reservation.asked = True
             self.deadlines.set(reservation, Instant(now + self._config.release_seconds_max))
@@ -226,13 +226,13 @@ class Destination:
         if reservation is None:
             return
         if message.kept and reservation.asked:
-            self._go_on(reservation, kept=True)
+            self._continue_request(reservation, kept=True)
         elif not message.kept:
             self._give_up(reservation)
             if reservation.last:
-                self._go_on(reservation, kept=False)
+                self._continue_request(reservation, kept=False)
 
-    def _go_on(self, reservation: Reservation, *, kept: bool) -> None:
+    def _continue_request(self, reservation: Reservation, *, kept: bool) -> None:
         """Return the sequence to the queue, with the blocks of a valid copy."""
         board, sequence = self._board, reservation.sequence
         self._close(reservation)
@@ -305,7 +305,7 @@ class Destination:
         for reservation in due:
             if reservation.last:
                 self._give_up(reservation)
-                self._go_on(reservation, kept=False)
+                self._continue_request(reservation, kept=False)
         return [reservation for reservation in due if not reservation.last]
 
     def service_lost(self, now: Instant) -> None:
@@ -319,7 +319,7 @@ class Destination:
         for reservation in list(self._reservations.values()):
             self._give_up(reservation)
             if reservation.last:
-                self._go_on(reservation, kept=False)
+                self._continue_request(reservation, kept=False)
 
     def check(self) -> None:
         """35: every reservation has a deadline. 17: every pull that it waits for is under way."""

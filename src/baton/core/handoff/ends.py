@@ -44,7 +44,7 @@ class HandoffEnds:
             case Released():
                 self._destination.released(event)
             case Reserve():
-                self._on_expect(event, now, last_step)
+                self._on_reserve(event, now, last_step)
             case Prefill():
                 self._on_prefill(event, now)
             case Forget():
@@ -72,7 +72,7 @@ class HandoffEnds:
         self._source.keep(group.leader, event.keep_seconds)
         self._intake.begin(group)
 
-    def _on_expect(self, event: Reserve, now: Instant, last_step: StepNo) -> None:
+    def _on_reserve(self, event: Reserve, now: Instant, last_step: StepNo) -> None:
         request = event.request
         known = self._board.groups.get(request.id)
         if known is not None and known.request.attempt == request.attempt:

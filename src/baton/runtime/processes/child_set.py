@@ -192,17 +192,17 @@ class ChildSet(Generic[ParentConfig]):
 
     def _on_end(self, child: Child, loss: Loss) -> None:
         when = " before it was ready" if self._starting else ""
-        told = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
+        reported = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
         rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
         ended_well = rule is Restart.IF_FAILED and loss.code == 0
         if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed) or ended_well:
-            self._lose(child, told)
+            self._lose(child, reported)
         elif rule is Restart.ORDERED:
-            self._parent.on_lost(child, told)
+            self._parent.on_lost(child, reported)
         elif (delay := self._restarts[child.name].next_delay(child.ready_seconds)) is None:
-            self._lose(child, told)
+            self._lose(child, reported)
         else:
-            self._parent.on_lost(child, told)
+            self._parent.on_lost(child, reported)
             self._spawn(self._start_again(child.name, delay))
 
     async def _start_again(self, name: str, delay_seconds: float) -> None:

@@ -50,7 +50,7 @@ class InstanceSet:
         self._config = config
         self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds, CAPABILITIES, own_build())
         self._owner = owner
-        self._nodes: dict[Session, InstanceSession] = {}
+        self._by_session: dict[Session, InstanceSession] = {}
         self._sessions = count(1)
         self.reloading = False
         "Instances are loading other weights by order."
@@ -72,20 +72,20 @@ class InstanceSet:
 
     @property
     def sessions(self) -> list[InstanceSession]:
-        return list(self._nodes.values())
+        return list(self._by_session.values())
 
     @property
     def context_tokens(self) -> int | None:
         """Context that every instance can hold, so that each can continue the others' requests. None: no instance is
         connected."""
-        return min((instance.hello.ready.context_tokens for instance in self._nodes.values()), default=None)
+        return min((instance.hello.ready.context_tokens for instance in self._by_session.values()), default=None)
 
     def stats(self) -> InstanceStats:
-        return summed([self._gone, *(instance.stats for instance in self._nodes.values())])
+        return summed([self._gone, *(instance.stats for instance in self._by_session.values())])
 
     def send(self, session: Session, message: Message) -> None:
         """Send to one instance. A lost one is ignored."""
-        if (instance := self._nodes.get(session)) is not None:
+        if (instance := self._by_session.get(session)) is not None:
             instance.send(message)
 
     async def serve(self, channel: Channel) -> None:
@@ -109,13 +109,13 @@ class InstanceSet:
             self._note_malformed(instance, f"malformed: {type(error).__name__}: {error}", error)
         finally:
             channel.close()
-            if instance is not None and instance.session in self._nodes:
+            if instance is not None and instance.session in self._by_session:
                 self.lose(instance.session, "its session ended")
                 self._owner.dispatch(InstanceLeft(instance.session, "its session ended"))
 
     def end_malformed(self, session: Session, error: Exception) -> None:
         """The router machine could not handle a message of this session."""
-        if (instance := self._nodes.get(session)) is not None:
+        if (instance := self._by_session.get(session)) is not None:
             text = f"malformed: {type(error).__name__}: {error}"
             self._note_malformed(instance, text, error)
             self.lose(session, printable(text))
@@ -133,9 +133,9 @@ class InstanceSet:
 
     def _join(self, hello: InstanceHello, channel: Channel) -> InstanceSession:
         instance = InstanceSession(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
-        self._nodes[instance.session] = instance
+        self._by_session[instance.session] = instance
         self._owner.dispatch(InstanceJoined(instance.session, hello))
-        if instance.session not in self._nodes:
+        if instance.session not in self._by_session:
             return instance  # it does not fit, and was refused
         instance.hello = hello = replace(hello, refused=False)
         instance.welcome(self._hello)
@@ -156,16 +156,16 @@ class InstanceSet:
         meanwhile."""
         there = sorted(self.sessions, key=lambda instance: instance not in first)
         for instance in there:
-            del self._nodes[instance.session]
+            del self._by_session[instance.session]
             self._owner.dispatch(InstanceLeft(instance.session, "other weights", reloaded=True))
         for instance in there:
             instance.session = Session(next(self._sessions))
-            self._nodes[instance.session] = instance
+            self._by_session[instance.session] = instance
             self._owner.dispatch(InstanceJoined(instance.session, instance.hello))
 
     def lose(self, session: Session, reason: str) -> None:
         """Remove the instance: it timed out, was rejected, or disconnected."""
-        instance = self._nodes.pop(session, None)
+        instance = self._by_session.pop(session, None)
         if instance is None:
             return
         name, why = instance.hello.name, printable(reason)
@@ -179,14 +179,14 @@ class InstanceSet:
 
     def give_up(self, instance: InstanceSession, reason: str) -> None:
         """End the session; its requests continue elsewhere. The instance may dial again."""
-        if instance.session in self._nodes:
+        if instance.session in self._by_session:
             self.lose(instance.session, reason)
             self._owner.dispatch(InstanceLeft(instance.session, reason))
 
     def _on_message(self, instance: InstanceSession, message: Message) -> None:
         instance.heard_at = self._loop.time()
         if type(message) is Emit:  # nearly all messages
-            if instance.session in self._nodes:
+            if instance.session in self._by_session:
                 self._owner.dispatch(InstanceMessage(instance.session, message))
             return
         match message:
@@ -208,7 +208,7 @@ class InstanceSet:
                 elif type(message) is Heartbeat:
                     instance.beat = message
                 self._owner.on_message(message)
-                if instance.session in self._nodes:
+                if instance.session in self._by_session:
                     self._owner.dispatch(InstanceMessage(instance.session, message))  # type: ignore[arg-type]
 
     def _beat(self) -> None:
@@ -225,7 +225,7 @@ class InstanceSet:
     def close(self) -> None:
         if self._beat_timer is not None:
             self._beat_timer.cancel()
-        for instance in self._nodes.values():
+        for instance in self._by_session.values():
             instance.channel.close()
             instance.orders.fail("the router ends")
-        self._nodes.clear()
+        self._by_session.clear()

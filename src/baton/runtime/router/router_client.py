@@ -77,15 +77,15 @@ class RouterClient:
         ports: dict[type[Any], Callable[[Any], None]] = {
             SendToInstance: self._send_to_instance,
             Deliver: lambda effect: deliver(effect.emit, self._streams),
-            RejectRequest: self._turn_away,
-            FailRequest: self._break_off,
+            RejectRequest: self._reject,
+            FailRequest: self._fail_request,
             CloseSession: lambda effect: self.instances.lose(effect.session, effect.reason),
             SchedulePass: self._schedule_pass,
         }
         self._machine = machine
         self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.dispatch(RouterTick()))
         self._events: deque[ClusterEvent] = deque()
-        self._telling = False
+        self._dispatching = False
         self._check_due = 0.0
         self._streams: dict[RequestId, Stream] = {}
         "Streams by their id on the wire."
@@ -137,11 +137,11 @@ class RouterClient:
         """Run one pass after everything that is ready in this turn of the loop, however many heartbeats and requests."""
         self._loop.call_soon(self.dispatch, RunPass())
 
-    def _turn_away(self, effect: RejectRequest) -> None:
+    def _reject(self, effect: RejectRequest) -> None:
         if (stream := self._streams.get(effect.request)) is not None:
             stream.fail(EngineRefused(effect.refused, effect.retry_seconds))
 
-    def _break_off(self, effect: FailRequest) -> None:
+    def _fail_request(self, effect: FailRequest) -> None:
         if (stream := self._streams.get(effect.request)) is not None:
             stream.fail(Unavailable(effect.detail))
 
@@ -149,9 +149,9 @@ class RouterClient:
         """Handle events one after the other: a sink may withdraw its request from within a delivery. A machine with an
         impossible state must end."""
         self._events.append(event)
-        if self._telling or self.over.done():
+        if self._dispatching or self.over.done():
             return
-        self._telling = True
+        self._dispatching = True
         try:
             while self._events:
                 self._handle(self._events.popleft())
@@ -161,7 +161,7 @@ class RouterClient:
         except Exception as error:
             self.fail(error)
         finally:
-            self._telling = False
+            self._dispatching = False
 
     def _handle(self, event: ClusterEvent) -> None:
         """A message that the machine cannot handle ends its session and nothing else, if the machine's state is sound."""
