@@ -161,3 +161,12 @@ def test_what_a_process_sends_home_is_bytes():
     assert type(sent) is bytes
     part = msgspec.msgpack.decode(sent, type=Part)
     assert (part.seeds, part.digest.hex()) == (2, run_campaign(range(3, 5)).digest)
+
+
+def test_pairs_of_faults_that_never_met_are_listed():
+    total = Part()
+    for faults in (["cut", "kill"], ["kill", "sleep"], ["kill"]):
+        total.add(part_of(msgspec.structs.replace(fake(1), faults=faults)))
+    ran = total.campaign(1.0, 1)
+    assert (ran.pairs, ran.pairs_missing) == (2, ["cut + sleep"])
+    assert total.pairs["kill + kill"] == 3

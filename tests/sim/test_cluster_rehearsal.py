@@ -194,3 +194,10 @@ def test_weights_change_every_token_and_every_block():
     chains = [contents.chain("", client.prompt, weights) for weights in (0, 1)]
     assert not set(chains[0]) & set(chains[1])
     assert all(contents.of(key) == content for chain in chains for key, content in chain.items())
+
+
+def test_an_instance_sleeps_and_wakes_and_nobody_notices():
+    sleeps = [ClusterFault("sleep", at=0.1 + 1.2 * target, target=target, seconds=1.0) for target in range(2)]
+    world = played(pair(*sleeps, requests=9))
+    assert world.watch.sometimes["an instance slept"] == 2
+    assert all(request.ended == ["length"] for request in world.watch.all_requests)

@@ -35,6 +35,16 @@ def print_summary(campaign: Campaign, options: str) -> None:
     if len(campaign.violations) > SHOWN:
         typer.echo(f"  ... and {len(campaign.violations) - SHOWN} more (--json tells all)")
     _print_sometimes(campaign)
+    _print_pairs(campaign)
+
+
+def _print_pairs(campaign: Campaign) -> None:
+    never = campaign.pairs_missing
+    typer.echo(f"pairs of faults: {campaign.pairs:,} met in one run, {len(never):,} never")
+    for pair in never[:SHOWN]:
+        typer.echo(f"  {pair}")
+    if len(never) > SHOWN:
+        typer.echo(f"  ... and {len(never) - SHOWN} more (--json lists all)")
 
 
 def _print_sometimes(campaign: Campaign) -> None:

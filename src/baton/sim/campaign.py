@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
+from itertools import combinations, combinations_with_replacement
 from multiprocessing import get_context
 from time import perf_counter, process_time
 
@@ -30,6 +31,9 @@ LARGE = 1_000
 
 CHUNK = 8
 """Seeds a process is given at a time: a fraction of a second, so that the bar moves and Ctrl-C does not wait."""
+
+PAIR = " + "
+"""Between two kinds of faults."""
 
 Progress = Callable[[int, int], None]
 """Told (seeds done, violations so far), in the caller's thread."""
@@ -64,6 +68,10 @@ class Campaign(Struct, frozen=True):
     digest: str
     "The seeds' digests added up. One seed: its own."
     jobs: int = 1
+    pairs: int = 0
+    "Pairs of fault kinds that happened in one run."
+    pairs_missing: list[str] = []
+    "Pairs of kinds that each happened, and never in one run."
     interrupted: bool = False
     "Ctrl-C: the numbers are of the seeds that were done by then."
 
@@ -86,6 +94,8 @@ class Part(Struct):
     digest: bytes = bytes(16)
     violations: list[Violation] = field(default_factory=list)
     sometimes: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, int] = field(default_factory=dict)
+    "By two kinds of faults, in how many seeds both happened; a kind with itself is the kind alone."
     kind: Kind = "instance"
     "Each kind of scenario has rare states of its own."
 
@@ -101,6 +111,12 @@ class Part(Struct):
         self.violations += other.violations
         for name, seeds in other.sometimes.items():
             self.sometimes[name] = self.sometimes.get(name, 0) + seeds
+        for pair, seeds in other.pairs.items():
+            self.pairs[pair] = self.pairs.get(pair, 0) + seeds
+
+    def _never_met(self) -> list[str]:
+        kinds = sorted(one for one, other in map(_kinds_of, self.pairs) if one == other)
+        return [pair for pair in map(PAIR.join, combinations(kinds, 2)) if pair not in self.pairs]
 
     @property
     def _declared(self) -> tuple[str, ...]:
@@ -122,6 +138,8 @@ class Part(Struct):
             missing=[name for name in self._declared if 1_000 * self.sometimes.get(name, 0) < self.seeds],
             digest=self.digest.hex(),
             jobs=jobs,
+            pairs=sum(one != other for one, other in map(_kinds_of, self.pairs)),
+            pairs_missing=self._never_met(),
             interrupted=interrupted,
         )
 
@@ -148,6 +166,7 @@ def part_of(outcome: Outcome, cpu_seconds: float = 0.0, kind: Kind = "instance")
         digest=bytes.fromhex(outcome.digest),
         violations=violations_of(outcome),
         sometimes=dict.fromkeys(outcome.sometimes, 1),
+        pairs=dict.fromkeys(map(PAIR.join, combinations_with_replacement(outcome.faults, 2)), 1),
         kind=kind,
     )
 
@@ -234,6 +253,11 @@ def _run_chunk(seeds: range, kind: Kind) -> Part:
 
 
 # Sums
+
+
+def _kinds_of(pair: str) -> tuple[str, str]:
+    one, _, other = pair.partition(PAIR)
+    return one, other
 
 
 def _sum(one: bytes, other: bytes) -> bytes:

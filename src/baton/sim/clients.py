@@ -184,7 +184,7 @@ class Clients:
             self._submit((request, number))
 
     def _fresh_client(self, number: int) -> Client:
-        return Client(f"fresh{number}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)
+        return Client(f"fresh{len(self._fresh)}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)
 
     def check_fresh(self) -> None:
         """35: whatever happened before, what is healed serves."""

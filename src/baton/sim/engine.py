@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from baton.config import InstanceConfig
-from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache
+from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache, StopWorker
 from baton.core.engine.progress_watch import ProgressWatch
-from baton.core.events import Event, Resume, StepDone, Submit, Tick, WorkerReady
+from baton.core.events import Event, Resume, StepDone, Submit, Tick, Wake, WorkerReady, WorkerStopped
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, Offer, Prefill, Release, Released, Reserve, Reserved
@@ -35,6 +35,7 @@ from baton.sim.timeline import Timeline
 
 Outward = Emit | Refuse | Reserved | Offer | Release | Released | Adopted | ModeChanged
 TIME_MARGIN = 1e-6
+STOP_SECONDS = 0.05
 REPLACED_SECONDS = 1.0
 """After healing, a worker that is given up is replaced by hand so soon."""
 POOLS_EACH = 1_000
@@ -177,6 +178,8 @@ class SimulatedEngine:
             self.process.epoch = self.instance.worker.epoch
             self.process.crash("at last", "killed")
         self._replace_worker()
+        if self.instance.worker.state.value == "asleep":
+            self.dispatch(Wake(0))
         self.dispatch(Resume())
 
     def _replace_worker(self, _: None = None) -> None:
@@ -237,12 +240,18 @@ class SimulatedEngine:
                         raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
                     self.process.scribble()
                 self.process.restart(effect)
+            case StopWorker():
+                self.process.stop()
+                self._timeline.at(self._timeline.now + STOP_SECONDS, self._worker_stopped)
             case SendToCache(message) if self.cache is not None:
                 ready = self.instance.worker.state.value == "ready"
                 self.tiers.sent(message, self._told, worker_ready=ready)
                 self.cache.take(message)
             case RestartCache() if self.cache is not None:
                 self.cache.restart(excused=self.clock.jumped_ahead)
+
+    def _worker_stopped(self, _: None) -> None:
+        self.hear(WorkerStopped())
 
     def _receive(self, result: StepResult) -> None:
         if self.dead:

@@ -83,7 +83,18 @@ def generate(seed: int) -> Scenario:
         _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
+    if kind == "swarm" and faults:
+        stop_last(scenario.clients, 1 / 8, stream(seed, "stop last"))
     return scenario
+
+
+def stop_last(clients: list[Client], share: float, rng: Random) -> None:
+    """In some seeds fronts end the last of several sequences, and keep the others."""
+    if rng.random() < share:
+        for client in clients:
+            if rng.random() < 0.5 and client.stop_string_at is None:
+                client.n = rng.choice((2, 2, 3))
+                client.stop_last_at = client.at + 10 ** rng.uniform(-3.0, 0.3)
 
 
 def stop_repetitions(clients: list[Client], rng: Random) -> None:

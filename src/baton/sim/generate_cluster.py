@@ -11,7 +11,15 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import PromptTree, long_prompts, step_faults, stop_repetitions, storage_wants_tokens, stream
+from baton.sim.generate import (
+    PromptTree,
+    long_prompts,
+    step_faults,
+    stop_last,
+    stop_repetitions,
+    storage_wants_tokens,
+    stream,
+)
 from baton.sim.scenario import (
     VOCAB,
     WEIGHTS_FAULTS,
@@ -27,7 +35,9 @@ from baton.sim.scenario import (
     Stage,
 )
 
-KINDS: tuple[ClusterFaultKind, ...] = tuple(kind for kind in get_args(ClusterFaultKind) if kind not in WEIGHTS_FAULTS)
+KINDS: tuple[ClusterFaultKind, ...] = tuple(
+    kind for kind in get_args(ClusterFaultKind) if kind not in (*WEIGHTS_FAULTS, "sleep")
+)
 STAGES: tuple[Stage, ...] = get_args(Stage)
 STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
@@ -73,13 +83,14 @@ def generate_cluster(seed: int) -> Scenario:
     _client_faults(scenario, kinds, stream(seed, "client faults"))
     _unequal(scenario, scenario.cluster, stream(seed, "unequal"))
     _small_bounds(scenario.cluster, stream(seed, "router bounds"))
-    _stop_last(scenario, stream(seed, "stop last"))
+    stop_last(scenario.clients, STOP_LAST, stream(seed, "stop last"))
     hunt = stream(seed, "hunted")
     if hunt.random() < HUNTED:
         _hunted(scenario, scenario.cluster, hunt)
     weights = stream(seed, "weights")
     if weights.random() < OTHER_WEIGHTS:
         _other_weights(scenario, scenario.cluster, weights)
+    _sleeps(scenario.cluster, max(client.at for client in scenario.clients) + 1.0, stream(seed, "sleeps"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     bounds = stream(seed, "bounds")
     if bounds.random() < 0.2:
@@ -205,14 +216,6 @@ def _small_bounds(cluster: Cluster, rng: Random) -> None:
     cluster.prefix_keys_max = rng.choice((1_000_000, 1, 20, 100))
 
 
-def _stop_last(scenario: Scenario, rng: Random) -> None:
-    if rng.random() < STOP_LAST:
-        for client in scenario.clients:
-            if rng.random() < 0.5 and client.stop_string_at is None:
-                client.n = rng.choice((2, 2, 3))
-                client.stop_last_at = client.at + 10 ** rng.uniform(-3.0, 0.3)
-
-
 def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind], rng: Random) -> None:
     end = max(client.at for client in scenario.clients) + 1.0
     for kind in kinds:
@@ -306,6 +309,19 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
             cluster.faults.append(fault)
     if plot == "stray" or rng.random() < 0.2:
         _strays(cluster, at, rng)
+
+
+def _sleeps(cluster: Cluster, end: float, rng: Random) -> None:
+    """In one of ten instances sleep and wake, beside whatever else happens. Some storages never come back from a call."""
+    if rng.random() < 0.1:
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            seconds, target = rng.choice((0.2, 1.0, 4.0)), rng.randrange(len(cluster.instances))
+            cluster.faults.append(ClusterFault("sleep", at=rng.uniform(0.0, end), target=target, seconds=seconds))
+    for instance in cluster.instances if rng.random() < 0.1 else ():
+        if instance.host_blocks:
+            taken = {fault.move for fault in instance.cache_faults}
+            moves = [move for move in sorted(rng.sample(range(1, 60), rng.choice((1, 3)))) if move not in taken]
+            instance.cache_faults += [CacheFault(move, "silent") for move in moves]
 
 
 def _reload(rng: Random, at: float, instance: int, kind: ClusterFaultKind | None) -> ClusterFault:

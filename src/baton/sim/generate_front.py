@@ -17,6 +17,12 @@ def generate_front(seed: int) -> Scenario:
     instance = InstanceSpec("mixed", worst * rng.choice((1, 2, 4)) + 2, rng.choice((3, 4, 8)), 256)
     scenario = Scenario(seed, 0, size, 0, 0, clients, steps_in_flight=rng.choice((1, 2, 3)), restart_seconds=0.05)
     faults = sorted(_fault(rng) for _ in range(rng.randint(1, 4))) if seed % 8 else []
+    more = stream(seed, "front stops and workers")
+    for client in clients:
+        client.stop_string_at = more.randint(1, 6) if more.random() < 0.2 else None
+    for _ in range(more.choice((0, 0, 1, 2)) if seed % 8 else 0):
+        at, kind = more.uniform(0.0, 0.8), more.choice(("worker", "reload_worker", "worker_hang"))
+        faults.append((at, 0, ClusterFault(kind, at=at, seconds=0.1, weights=more.choice((0, 1, 1)))))  # type: ignore[arg-type]
     scenario.cluster = Cluster([instance], front=True, faults=[fault for _, _, fault in faults])
     return scenario
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.effects import Effect
-from baton.core.events import Event, EvictSome, Pause, PreemptSome, Resume
+from baton.core.events import Event, EvictSome, Pause, PreemptSome, Resume, Sleep, Wake
 from baton.errors import InvariantBroken
 from baton.sim.engine import Outward, SimulatedEngine
 from baton.sim.scenario import InstanceSpec
@@ -120,6 +120,24 @@ class SimulatedInstance:
 
     def _resume(self, engine: SimulatedEngine) -> None:
         if engine is self.engine and self.frozen_until is None and not self._healed:
+            engine.dispatch(Resume())
+
+    def sleep(self, seconds: float) -> None:
+        """It drains, stops its worker, which frees weights and cache, and wakes again."""
+        if self.engine is not None and self.frozen_until is None:
+            self.engine.dispatch(Pause(seconds / 4))
+            self._timeline.at(self._timeline.now + seconds / 2, self._sleep, self.engine)
+            self._timeline.at(self._timeline.now + seconds, self._wake, self.engine)
+
+    def _sleep(self, engine: SimulatedEngine) -> None:
+        if engine is self.engine and self.frozen_until is None and not self._healed:
+            engine.dispatch(Sleep(1))
+            if engine.instance.worker.state.value == "asleep":
+                self._watch.saw("an instance slept")
+
+    def _wake(self, engine: SimulatedEngine) -> None:
+        if engine is self.engine and self.frozen_until is None and not self._healed:
+            engine.dispatch(Wake(2))
             engine.dispatch(Resume())
 
     def press(self, kind: str, amount: int) -> None:

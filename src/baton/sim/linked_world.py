@@ -192,7 +192,7 @@ class FrontWorld(LinkedWorld):
         super().__init__(scenario, tracer)
         self.front = FrontProcess(scenario, self.timeline, self.watch)
         self.instances = [self._instance(0, 0, "engine", 1)]
-        self.clients: FrontClients = FrontClients(scenario, self.timeline, self.watch, self.front)
+        self.clients: FrontClients = FrontClients(scenario, self.timeline, self.watch, self.front, self.instances[0])
         self.front.hearers = self.clients
         self.faults = Faults(self.cluster, self.timeline, self.watch, self.wires, self.instances, [], [], self.clients)
 
@@ -220,6 +220,7 @@ class FrontWorld(LinkedWorld):
         super()._rest()
         if self.front.machine.ledgers:
             raise InvariantBroken(f"the front at rest: {list(self.front.machine.ledgers)}", invariant=9)
+        self.clients.close()
 
     def _after_each(self) -> None:
         super()._after_each()

@@ -17,3 +17,5 @@ class Outcome(Struct):
     "The invariant that failed; 0 for an exception of another kind."
     violation: str = ""
     heap_events: int = 0
+    faults: list[str] = []
+    "Kinds of faults that happened."

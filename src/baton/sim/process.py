@@ -22,6 +22,8 @@ from baton.sim.worker import SimWorker, WorkerDied
 
 PROGRESS_SHARE = 0.4
 """Of the time that a step may take: as often it shows that it goes on, while it takes longer."""
+POOLS_FREED = 100
+"""Pool incarnations between those before and after a sleep: more than a worker has lives in a run."""
 NO_EPOCH = WorkerEpoch(-1)
 """Of a process that is dead or does nothing any more."""
 
@@ -133,6 +135,13 @@ class WorkerProcess:
         self.epoch = epoch
         self._frozen_until = self._plods_until = 0.0
         self._last_step, self._life_steps = self._network.last_step, 0
+
+    def stop(self) -> None:
+        """The instance sleeps: its pool is freed, so the next worker has another one."""
+        self._timeline.note(self._label, "stops, as its instance sleeps")
+        self.worker.die(False)
+        self.epoch = NO_EPOCH
+        self._first_pool += POOLS_FREED
 
     def crash(self, when: str, cause: LossCause = "died") -> None:
         self._timeline.note(self._label, f"dies {when}")

@@ -152,12 +152,13 @@ is on its way."""
 
 ClusterFaultKind = Literal[
     "kill", "freeze", "worker", "worker_hang", "worker_freeze", "cache", "cache_hang", "drain", "preempt", "evict",
-    "cut", "stall_up", "stall_down", "stall", "leave", "reload", "reload_worker", "stray",
+    "cut", "stall_up", "stall_down", "stall", "leave", "reload", "reload_worker", "stray", "sleep",
 ]  # fmt: skip
 """kill, freeze: the whole process (engine or router). worker, cache: these processes die, or hang; a frozen worker goes on
 after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
 both ways. leave: a client goes. reload: the model's files are replaced, and the engine or the worker is killed and comes
-back with them. stray: one more instance, with other weights, dials all routers for a while."""
+back with them. stray: one more instance, with other weights, dials all routers for a while.
+sleep: the instance drains, stops its worker, and wakes when the time is over."""
 WEIGHTS_FAULTS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker", "stray")
 
 

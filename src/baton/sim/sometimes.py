@@ -43,6 +43,7 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "abort in the tick of an end",
     "abort before submit",
     "a stop string ended one sequence",
+    "one sequence was withdrawn",
     "an id was used again",
     # Refusals
     "refused: duplicate_id",
@@ -135,6 +136,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "an engine was killed",
     "an engine froze",
     "an instance drained",
+    "an instance slept",
     "no instance was left",
     "a router was killed",
     "a router froze",
@@ -189,6 +191,9 @@ FRONT_SOMETIMES: tuple[str, ...] = (
     "the next engine spoke before the lost one was read to its end",
     "the front lost its engine",
     "a client left",
+    "a stop string ended one sequence",
+    "the engine told of other weights",
+    "a front closed with open requests",
 )
 
 SOMETIMES: dict[str, tuple[str, ...]] = {

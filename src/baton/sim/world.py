@@ -81,6 +81,7 @@ class World:
             invariant=invariant,
             violation=violation,
             heap_events=self.timeline.heap_events,
+            faults=self.watch.faults.kinds,
         )
 
     def _play(self) -> None:
@@ -170,6 +171,7 @@ class PlainWorld(World):
 
     def _nudge(self, each: Nudge) -> None:
         self.timeline.note("world", f"{each.kind} {each.amount:.2f}")
+        self.watch.happened(each.kind)
         if not nudge(self.instance, each, self.watch):
             self.timeline.at(self.instance.frozen_until or 0.0, self._nudge, each)  # the engine finds it when it reads again
 

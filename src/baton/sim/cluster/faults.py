@@ -157,6 +157,8 @@ class Faults:
                 instance.freeze(fault.seconds)
             case "drain":
                 instance.drain(fault.seconds)
+            case "sleep":
+                instance.sleep(fault.seconds)
             case "preempt" | "evict":
                 instance.press(fault.kind, max(1, int(fault.seconds)))
             case "cut" | "stall" | "stall_up" | "stall_down":

@@ -12,16 +12,17 @@ from msgspec.structs import replace
 
 from baton.core.delivery import front as machine
 from baton.core.delivery.front import FrontEvent, FrontMachine
-from baton.errors import InvariantBroken
-from baton.protocol.control import RefusedRequest
+from baton.errors import InvariantBroken, Unavailable
+from baton.protocol.control import InstanceReady, RefusedRequest
 from baton.protocol.ids import Incarnation, Instant, RequestId, Slot
 from baton.protocol.instance import InstanceHello, RouterHello
-from baton.protocol.output import OTHER_WEIGHTS, Delta, Emit, TokenRow
+from baton.protocol.output import OTHER_WEIGHTS, Delta, Emit, Ended, TokenRow
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.protocol.step import RowLogprobs
 from baton.sim.cluster.routed_clients import ClusterClients
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
+from baton.sim.instance import SimulatedInstance
 from baton.sim.scenario import Scenario
 from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import identity_of
@@ -73,6 +74,7 @@ class FrontProcess:
         self._unread: list[tuple[Wire, Any]] = []
         "From the next engine. The front reads a lost one to its end first."
         self._sinks: dict[RequestId, SinkWatch] = {}
+        self._closing = False
         self._attempts: dict[RequestId, int] = {}
         "The last attempt of each request that was sent."
         self._sent_to: dict[RequestId, bytes] = {}
@@ -102,6 +104,9 @@ class FrontProcess:
             case Emit():
                 self._carry_out(self.machine.take(message))
                 self.machine.check()
+            case InstanceReady():
+                self._watch.saw("the engine told of other weights")
+                self._dispatch(machine.WeightsChanged(message.identity))
             case RefusedRequest():
                 self._dispatch(machine.Reject(message.request, message.refused))
 
@@ -118,6 +123,12 @@ class FrontProcess:
         self._dispatch(machine.Leave(request, self._sinks[request]))
         if request in self.machine.ledgers:
             raise InvariantBroken(f"{request} has left, and is kept", invariant=22)
+
+    def close(self) -> None:
+        """22: every open request ends with the error of the closing, and nothing is kept."""
+        error, self._closing = Unavailable("the server stops"), True
+        self._watch.saw("a front closed with open requests")
+        self._dispatch(machine.Close(error))
 
     def delivered(self, emit: Emit) -> None:
         self._timeline.record(emit)
@@ -185,6 +196,8 @@ class FrontProcess:
             if begun == self.machine.identity or not (any(asked.ended) or any(asked.delivered)):
                 raise InvariantBroken(f"{asked.name} ends, and could go on with its weights", invariant=59)
             self._watch.saw("an answer ended, as other weights are served")
+        elif self._closing and why == "the server stops":
+            pass
         elif self.machine.away is None or sink.request in self._attempts:
             raise InvariantBroken(f"{asked.name} fails for nothing: {why}", invariant=22)
         else:
@@ -195,9 +208,12 @@ class FrontProcess:
 class FrontClients(ClusterClients):
     """Every second client that goes closes its connection; the others ask for an abort, and get their end."""
 
-    def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, front: FrontProcess) -> None:
+    def __init__(
+        self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch, front: FrontProcess, instance: SimulatedInstance
+    ) -> None:
         super().__init__(scenario, timeline, watch)
         self._front = front
+        self._instance = instance
 
     def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
         self.to_come -= 1
@@ -219,6 +235,22 @@ class FrontClients(ClusterClients):
 
     def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
         self._front.withdraw(machine.ClientWithdrawal(RequestId(request.client.id), index, reason))
+
+    def _failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
+        """59: the engine ends what its worker cannot go on with."""
+        if ended.detail != OTHER_WEIGHTS:
+            super()._failed(request, index, ended)
+        elif request.weights in (None, self._instance.loaded) and not any(r for r in request.ended if r is not ended.reason):
+            raise InvariantBroken(f"{request.name}.{index} ends, and could go on with its weights", invariant=59)
+        self._watch.saw("an answer ended, as other weights are served")
+
+    def close(self) -> None:
+        """Requests are open when the server stops, and another one comes after that: all fail, and soon."""
+        self.heal()
+        self._front.close()
+        self.heal()
+        if self.open or self._front.machine.ledgers:
+            raise InvariantBroken(f"the front is closed, and {self.unanswered()} are open", invariant=22)
 
     def failed(self, request: SimulatedRequest) -> None:
         if request.weights is None and not any(request.ended):

@@ -204,6 +204,10 @@ class RouterLinks:
     def has_other_weights(self) -> None:
         """They have promised our blocks to instances that compute with what we had (runtime/engine/router_links.py)."""
         self._watch.saw("a worker came back with other weights")
+        if self._scenario.cluster is not None and self._scenario.cluster.front and self.instance.engine is not None:
+            if (wire := self.links[0].wire) is not None:
+                wire.send("up", self._hello(self.instance.engine, refused=False).ready)
+            return
         for router, link in enumerate(self.links):
             if link.wire is not None:
                 link.wire.close("up")

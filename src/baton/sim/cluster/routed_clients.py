@@ -103,7 +103,8 @@ class ClusterClients(Clients):
         size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
         length = min(1 + number * size, max(1, (blocks - 1) * size))
         prompt = [(7 * number + place) % VOCAB for place in range(length)]
-        return Client(f"fresh{number}", self._timeline.now, prompt, min(1 + number, blocks * size - length + 1), seed=number)
+        outputs = min(1 + number, blocks * size - length + 1)
+        return Client(f"fresh{len(self._fresh)}", self._timeline.now, prompt, outputs, seed=number)
 
 
 class RoutedClients(ClusterClients):
