@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from baton.observe.metrics import EngineCollector
+from baton.observe.metrics import EngineCollector, counters, gauges
 from baton.protocol.instance import ClusterView, InstanceView
 
 _HANDOFF_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -34,9 +34,8 @@ class ClusterCollector(Collector):
         yield from _of_instances(view.instances)
         yield _instance_info(view.instances)
         yield from _of_router(view)
-        yield _by_label(
-            "router_sessions", "Sessions that began (opened), and those that failed, by why.", "event", self._sessions()
-        )
+        text = "Sessions that began (opened), and those that failed, by why."
+        yield counters("router_sessions", text, "event", self._sessions())
         yield from self.handoff_seconds.collect()
 
 
@@ -64,11 +63,9 @@ def _instance_info(instances: tuple[InstanceView, ...]) -> Metric:
 def _of_router(view: ClusterView) -> Iterator[Metric]:
     yield GaugeMetricFamily("baton:router_queue", "Requests that no instance has yet.", value=view.queued)
     yield GaugeMetricFamily("baton:router_requests_open", "Requests owed an end.", value=view.open)
-    states = GaugeMetricFamily("baton:instances", "Instances by role and state.", labels=["role", "state"])
-    for role in ("mixed", "prefill", "decode"):
-        for state in ("alive", "suspect"):
-            states.add_metric([role, state], sum((each.role, each.state) == (role, state) for each in view.instances))
-    yield states
+    states = [f"{each.role}/{each.state}" for each in view.instances]
+    both = [f"{role}/{state}" for role in ("mixed", "prefill", "decode") for state in ("alive", "suspect")]
+    yield gauges("instances", "Instances by role and state.", "role/state", {each: states.count(each) for each in both})
     for name, text in (
         ("handoffs", "Requests that went on at another instance than the one that computed their prompt."),
         ("replays", "Requests sent again with what their client had, after a loss or a refusal."),
@@ -85,13 +82,6 @@ def _of_router(view: ClusterView) -> Iterator[Metric]:
         ("instances_lost", "Sessions of instances that ended, by how.", "how", "lost_"),
     ):
         found = {key.removeprefix(prefix): count for key, count in view.counters.items() if key.startswith(prefix)}
-        yield _by_label(f"router_{name}", text, label, found)
+        yield counters(f"router_{name}", text, label, found)
     causes = {"stalled": view.counters.get("moved", 0), "left": view.counters.get("left", 0)}
-    yield _by_label("router_moved", "Requests moved away from an instance that lives, by why.", "cause", causes)
-
-
-def _by_label(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-    family = CounterMetricFamily(f"baton:{name}", text, labels=[label])
-    for value, count in counts.items():
-        family.add_metric([value], count)
-    return family
+    yield counters("router_moved", "Requests moved away from an instance that lives, by why.", "cause", causes)

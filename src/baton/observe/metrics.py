@@ -6,7 +6,8 @@ modes): no prompt, output, key, salt or request id is ever a label.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter as Counts
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -54,6 +55,14 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "step_tokens": ("iteration_tokens_total",),
     "sequences_ended": ("request_success",),
 }
+_WAYS: Final = (
+    ("device_to_host", "stored"),
+    ("host_to_device", "loaded"),
+    ("host_to_storage", "put"),
+    ("storage_to_host", "fetched"),
+)
+_NOT_MOVED: Final = ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads")
+_CIRCUIT_STATES: Final = ("closed", "half_open", "open")
 # Label of ours -> vLLM's.
 _LABEL_ALIASES: Final = {"reason": "finished_reason"}
 
@@ -171,6 +180,23 @@ def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Seque
     return made
 
 
+def gauges(name: str, text: str, labels: str, values: Mapping[str, float]) -> Metric:
+    """`labels` has one name, or more with a slash between them, as have the keys of `values`."""
+    return _labelled(GaugeMetricFamily(f"baton:{name}", text, labels=labels.split("/")), labels, values)
+
+
+def counters(name: str, text: str, labels: str, values: Mapping[str, float]) -> Metric:
+    return _labelled(CounterMetricFamily(f"baton:{name}", text, labels=labels.split("/")), labels, values)
+
+
+def _labelled(
+    family: GaugeMetricFamily | CounterMetricFamily, labels: str, values: Mapping[str, float]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for key, value in values.items():
+        family.add_metric(key.split("/", labels.count("/")), value)
+    return family
+
+
 class EngineCollector(Collector):
     """The engine's own stats, read at the scrape."""
 
@@ -191,30 +217,20 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("baton:engine_requests_open", "Requests owed an end.", value=stats.requests_open)
         yield GaugeMetricFamily("baton:steps_in_flight", "Plans without a result.", value=stats.steps_in_flight)
         yield GaugeMetricFamily("baton:kv_usage_ratio", "Blocks that requests hold, of all: 0 to 1.", value=used)
-        blocks = GaugeMetricFamily("baton:kv_blocks", "Blocks of the pool by state.", labels=["state"])
-        for state, count in (("free", stats.blocks_free), ("cached", stats.blocks_cached), ("held", stats.blocks_held)):
-            blocks.add_metric([state], count)
-        yield blocks
+        blocks = {"free": stats.blocks_free, "cached": stats.blocks_cached, "held": stats.blocks_held}
+        yield gauges("kv_blocks", "Blocks of the pool by state.", "state", blocks)
         yield from self._tiers(stats)
         yield from self._cluster(stats)
         yield from self._processes(stats)
-        mode = GaugeMetricFamily("baton:engine_mode", "1 for the present mode.", labels=["mode"])
-        for name in ("serving", "draining", "paused", "asleep"):
-            mode.add_metric([name], float(stats.mode == name))
-        yield mode
+        modes = {name: float(stats.mode == name) for name in ("serving", "draining", "paused", "asleep")}
+        yield gauges("engine_mode", "1 for the present mode.", "mode", modes)
         yield from self._counters(stats)
 
     def _processes(self, stats: EngineStats) -> Iterator[Metric]:
-        lag = GaugeMetricFamily(
-            "baton:engine_loop_lag_seconds", "As loop_lag_seconds, of engine and cache service.", labels=["process"]
-        )
-        lag.add_metric(["engine"], stats.loop_lag_microseconds * 1e-6)
-        lag.add_metric(["cache"], stats.cache_loop_lag_microseconds * 1e-6)
-        yield lag
-        restarts = CounterMetricFamily("baton:child_restarts", "Processes started again, by child.", labels=["child"])
-        restarts.add_metric(["worker"], stats.worker_losses)
-        restarts.add_metric(["cache"], stats.cache_losses)
-        yield restarts
+        lag = {"engine": stats.loop_lag_microseconds * 1e-6, "cache": stats.cache_loop_lag_microseconds * 1e-6}
+        yield gauges("engine_loop_lag_seconds", "As loop_lag_seconds, of engine and cache service.", "process", lag)
+        restarts = {"worker": stats.worker_losses, "cache": stats.cache_losses}
+        yield counters("child_restarts", "Processes started again, by child.", "child", restarts)
         if stats.step_tokens:
             names = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
             below = accumulate(stats.step_tokens.get(name, 0) for name in names)
@@ -230,38 +246,19 @@ class EngineCollector(Collector):
         if not stats.router_sessions and not stats.routers:
             return
         yield GaugeMetricFamily("baton:instance_routers", "Sessions with routers that are open.", value=stats.routers)
-        for name, text, label, counts in (
-            ("instance_sessions", "Sessions with routers that began, and how they ended.", "event", stats.router_sessions),
-            ("instance_handoffs", "Prompts of hand-offs, by what became of them here.", "what", stats.handoffs),
-        ):
-            family = CounterMetricFamily(f"baton:{name}", text, labels=[label])
-            for value, count in counts.items():
-                family.add_metric([value], count)
-            yield family
+        sessions, handoffs = stats.router_sessions, stats.handoffs
+        yield counters("instance_sessions", "Sessions with routers that began, and how they ended.", "event", sessions)
+        yield counters("instance_handoffs", "Prompts of hand-offs, by what became of them here.", "what", handoffs)
         yield from self._transfers(stats)
 
     def _transfers(self, stats: EngineStats) -> Iterator[Metric]:
         """Copies of KV blocks between instances."""
-        pulls = CounterMetricFamily(
-            "baton:kv_pulls", "Copies of KV blocks from other instances, by what came of them.", labels=["transport", "outcome"]
-        )
-        for name, count in stats.pulls.items():
-            pulls.add_metric(name.split("/", 1), count)
-        yield pulls
-        readers = CounterMetricFamily(
-            "baton:kv_readers", "Connections of instances that read this one's KV blocks.", labels=["transport", "event"]
-        )
-        for name, count in stats.readers.items():
-            readers.add_metric(name.split("/", 1), count)
-        yield readers
-        for name, text, counts, scale in (
-            ("kv_pull_bytes", "Bytes of KV blocks copied from other instances.", stats.pull_bytes, 1.0),
-            ("kv_pull_seconds", "What those copies took.", stats.pull_microseconds, 1e-6),
-        ):
-            family = CounterMetricFamily(f"baton:{name}", text, labels=["transport"])
-            for transport, count in counts.items():
-                family.add_metric([transport], count * scale)
-            yield family
+        both, pulled = "transport/outcome", {name: value * 1e-6 for name, value in stats.pull_microseconds.items()}
+        yield counters("kv_pulls", "Copies of KV blocks from other instances, by what came of them.", both, stats.pulls)
+        text = "Connections of instances that read this one's KV blocks."
+        yield counters("kv_readers", text, "transport/event", stats.readers)
+        yield counters("kv_pull_bytes", "Bytes of KV blocks copied from other instances.", "transport", stats.pull_bytes)
+        yield counters("kv_pull_seconds", "What those copies took.", "transport", pulled)
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
         """Empty without lower tiers."""
@@ -269,42 +266,22 @@ class EngineCollector(Collector):
             return
         yield GaugeMetricFamily("baton:requests_loading", "Sequences that wait for KV from a lower tier.", value=stats.loading)
         yield GaugeMetricFamily("baton:kv_service_up", "1: the cache service takes moves.", value=float(stats.cache_service))
-        host = GaugeMetricFamily("baton:kv_host_blocks", "Blocks of the host tier by state.", labels=["state"])
-        for state, count in (("cached", stats.host_blocks_cached), ("other", stats.host_blocks - stats.host_blocks_cached)):
-            host.add_metric([state], count)
-        yield host
-        moved = CounterMetricFamily("baton:kv_blocks_moved", "KV blocks copied between tiers.", labels=["way"])
-        moved_bytes = CounterMetricFamily("baton:kv_bytes_moved", "The same in bytes.", labels=["way"])
-        for way, name in (
-            ("device_to_host", "stored"),
-            ("host_to_device", "loaded"),
-            ("host_to_storage", "put"),
-            ("storage_to_host", "fetched"),
-        ):
-            moved.add_metric([way], stats.tiers.get(name, 0))
-            moved_bytes.add_metric([way], stats.tiers.get(f"{name}_bytes", 0))
-        yield moved
-        yield moved_bytes
-        missed = CounterMetricFamily("baton:kv_blocks_not_moved", "KV blocks not copied, by what became of it.", labels=["why"])
-        for name in ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads"):
-            missed.add_metric([name], stats.tiers.get(name, 0))
-        yield missed
+        host = {"cached": stats.host_blocks_cached, "other": stats.host_blocks - stats.host_blocks_cached}
+        yield gauges("kv_host_blocks", "Blocks of the host tier by state.", "state", host)
+        tiers = Counts(stats.tiers)
+        blocks, size = ({way: tiers[f"{name}{unit}"] for way, name in _WAYS} for unit in ("", "_bytes"))
+        yield counters("kv_blocks_moved", "KV blocks copied between tiers.", "way", blocks)
+        yield counters("kv_bytes_moved", "The same in bytes.", "way", size)
+        missed = {name: tiers[name] for name in _NOT_MOVED}
+        yield counters("kv_blocks_not_moved", "KV blocks not copied, by what became of it.", "why", missed)
         if stats.storage_circuit:
-            circuit = GaugeMetricFamily(
-                "baton:kv_circuit_state", "Of reading and writing storage: 1 for the present state.", labels=["way", "state"]
-            )
-            for way, present in (("read", stats.storage_circuit), ("write", stats.storage_write_circuit)):
-                for state in ("closed", "half_open", "open"):
-                    circuit.add_metric([way, state], float(present == state))
-            yield circuit
-            opened = CounterMetricFamily("baton:kv_circuit_opened", "How often storage was left alone.", labels=["way"])
-            for way in ("read", "write"):
-                opened.add_metric([way], stats.tiers.get(f"{way}_circuit_opened", 0))
-            yield opened
-        storage = CounterMetricFamily("baton:kv_storage", "What the storage backend counts.", labels=["what"])
-        for name, count in stats.storage.items():
-            storage.add_metric([name], count)
-        yield storage
+            present = {"read": stats.storage_circuit, "write": stats.storage_write_circuit}
+            states = {f"{way}/{state}": float(present[way] == state) for way in present for state in _CIRCUIT_STATES}
+            text = "Of reading and writing storage: 1 for the present state."
+            yield gauges("kv_circuit_state", text, "way/state", states)
+            opened = {way: tiers[f"{way}_circuit_opened"] for way in present}
+            yield counters("kv_circuit_opened", "How often storage was left alone.", "way", opened)
+        yield counters("kv_storage", "What the storage backend counts.", "what", stats.storage)
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (
@@ -320,15 +297,9 @@ class EngineCollector(Collector):
             ("crash_ends", "Sequences given up because the worker was lost over them twice.", stats.crash_ends),
         ):
             yield CounterMetricFamily(f"baton:{name}", text, value=value)
-        for name, text, by_reason in (
-            ("engine_ended", "Sequences by how they ended in the engine.", stats.ended),
-            ("engine_refused", "Requests the engine refused.", stats.refused),
-            ("engine_held_back", "Steps in which the head of the line did not fit.", stats.held_back),
-        ):
-            family = CounterMetricFamily(f"baton:{name}", text, labels=["reason"])
-            for reason, count in by_reason.items():
-                family.add_metric([str(reason)], count)
-            yield family
+        yield counters("engine_ended", "Sequences by how they ended in the engine.", "reason", stats.ended)
+        yield counters("engine_refused", "Requests the engine refused.", "reason", stats.refused)
+        yield counters("engine_held_back", "Steps in which the head of the line did not fit.", "reason", stats.held_back)
 
 
 class _WithAliases(Collector):
