@@ -80,7 +80,7 @@ class History(Paged):
 
 
 class KernelAttention:
-    """The library's attention where the forward pass in torch has its own (worker/attention/base.py)."""
+    """The library's attention where the forward pass in torch has its own (worker/attention/gathered.py)."""
 
     def __init__(self, team: Team, config: ModelConfig, pool: KVPool) -> None:
         self._team = team

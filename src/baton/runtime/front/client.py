@@ -77,7 +77,8 @@ class ChannelClient:
         }
         self._unsent: list[GenerateRequest] = []
         "Requests of this turn of the loop. The prompts of a list arrive together, and their shared settings are sent once."
-        self._orders = Orders(lambda message: self._channel.send(message), self._require_engine)
+        self._orders = orders = Orders(lambda message: self._channel.send(message), self._require_engine)
+        self.ping, self.pause, self.resume, self.clear_cache = orders.ping, orders.pause, orders.resume, orders.clear_cache
         self._stats = InstanceStats()
         self._mode = "serving"
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
@@ -226,20 +227,8 @@ class ChannelClient:
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
         self._dispatch(ClientWithdrawal(request, index, reason))
 
-    async def ping(self, timeout_seconds: float) -> None:
-        await self._orders.ping(timeout_seconds)
-
     def stats(self) -> InstanceStats:
         return self._stats
-
-    async def pause(self, drain_seconds: float | None) -> None:
-        await self._orders.pause(drain_seconds)
-
-    async def resume(self) -> None:
-        await self._orders.resume()
-
-    async def clear_cache(self, *, device: bool, host: bool) -> None:
-        await self._orders.clear_cache(device=device, host=host)
 
     async def sleep(self, drain_seconds: float | None) -> None:
         await self._orders.pause(drain_seconds)

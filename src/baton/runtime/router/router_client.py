@@ -91,7 +91,9 @@ class RouterClient:
         "Streams by their id on the wire."
         self._loop = asyncio.get_running_loop()
         self.instances = InstanceSet(self.name, config, self, wire)
-        self.orders = ClusterOrders(self, self.instances)
+        self.orders = orders = ClusterOrders(self, self.instances)
+        self.pause, self.resume, self.clear_cache = orders.pause, orders.resume, orders.clear_cache
+        self.sleep, self.wake, self.load_weights = orders.sleep, orders.wake, orders.load_weights
         self._handoffs: deque[float] = deque(maxlen=HANDOFFS_SHOWN)
         "Durations of the last hand-offs, in seconds."
         self.on_handoff: Callable[[float], None] = lambda seconds: None
@@ -249,24 +251,6 @@ class RouterClient:
         total = self.instances.stats()
         total.mode = self.orders.mode
         return total
-
-    async def pause(self, drain_seconds: float | None) -> None:
-        await self.orders.pause(drain_seconds)
-
-    async def resume(self) -> None:
-        await self.orders.resume()
-
-    async def clear_cache(self, *, device: bool, host: bool) -> None:
-        await self.orders.clear_cache(device=device, host=host)
-
-    async def sleep(self, drain_seconds: float | None) -> None:
-        await self.orders.sleep(drain_seconds)
-
-    async def wake(self) -> None:
-        await self.orders.wake()
-
-    async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        await self.orders.load_weights(model, drain_seconds)
 
     # Views
 

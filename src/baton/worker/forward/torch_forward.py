@@ -16,7 +16,6 @@ from baton.models.open import OpenedModel
 from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import TORCH
 from baton.worker.arrays import Floats, Int64s
-from baton.worker.attention.base import AttentionBackend
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
@@ -34,7 +33,7 @@ def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress |
 class TorchForward:
     """Runs on the decoder's device."""
 
-    def __init__(self, decoder: Decoder, attention: AttentionBackend) -> None:
+    def __init__(self, decoder: Decoder, attention: GatheredAttention) -> None:
         device = decoder.device
         self.name = "torch" if device.type == "cpu" else f"torch ({device.type})"
         self.arithmetic = f"torch {TORCH} {torch.__version__} {machine_of(device)}"
