@@ -8,7 +8,7 @@ app.py                  which route
 http/access.py          may this caller, and this web page, call it (auth.py: whose key is it)
 http/json_body.py       body -> a JSON value, or 400/413/415 before anything large is made
 openai/schemas.py       the value -> ChatBody or CompletionBody; every number is in limits.py
-generate/prepare.py     text -> token ids, body -> GenerateRequest
+generate/prepare.py     body -> GenerateRequest (prompts.py: text -> token ids that fit the context)
 generate/generation.py  GenerateRequest -> deltas of the engine -> pieces for the client (output.py: text, stops, logprobs)
 openai/shape.py         pieces -> OpenAI's shapes
 http/streaming.py       server-sent events, never waiting for a slow client

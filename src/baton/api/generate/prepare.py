@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 from msgspec import structs
 
@@ -15,6 +13,17 @@ from baton.api.errors import bad, too_long
 from baton.api.front import Front
 from baton.api.generate.answer_parts import answer_parts, call_grammar, thinking_rules, without_thought
 from baton.api.generate.options import ChatBody, CompletionBody, Options, Prompt
+from baton.api.generate.prompts import (
+    characters_of,
+    cut,
+    cut_around_gap,
+    encoded,
+    prompts_of,
+    require_fill_in,
+    require_may_fit,
+    room_for_prompt,
+    within_total,
+)
 from baton.api.http.auth import ApiCaller
 from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
@@ -23,10 +32,8 @@ from baton.protocol.request import GenerateRequest, Pooling
 from baton.protocol.thinking import Thinking
 from baton.text import fill_in
 from baton.text.chat_prompt import render_chat
-from baton.text.chat_template import TemplateLimits
 from baton.text.parsers.base import MakeParser
 from baton.text.stops import StopAutomaton
-from baton.text.tokenizer import TooManyTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +90,7 @@ def require_generates(front: Front) -> None:
 
 def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
     require_generates(front)
-    require_may_fit(front, _characters(body.messages))  # before the template copies it
+    require_may_fit(front, characters_of(body.messages))  # before the template copies it
     text, mark = render_chat(
         front.template,
         front.tokenizer,
@@ -100,7 +107,7 @@ def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
     text = without_thought(front, body, text, options.sampling.grammar)
     parts = answer_parts(front, body, text)
     thinking = thinking_rules(front, body, parts, constrained=options.sampling.grammar is not None)
-    ids = _cut(front, _encoded(front, text, options, mark), options)
+    ids = cut(front, encoded(front, text, options, mark), options)
     job = _job(front, [ids], options, caller)
     job = replace(job, requests=tuple(_with_thinking(request, thinking) for request in job.requests))
     return replace(job, parser=parts.make, thinks=parts.thinks, shown_ids=parts.shown_ids)
@@ -118,7 +125,7 @@ def completion_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job
     require_generates(front)
     if body.suffix:
         return _fill_in_job(front, body, caller)
-    prompts, options = _prompts(front, body), body.options
+    prompts, options = prompts_of(front, body), body.options
     if body.echo and options.sampling.logprobs is not None and options.sampling.prompt_logprobs is None:
         # OpenAI's way to score a prompt: echo it, with the log-probabilities of its tokens.
         asked = replace(options, sampling=structs.replace(options.sampling, prompt_logprobs=options.sampling.logprobs))
@@ -130,7 +137,7 @@ def embedding_job(
     front: Front, body: CompletionBody, pooling: Pooling, caller: ApiCaller, *, labels: tuple[int, ...] = ()
 ) -> Job:
     """A vector per prompt, or the logits of `labels`. The engine also generates a token, because it must."""
-    job = replace(_job(front, _prompts(front, body, keep="first"), body.options, caller), prompt_only=True)
+    job = replace(_job(front, prompts_of(front, body, keep="first"), body.options, caller), prompt_only=True)
     requests = (
         structs.replace(request, sampling=structs.replace(request.sampling, pooling=pooling, label_ids=labels))
         for request in job.requests
@@ -143,7 +150,7 @@ def _fill_in_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
     marks, options = require_fill_in(front, "suffix"), body.options
     require_may_fit(front, len(body.suffix))
     behind = fill_in.plain_after(front.tokenizer, body.suffix)
-    room = _room(front, options) - marks.marks - len(front.tokenizer.prefix_ids)
+    room = room_for_prompt(front, options) - marks.marks - len(front.tokenizer.prefix_ids)
 
     def ids(text: Prompt) -> tuple[int, ...]:
         assert isinstance(text, str)
@@ -156,117 +163,6 @@ def _fill_in_job(front: Front, body: CompletionBody, caller: ApiCaller) -> Job:
     prompts = within_total(front, map(ids, body.prompts))
     sampling = structs.replace(options.sampling, stop_token_ids=(*options.sampling.stop_token_ids, *marks.ends))
     return replace(_job(front, prompts, replace(options, sampling=sampling), caller), options=options)
-
-
-def require_fill_in(front: Front, field: str) -> fill_in.FillIn:
-    marks = fill_in.fill_in_tokens(front.tokenizer)
-    if marks is None:
-        raise bad(
-            f"{front.model.name} has no tokens to fill in the middle: serve one that was trained for it (Qwen2.5-Coder), or "
-            "put what comes before the gap in prompt",
-            field,
-            code="unsupported",
-        )
-    return marks
-
-
-def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Keeps the tokens nearest to the gap: a quarter of the room for the text after it, more where the text before is short."""
-    if len(before) + len(after) <= room:
-        return before, after
-    kept = min(len(after), max(room // 4, room - len(before), 0))
-    return before[max(0, len(before) - max(room - kept, 0)) :], after[:kept]
-
-
-def _prompts(front: Front, body: CompletionBody, keep: Literal["first", "last"] = "last") -> list[tuple[int, ...]]:
-    """`keep`: which end of a truncated prompt is kept."""
-    return within_total(front, (_ids(front, prompt, body.options, keep) for prompt in body.prompts))
-
-
-def within_total(front: Front, prompts: Iterable[tuple[int, ...]], field: str = "prompt") -> list[tuple[int, ...]]:
-    """The prompts of one request. Raises as soon as they are too long together, before the rest is tokenised."""
-    kept: list[tuple[int, ...]] = []
-    most, tokens = max(front.limits.prompt_tokens, front.model.context_tokens), 0
-    for prompt in prompts:
-        kept.append(prompt)
-        tokens += len(prompt)
-        if tokens > most:
-            raise bad(f"the prompts have more than {most} tokens together: send fewer in one request", field)
-    return kept
-
-
-def _ids(front: Front, prompt: Prompt, options: Options, keep: Literal["first", "last"]) -> tuple[int, ...]:
-    """Token ids of a prompt of the completions endpoint. Special tokens in its text are parsed as such."""
-    if isinstance(prompt, str):
-        around = (front.tokenizer.prefix_ids, front.tokenizer.suffix_ids) if options.add_special_tokens else ((), ())
-        if keep == "first" and options.truncate is not None:
-            room = max(_room(front, options) - len(around[0]) - len(around[1]), 0)
-            # A separator in a text to classify would begin the second text of a pair.
-            ids = front.tokenizer.encode_beginning(prompt, room, parse_special=not front.model.labels)
-            return (*around[0], *ids, *around[1])
-        return _cut(front, _encoded(front, prompt, options), options, keep, around)
-    return _cut(front, prompt, options, keep)
-
-
-def _room(front: Front, options: Options) -> int:
-    """Maximum of prompt tokens where longer prompts are truncated."""
-    fits = max(front.model.context_tokens - (options.max_tokens or 1), 1)
-    return fits if options.truncate in (None, -1) else min(options.truncate or fits, front.model.context_tokens - 1)
-
-
-def _cut(
-    front: Front,
-    ids: tuple[int, ...],
-    options: Options,
-    keep: Literal["first", "last"] = "last",
-    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
-) -> tuple[int, ...]:
-    """Truncates the prompt: generation continues its last tokens, an embedding represents its first ones. `around`: the model's
-    prefix and suffix of a prompt, which are kept."""
-    if options.truncate is None or len(ids) <= (most := _room(front, options)):
-        return ids
-    before, after = around
-    room = max(most - len(before) - len(after), 0)
-    inner = ids[len(before) : len(ids) - len(after)]
-    return (*before, *(inner[:room] if keep == "first" else inner[len(inner) - room :]), *after)
-
-
-def _encoded(front: Front, text: str, options: Options, mark: str = "") -> tuple[int, ...]:
-    require_may_fit(front, len(text))
-    context = front.model.context_tokens
-    try:
-        ids = front.tokenizer.encode(
-            text,
-            add_special_tokens=options.add_special_tokens,
-            parse_special=True,
-            mark=mark,
-            tokens_max=context if options.truncate is None else None,
-        )
-    except TooManyTokens as error:
-        raise too_long(max(context, error.tokens_at_least), context) from None
-    return tuple(ids)
-
-
-def _characters(messages: list[Any]) -> int:
-    """Characters of the texts in an unchecked chat. Chats with more messages than are counted here are refused later."""
-    few = messages[: TemplateLimits().messages_max]
-    contents = [message.get("content") for message in few if isinstance(message, dict)]
-    parts = [
-        part.get("text") for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)
-    ]
-    return sum(len(text) for text in (*contents, *parts) if isinstance(text, str))
-
-
-def require_may_fit(front: Front, characters: int) -> None:
-    """Refuses a text that is too long for any tokenisation, before it is tokenised."""
-    context = front.model.context_tokens
-    most = front.limits.characters_per_token * context
-    if characters > most:
-        raise bad(
-            f"the prompt has {characters} characters; with a context of {context} tokens at most {most} are taken",
-            "prompt",
-            code="context_length_exceeded",
-        )
 
 
 def _job(front: Front, prompts: list[tuple[int, ...]], options: Options, caller: ApiCaller) -> Job:

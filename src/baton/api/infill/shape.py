@@ -12,7 +12,8 @@ from baton.api.fields import expect
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
-from baton.api.generate.prepare import Job, completion_job, cut_around_gap, require_fill_in, require_may_fit
+from baton.api.generate.prepare import Job, completion_job
+from baton.api.generate.prompts import cut_around_gap, require_fill_in, require_may_fit
 from baton.api.generate.shape import Events, Put, Shape
 from baton.api.http.auth import ApiCaller
 from baton.api.infill.fields import INFILL

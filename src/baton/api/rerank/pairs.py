@@ -12,7 +12,7 @@ from typing import Final
 from baton.api.embeddings.shape import floats
 from baton.api.errors import ApiError, bad, too_long
 from baton.api.front import Front
-from baton.api.generate.prepare import require_may_fit
+from baton.api.generate.prompts import require_may_fit
 from baton.errors import CallerError
 from baton.protocol.request import POOLINGS, Pooling
 from baton.text.tokenizer import TooManyTokens

@@ -11,7 +11,8 @@ from baton.api.fields import shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
-from baton.api.generate.prepare import Job, embedding_job, within_total
+from baton.api.generate.prepare import Job, embedding_job
+from baton.api.generate.prompts import within_total
 from baton.api.generate.shape import Events, Put, Shape, require_vectors
 from baton.api.http.auth import ApiCaller
 from baton.api.limits import FieldRange
