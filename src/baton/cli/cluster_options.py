@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from baton.config import HandoffPolicy, PlacementPolicy, RouterConfig, ServeConfig
+from baton.config import HandoffOptions, PlacementPolicy, RouterConfig, ServeConfig
 from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
-_ROUTER = RouterConfig()
-_BY_OTHER_OPTIONS = (
-    "policy",
-    "order",
-    "queue_requests_max",
-    "queue_tokens_max",
-    "handoff",
-    "handoff_tokens_min",
-    "migrations_max",
-)
+_OURS = tuple(field.name for field in fields(HandoffOptions))
+_BY_OTHER_OPTIONS = ("policy", "order", "queue_requests_max", "queue_tokens_max", *_OURS)
 """Fields of RouterConfig with an option of their own. All others are keys of `router_limits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlacementOptions:
+class PlacementOptions(HandoffOptions):
     """Placement of requests on instances."""
 
-    placement: PlacementPolicy = _ROUTER.policy
+    placement: PlacementPolicy = RouterConfig().policy
     """Which instance gets a request. prefix: where the least is left to compute, cached tokens considered. load: the least
     loaded. two_choices: the less loaded of two drawn at random. round_robin: in turn."""
-    handoff: HandoffPolicy = _ROUTER.handoff
-    """Whether prompts go from prefill to decode instances. auto: where that is cheaper than computing them there, as
-    measured. always. never: each instance computes the prompts that it decodes."""
-    handoff_tokens_min: Annotated[int, Range(0, 2**31 - 1)] = _ROUTER.handoff_tokens_min
-    "A prompt with fewer uncached tokens than this is computed by the instance that decodes it, without a hand-off."
-    migrations_max: Annotated[int, Range(0, 1_000_000)] = _ROUTER.migrations_max
-    "Losses of its instance that a request survives. After one more it ends with an error."
     router_limits: dict[str, int | float] = field(default_factory=dict)
     "Counts and times of the router that differ from those of docs/cluster.md, as YAML: {lapse_seconds: 5}."
 
@@ -45,7 +30,7 @@ class PlacementOptions:
         with_changes(RouterConfig, self.router_limits, "router_limits", "docs/cluster.md", _BY_OTHER_OPTIONS)
 
     def router(self, serve: ServeConfig) -> RouterConfig:
-        ours: dict[str, Any] = {name: getattr(self, name) for name in ("handoff", "handoff_tokens_min", "migrations_max")}
+        ours: dict[str, Any] = {name: getattr(self, name) for name in _OURS}
         return part_of(serve, RouterConfig, policy=self.placement, **ours, **self.router_limits)
 
 

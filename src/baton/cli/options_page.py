@@ -56,7 +56,7 @@ def options_page() -> str:
     parts.append(CLUSTER_HEAD)
     for owner, title in ((UpOptions, "baton up"), (RouterOptions, "baton router"), (PlacementOptions, "both")):
         parts.append(f"\n### Of `{title}`\n\n" if owner is not PlacementOptions else "\n### Of both\n\n")
-        parts.append(table_of(all_settings(owner)))
+        parts += map(table_of, by_group(all_settings(owner)).values())
     parts.append(ENGINES_HEAD)
     for engine, rows in ENGINES.items():
         parts.append(f"\n### {engine}\n\n| option | here |\n|---|---|\n")

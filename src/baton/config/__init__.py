@@ -12,7 +12,7 @@ values.py                      allowed values; a number's range is at its field 
 
 from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
-from baton.config.router import HandoffPolicy, PlacementPolicy, RouterConfig
+from baton.config.router import HandoffOptions, PlacementPolicy, RouterConfig
 from baton.config.serve import FrontOptions, ServeConfig, lowered_context, shown, without_password
 from baton.config.values import (
     ANY_NAME,
@@ -40,7 +40,7 @@ __all__ = [
     "EngineConfig",
     "FrontOptions",
     "GenerationConfig",
-    "HandoffPolicy",
+    "HandoffOptions",
     "InstanceConfig",
     "KVCacheType",
     "KVConfig",

@@ -30,8 +30,21 @@ BEATS_MIN = 3
 _SCHEDULER, _QUEUE = SchedulerConfig(), QueueConfig()
 
 
+@dataclass(frozen=True, kw_only=True)
+class HandoffOptions:
+    """Options of `baton router` and `baton up` that the router takes as they are."""
+
+    handoff: HandoffPolicy = "auto"
+    """Whether prompts go from prefill to decode instances. auto: where that is cheaper than computing them there, as
+    measured. always. never: each instance computes the prompts that it decodes."""
+    handoff_tokens_min: Many = 128
+    "A prompt with fewer uncached tokens than this is computed by the instance that decodes it, without a hand-off."
+    migrations_max: Annotated[int, Range(0, 1_000_000)] = 3
+    "Losses of its instance that a request survives. After one more it ends with an error."
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouterConfig:
+class RouterConfig(HandoffOptions):
     """Limits, placement and timeouts of a router."""
 
     policy: PlacementPolicy = "prefix"
@@ -64,16 +77,10 @@ class RouterConfig:
     instance gets prompts worth two of its steps, if these are more."""
     overdrawn_max: Count = 8
     "Requests that wait at one instance for room, regardless of priority."
-    handoff: HandoffPolicy = "auto"
-    "Whether prompts are handed over from prefill to decode instances. auto: if that is cheaper than computing them there."
-    handoff_tokens_min: Many = 128
-    "A shorter uncached part is computed on the decode instance."
     handoff_seconds_start: Seconds = 0.02
     "Estimated duration of a hand-off, before one is measured."
     handoff_retry_interval: Count = 32
     "Of this many prompts that are cheaper to compute at decode, one is handed over anyway, to measure its cost."
-    migrations_max: Many = 3
-    "Losses of its instance that a request survives. One more fails it: it may be their cause."
     again_seconds: Seconds = 0.5
     "Delay before an instance that refused or lost a request is tried again with it."
 
