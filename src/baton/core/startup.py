@@ -1,4 +1,4 @@
-"""Start-up is a table: which processes are started in what order, who makes the KV pool and who attaches to it.
+"""Start-up is a table: which processes start in what order, which one creates the KV pool and which attach to it.
 
 | blocks   | role           | tiers | order                      | creates the pool | attaches         |
 | profiled | mixed          | yes   | worker, then cache service | worker           | transfer         |

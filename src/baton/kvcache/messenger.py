@@ -131,7 +131,7 @@ class Pulls:
     def __init__(self) -> None:
         self._repeats = Repeats()
         self.outcomes: Counter[str] = Counter()
-        "By transport and outcome, as `tcp/copied`."
+        "Pulls by transport and outcome, as `tcp/copied`."
         self.nbytes: Counter[str] = Counter()
         self.microseconds: Counter[str] = Counter()
         "Both by transport."

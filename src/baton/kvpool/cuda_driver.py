@@ -113,7 +113,7 @@ def uuid_of(device: int) -> str:
 
 
 def device_with(uuid: str) -> int | None:
-    """Its number in this process. None: this process does not see it."""
+    """Number of the GPU in this process. None: this process does not see it."""
     return next((device for device in range(device_count()) if uuid_of(device) == uuid), None)
 
 

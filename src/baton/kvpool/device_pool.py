@@ -26,7 +26,7 @@ class DevicePool:
         self.blocks = blocks
         self.incarnation = incarnation
         self.device = device
-        "Its number in this process."
+        "Number of the GPU in this process."
         self.gpu = cuda_driver.uuid_of(device)
         self._mapped_bytes = rounded_bytes(self.nbytes, device)
         handle = cuda_driver.import_memory(fd)

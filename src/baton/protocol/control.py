@@ -172,7 +172,7 @@ class CacheHello(Struct, frozen=True, array_like=True):
     peer: str = ""
     "Where other instances may read the pool: the addresses of its messenger (instance.py). Empty: nowhere."
     wants_tokens: bool = False
-    "Its storage finds blocks by token ids: queries, puts and fetches must carry them."
+    "Storage finds blocks by token ids: queries, puts and fetches must carry them."
 
 
 class CacheStats(Struct, frozen=True, array_like=True):

@@ -80,7 +80,7 @@ class Heartbeat(Struct, frozen=True, array_like=True):
     """Heartbeat of an instance. Its counters (InstanceStats) come in separate messages."""
 
     fault: str = ""
-    "Its fault, as text for users. Not empty: it gets no new requests."
+    "Fault of the instance, as text for users. Not empty: it gets no new requests."
     token_seconds: Seconds = 0.0
     "Measured seconds per prompt token. 0: unknown."
     blocks_available: Natural = 0
@@ -90,7 +90,7 @@ class Heartbeat(Struct, frozen=True, array_like=True):
     "Prompt tokens in the queue."
     decoding: Natural = 0
     stalled: bool = False
-    "Its worker is stalled: its requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
+    "The worker is stalled: requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
     preempted: tuple[RequestId, ...] = ()
     "Requests of this router that were preempted there and do not run now; the longest waiting, if there are many."
 

@@ -13,6 +13,7 @@ from baton.trust.secret import Secret
 
 
 async def prove_as_listener(sock: socket.socket, secret: Secret, purpose: Purpose, versions: Versions = VERSIONS) -> Agreement:
+    """Authenticate as the listening side. Raises LinkFailed; the socket stays the caller's."""
     greeting = make_greeting(purpose, versions)
     await _write(sock, greeting)
     answer = await _read(sock, ANSWER_BYTES, "the handshake was broken off by who dialled")
@@ -23,6 +24,7 @@ async def prove_as_listener(sock: socket.socket, secret: Secret, purpose: Purpos
 
 
 async def prove_as_dialler(sock: socket.socket, secret: Secret, purpose: Purpose, versions: Versions = VERSIONS) -> Agreement:
+    """Authenticate as the dialling side. Raises LinkFailed; the socket stays the caller's."""
     at_end = f"what listens there ended the connection: is it the {purpose.port}?"
     greeting = await _read(sock, GREETING_BYTES, at_end)
     reply = make_greeting(purpose, versions)

@@ -65,6 +65,7 @@ class Clocks:
         routed.deadline = Instant(now + self._config.silence_seconds_max)
 
     def arm(self, routed: RoutedRequest) -> None:
+        """Set the alarm to the earliest time of the request. Also sets `routed.deadline` while it is QUEUED."""
         if routed.state is RequestState.DONE:
             return
         if routed.state is RequestState.QUEUED:

@@ -94,7 +94,7 @@ class ClusterInstance:
         self.over_capacity: dict[RequestId, Order] = {}
         "Requests that were sent although there was no room; they wait there, and have no token yet."
         self.short_for = False
-        "It has refused a request for lack of room since its last heartbeat."
+        "The instance has refused a request for lack of room since its last heartbeat."
         self.blocks_since = self.slots_since = self.tokens_since = 0
         "Changes since the last heartbeat."
         self.stalled_since: Instant | None = None

@@ -127,6 +127,7 @@ class Coordinator:
             self.advance(routed, RequestFact.PLACED_PAIR)
 
     def advance(self, routed: RoutedRequest, fact: RequestFact, message: Offer | Released | None = None) -> None:
+        """Change the state by the table, and perform its actions. Raises InvariantBroken for a pair that is not in it."""
         before = routed.state
         if (before, fact) in LATE:
             self.stats.late_facts += 1

@@ -146,6 +146,7 @@ class Delivery:
         return True
 
     def _after_end(self, routed: RoutedRequest, broken: dict[RequestId, RoutedRequest]) -> None:
+        """Advance the request after ends of its sequences were delivered."""
         if routed.id in broken:
             return
         if not routed.open:

@@ -27,8 +27,8 @@ class RequestState(Enum):
 
 
 class RequestFact(Enum):
-    """What happened. Facts reported by an instance belong to the present attempt, and come from the instance that may report
-    them: the coordinator rejects others."""
+    """Facts that change the state. The coordinator accepts a fact of an instance only for the present attempt, and only from
+    the instance that may report it."""
 
     PLACED_WHOLE = "placed whole"
     PLACED_PAIR = "placed on a pair"

@@ -32,9 +32,9 @@ class PrefixIndex:
         self._holders: dict[BlockKey, int | Holders] = {}
         "A single holder is stored as its number: most keys have one holder, and a dict takes 200 bytes more."
         self._keys: dict[int, dict[BlockKey, None]] = {}
-        "By instance, the least recently used first."
+        "Keys of each instance, the least recently used first."
         self._limits: dict[int, int] = {}
-        "By instance: the number of blocks in its pool."
+        "Number of blocks in the pool of each instance."
         self._total = 0
 
     def __len__(self) -> int:

@@ -113,7 +113,7 @@ class Roster:
         self.instances: dict[int, ClusterInstance] = {}
         "All instances, by number."
         self._groups: dict[tuple[str, bool, bool], InstanceGroup] = {}
-        "By role, settled, waits."
+        "Groups by role, settled, waits."
         self._found: dict[tuple[tuple[str, ...], bool], list[InstanceGroup]] = {}
         "Cached results of `groups`, valid while the same groups have instances."
         self.prefills: dict[bool, InstanceGroup] = {True: InstanceGroup(waits=False), False: InstanceGroup(waits=False)}

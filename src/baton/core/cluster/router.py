@@ -293,6 +293,7 @@ class Router:
                 self.coordinator.break_leg(routed, instance)
 
     def _on_alarm(self, routed: RoutedRequest) -> None:
+        """Handle the first time that has passed, and set the next alarm."""
         coordinator, now = self.coordinator, self.coordinator.now
         if routed.state is RequestState.DONE:
             return

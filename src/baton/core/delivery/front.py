@@ -268,5 +268,6 @@ class FrontMachine:
         return [] if ledger is None else [FailClient(ledger.sink, error)]
 
     def _break(self, ledger: Ledger) -> list[FrontEffect]:
+        """Fail a request that misses a token, and abort it at the engine."""
         failed = self._fail(ledger.id, InvariantBroken(f"{ledger.id}: a token is missing before one that came", invariant=21))
         return [SendAbort(AbortRequest(ledger.id)), *failed] if failed else []

@@ -150,6 +150,7 @@ class Board:
         self._line_up(group.sequences[0])
 
     def _line_up(self, sequence: Sequence) -> None:
+        """Put the sequence in the queue; lower tiers are searched for it at the end of the event."""
         self.waiting.join(sequence)
         sequence.tiers_asked = False
         sequence.load_anyway = None

@@ -30,7 +30,7 @@ from baton.protocol.moves import StorageAnswer
 
 
 class LoadDecision(Enum):
-    """What happens to the head of the queue."""
+    """The decision about the head of the queue."""
 
     PROCEED = "proceed"
     LEFT = "left"

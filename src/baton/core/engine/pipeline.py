@@ -83,6 +83,7 @@ class StepPipeline:
         return self.in_flight[0].plan.step <= step <= self.in_flight[-1].plan.step and step not in self._early
 
     def _absorb(self, issued: PlanInFlight, result: StepResult) -> None:
+        """Check the result against its plan and change the board. Raises ProtocolError before any change."""
         plan, board, planned = issued.plan, self._board, issued.plan.rows
         rows = read_rows(plan, issued.unfinished, result)
         if not board.slots.rows_match(planned, result):

@@ -125,7 +125,7 @@ class Sequence:
         self.priority = order[0]
         self.root = root
         self.leads = not group.sequences
-        "Its siblings are held until its next token is in."
+        "Siblings are held until this sequence has its next token."
         self.phase = Phase.WAITING if self.leads else Phase.HELD
         self.tokens: list[int] = [*request.prompt, *request.delivered(index)]
         self.prompt_tokens = len(request.prompt)

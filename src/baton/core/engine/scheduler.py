@@ -32,7 +32,7 @@ class Draft:
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        "What is left after every decoding sequence has its one token."
+        "Resources left after every decoding sequence has its one token."
         self.slots: list[Slot] = []
         self.counts: list[int] = []
         self.prompts: list[Sequence] = []

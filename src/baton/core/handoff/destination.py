@@ -285,6 +285,7 @@ class Destination:
         reservation.pulls.clear()
 
     def _close(self, reservation: Reservation) -> None:
+        """Forget the reservation and its pulls. The sequence keeps its blocks."""
         self._leave_pulls(reservation)
         self.deadlines.discard(reservation)
         del self._reservations[reservation.sequence.request.id]

@@ -27,7 +27,7 @@ class Pending:
         self.permit: Permit | None = None
         "Permit of a storage call, open at its circuit until storage answers or is late, whichever is first."
         self.waiters: dict[MoveWaiter, None] = {}
-        "In the order of their arrival."
+        "Waiters in the order of their arrival."
 
     def take_waiters(self) -> list[MoveWaiter]:
         """End the waiting: remove and return all waiters."""

@@ -365,6 +365,7 @@ class Tiers:
         return MoveId(next(self._numbers))
 
     def _send(self, move: Move, now: Instant, tokens: bytes = b"") -> None:
+        """Register the move with its deadline, and queue its message in `outgoing`."""
         self._moves[move.id] = move
         if move.permit is not None:
             overdue = self.storage_calls.begin(move, move.permit, now)

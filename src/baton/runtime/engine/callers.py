@@ -197,6 +197,7 @@ class Callers:
             caller.send(replace(message, request=request))
 
     def _find(self, ours: RequestId) -> tuple[Caller, RequestId] | None:
+        """The caller of a request and its own id for it. None: the caller has disconnected."""
         if self._untagged is not None:
             return self._untagged, ours
         tag, _, request = ours.partition(MARK)

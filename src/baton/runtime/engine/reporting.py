@@ -55,7 +55,7 @@ class Reporting:
         self._incarnation = secrets.randbits(63)
         self._layout = b""
         self.ready: InstanceReady | None = None
-        "As sent, with the identity of the present weights."
+        "The message as sent, with the identity of the present weights."
         self.links: RouterLinks | None = None
         "None: no router is configured."
         self.storage_counters: Callable[[], dict[str, int]] = dict

@@ -100,7 +100,7 @@ class RouterSession:
         "When the router accepted us."
         self.lapse_seconds = 0.0
         self.beat_seconds = BEAT_SECONDS
-        "As the router wants."
+        "Interval of heartbeats that the router wants."
         self.beat_due = self.stats_due = now
         self.over = ""
         "Why the session ended, as text for the log. Empty: it has not."
@@ -130,7 +130,7 @@ class RouterLinks:
         self.on_alone: Callable[[], None] = lambda: None
         "Called when the last session has ended."
         self.counts: Counter[str] = Counter()
-        "By SessionEvent."
+        "Number of sessions by SessionEvent."
 
     @property
     def open_sessions(self) -> int:

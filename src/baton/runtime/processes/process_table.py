@@ -40,10 +40,10 @@ KILLED_BELOW: Final = 75
 
 
 class Restart(Enum):
-    """What follows the end of a child that was ready. Before that, its end ends the start."""
+    """Rule for the end of a child that was ready. Before that, its end ends the start."""
 
     NEVER = "never"
-    "Its end ends its parent."
+    "The end of the child ends its parent."
     IF_KILLED = "if killed"
     "If a signal ended it or its start (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
     IF_FAILED = "if failed"
@@ -60,13 +60,13 @@ class ChildRow(Generic[ParentConfig]):
     module: str
     "The module it runs: python -m module."
     config: Callable[[ParentConfig, int], object]
-    "Its settings, from its parent's and the number of this life."
+    "Settings of the child, from its parent's and the number of this life."
     restart: Restart
     peers: tuple[str, ...] = ()
     """Children of the same parent, from rows above, to which it has a channel. A restarted peer is passed to it as a PeerSocket
     on the descriptor socket."""
     descriptors: bool = False
-    "It has a descriptor socket to its parent."
+    "The child has a descriptor socket to its parent."
     environment: Mapping[str, str] = field(default_factory=dict)
     exit_seconds: float = 5.0
     "Seconds after the close of its channel in which it may exit by itself, so that its exit status is known."

@@ -82,6 +82,7 @@ class ClusterOrders:
             self.mode = "paused"
 
     async def _drained(self) -> None:
+        """Wait until no stream is open, or the cluster was resumed."""
         while self._streams.streams_open and self.mode != "serving":
             self._stream_ended.clear()
             await self._stream_ended.wait()

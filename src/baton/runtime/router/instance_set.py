@@ -212,6 +212,7 @@ class InstanceSet:
                     self._owner.dispatch(InstanceMessage(instance.session, message))  # type: ignore[arg-type]
 
     def _beat(self) -> None:
+        """Send heartbeats, detect that the router itself was stopped, and set the next timer."""
         now = self._loop.time()
         stalled, self._beat_due = now - self._beat_due > STALL_SECONDS, now + self._config.beat_seconds
         for instance in self.sessions:
