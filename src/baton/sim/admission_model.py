@@ -1,14 +1,14 @@
-"""Who must be let in, who must make way, and what is kept in reserve: worked out again for every plan.
+"""Which sequences must be admitted, which must give way, and the reserve: computed again for every plan.
 
-A step goes: the head of the line preempts less urgent ones, if that lets it in; what runs goes on and grows, at the cost of
-the last in line if no block is left; then, if nobody was preempted, the line moves up while its head fits: if there is a
-prompt token to spend, a slot, and its blocks beside those that are kept for the growth of what runs and is as urgent.
+A step: the head of the queue preempts less urgent sequences, if that lets it in; running sequences continue and grow, at the
+cost of the last one if no block is left; then, if none was preempted, sequences are admitted while the head fits: if there is a
+prompt token left, a slot, and its blocks beside the reserve for the growth of running sequences that are as urgent.
 
-How prompts share the tokens of a step is not modelled: what comes of it is asked instead (urgency_watch.py). Where running
-prompts that are as urgent as the head could use all of them, nobody need be preempted for the head.
+How prompts share the tokens of a step is not modelled: urgency_watch.py checks the result instead. If running prompts that are
+as urgent as the head could use all tokens, no sequence need be preempted for the head.
 
-    7    whoever is admitted leaves the reserve alone        53   a head that fits is admitted
-    52   a preemption for urgency lets the head in, with as few victims as can be; no other one without need
+    7    an admission leaves the reserve alone               53   a head that fits is admitted
+    52   a preemption for urgency lets the head in, with as few victims as possible; no other one without need
     54   the reserve learns from ends, and from growth that had to preempt, and from nothing else
 
 Only for instances without lower tiers, as cache_model.py.
@@ -28,7 +28,7 @@ from baton.sim.scenario import Scenario
 from baton.sim.simulated_request import COMPLETE, SimulatedRequest
 
 CLIP_TOKENS = 4096
-"""Of what one sequence is expected to grow by; the default, which no scenario changes."""
+"""Limit of the expected growth of one sequence; the default, which no scenario changes."""
 
 
 class AdmissionModel:
@@ -44,11 +44,11 @@ class AdmissionModel:
         self._taken: set[int] = set()
         "Slots that are not free."
         self._dropping: dict[int, int] = {}
-        "Of those: the step that drops them."
+        "Taken slots that are being dropped, and the step that drops them."
         self._plans: dict[int, list[tuple[int, int, int]]] = {}
-        "Of each plan without a result: (slot, incarnation, tokens that are computed then)."
+        "Per plan without a result: (slot, incarnation, tokens that are computed then)."
         self._slot_of: dict[tuple[int, int], int] = {}
-        "Where each sequence on the worker is, by (arrival, index)."
+        "Slot of each sequence on the worker, by (arrival, index)."
         self._position: dict[int, int] = {}
         self._prefill: dict[int, int] = {}
         "Tokens to prefill, by slot."
@@ -57,7 +57,7 @@ class AdmissionModel:
         "Prompts that are as urgent as the head may use up the tokens of the step: its victims may stay."
         self._unsure = False
         self.forced = False
-        "Somebody was preempted from outside, and the next plan tells it."
+        "A sequence was preempted from outside, and the next plan drops it."
 
     # Events
 
@@ -67,7 +67,7 @@ class AdmissionModel:
         self._growths = 0
 
     def absorbed(self, step: int, result: StepResult) -> None:
-        """A result was taken in, and the tokens that clients have are counted already; ends are not yet."""
+        """A result was absorbed; delivered tokens are counted already, ends are not yet."""
         failed = {(failure.slot, failure.incarnation) for failure in result.failures}
         unsettled: list[tuple[int, int]] = []
         for slot, incarnation, end in self._plans.pop(step, ()):
@@ -78,7 +78,7 @@ class AdmissionModel:
             computed = min(end, known - 1 if held.client_request.delivered[held.index] else known)
             if not self.cache.compute(slot, computed):
                 unsettled.append((slot, computed))
-        for slot, computed in unsettled:  # another one of this step was first
+        for slot, computed in unsettled:  # another sequence of this step was first
             self.cache.compute(slot, computed)
         if self._dropping:
             acknowledged = [slot for slot, dropped_by in self._dropping.items() if dropped_by <= step]
@@ -89,7 +89,7 @@ class AdmissionModel:
     def ended(self, client_request: SimulatedRequest, index: int) -> None:
         if (
             client_request.hit[index] is not None and client_request.ended[index] in COMPLETE
-        ):  # it was admitted once, and not cut short
+        ):  # it was admitted once, and completed
             used = min(1.0, len(client_request.delivered[index]) / client_request.client.max_tokens)
             self._ratio += (used - self._ratio) * self._scenario.reserve_learning
         slot = self._slot_of.pop((client_request.orders[0][1], index), None)
@@ -97,7 +97,7 @@ class AdmissionModel:
             self.cache.release(slot)
 
     def preempted_from_outside(self, client_request: SimulatedRequest, index: int) -> None:
-        """It has lost its blocks now; a plan tells of it when there is room for one."""
+        """The sequence has lost its blocks now; a later plan drops it."""
         self.forced = True
         if (slot := self._slot_of.pop((client_request.orders[0][1], index), None)) is not None:
             self.cache.release(slot)
@@ -111,7 +111,7 @@ class AdmissionModel:
         self.forced = False
 
     def after_event(self) -> None:
-        """54: half-way to all that is declared for each time that growth had to preempt; else only ends count."""
+        """54: half-way to 1 for each time that growth had to preempt; otherwise only ends count."""
         sent, ratio = self._view.reserve_ratio, self._ratio
         for _ in range(self._growths + 1):
             if abs(sent - ratio) < 1e-9:
@@ -123,14 +123,14 @@ class AdmissionModel:
     # A plan
 
     def before(self) -> None:
-        """The line does not know of the plan yet: who should be preempted in it?"""
-        self._unsure = self.forced or self._growths > 0  # the reserve that this plan was made with is not known
+        """The sequences that the next plan should preempt; `_line` does not know the plan yet."""
+        self._unsure = self.forced or self._growths > 0  # the reserve for this plan is not known
         self.forced = False
         self._may_wait = False
         self._victims_due = [] if self._unsure else self._victims()
 
     def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
-        """`dropped`: those that were preempted. `places`: who is new, by slot. The line knows of the plan now."""
+        """`dropped`: the preempted sequences. `places`: new sequences, by slot. `_line` knows the plan now."""
         if dropped or self._victims_due:
             self._check_preempted(plan, dropped, self._growing())
         self.cache.tick += 1
@@ -155,7 +155,7 @@ class AdmissionModel:
             self._check_left_out(plan)
 
     def _run(self, plan: StepPlan, room: int) -> int:
-        """Prompt tokens that the step has left."""
+        """Apply the run of a plan. Returns the prompt tokens that the step has left."""
         position = self._position
         rows: list[tuple[int, int, int]] = []
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
@@ -178,11 +178,11 @@ class AdmissionModel:
                 raise InvariantBroken(f"step {plan.step} has room for more of the prompt in slot {slot}", invariant=53)
 
     def _check_left_out(self, plan: StepPlan) -> None:
-        """53: the head of the line is not in this plan."""
+        """53: a head that fits is in this plan."""
         if (head := self._line.head()) is None:
             return
         if plan.new and self._scenario.new_bytes_max < 1 << 16:
-            return  # it may be too large for what is left of the plan
+            return  # it may be too large for the rest of the plan
         if len(self._taken) < self._scenario.slots and not self._line.returns_before(head[0].orders[head[1]]):
             need, left = self._need(head, self.cache.is_held), self.cache.available - self._reserve(head)
             if need <= left:
@@ -223,7 +223,7 @@ class AdmissionModel:
             )
 
     def _victims(self) -> list[Place]:
-        """The fewest less urgent ones, the last in line first, without whom the head would be let in."""
+        """The fewest less urgent sequences, the least urgent first, whose preemption would let the head in."""
         head = self._line.head() if self._line.waiting else None
         if head is None:
             return []
@@ -268,7 +268,7 @@ class AdmissionModel:
         return -(-known // self._scenario.block_size) - sum(is_held(block) for block in hits)
 
     def _reserve(self, head: Place) -> int:
-        """For the growth of those that are as urgent as the head, or more."""
+        """Blocks for the growth of holders at least as urgent as the head."""
         urgency, size, total = head[0].orders[head[1]][0], self._scenario.block_size, 0
         for held in self.cache.held.values():
             if held.client_request.orders[held.index][0] <= urgency:
@@ -282,18 +282,18 @@ class AdmissionModel:
         return sum(self._position[slot] >= self._prefill[slot] for slot in self.cache.held)
 
     def _prompt_room(self, decoding: int) -> int:
-        """Prompt tokens of a step in which so many decode."""
+        """Prompt tokens of a step in which `decoding` sequences decode."""
         left = self._scenario.tokens_per_step - decoding
         bound = self._scenario.prefill_tokens_beside_decodes
         return min(left, bound) if decoding and bound is not None else left
 
     def _prompts_of(self, urgency: int) -> int:
-        """Prompt tokens that those on the worker that are so urgent, or more, have not run yet."""
+        """Prompt tokens not run yet of sequences on the worker that are at least this urgent."""
         urgent = (slot for slot, held in self.cache.held.items() if held.client_request.orders[held.index][0] <= urgency)
         return sum(max(0, self._prefill[slot] - self._position[slot]) for slot in urgent)
 
     def _growing(self) -> int:
-        """How many need one more block in the next step."""
+        """Number of sequences that need one more block in the next step."""
         size, count = self._scenario.block_size, 0
         for slot, held in self.cache.held.items():
             position = self._position[slot]

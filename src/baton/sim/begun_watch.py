@@ -1,4 +1,4 @@
-"""What clients are told of the cached part of a prompt: 23 of docs/internals/reliability.md, with the first token."""
+"""The cached part of a prompt as reported to clients: 23 of docs/internals/reliability.md, with the first token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.protocol.output import Begun, Emit, each_token
 
 def check_begun(emit: Emit, cached: Callable[[str, int], int | None]) -> None:
     """23: every first token comes with one Begun, and no Begun comes without one. `cached(request, index)` is the right number,
-    None where it is not known."""
+    None if unknown."""
     begun: dict[tuple[str, int], Begun] = {(each.request, each.index): each for each in emit.begun}
     first = [(request, index) for request, _, index, position, _ in each_token(emit.tokens) if position == 0]
     if sorted(begun) != sorted(first) or len(emit.begun) != len(first):

@@ -1,11 +1,11 @@
-"""The prefix cache, worked out again: which blocks are cached under which content, who holds them, what may be evicted first.
+"""The prefix cache, computed again: which blocks are cached under which content, their holders, and the order of eviction.
 
 Small and slow on purpose. Content is named by the tag of a block's last token, which stands for everything before it. Known
-from outside are plans (who is given which blocks), absorbed steps (what is computed, and so cached) and ends (what is let go).
-Where two sequences compute the same block in one event, the instance is asked which of the two is cached: either may be.
+from outside are plans (assigned blocks), absorbed steps (computed, and so cached blocks) and ends (released blocks). If two
+sequences compute the same block in one event, the instance is asked which of the two is cached: either may be.
 
-Times are counted in events and plans, so blocks that were let go together are equal here: of equals any may go first.
-Only for instances without lower tiers: those bring and take blocks that no plan names.
+Times are counted in events and plans, so blocks released together are equal here: any of them may be evicted first. Only for
+instances without lower tiers: those bring and take blocks that no plan names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from baton.sim.simulated_request import SimulatedRequest
 Key = tuple[int, int]
 """(name space, tag)."""
 ORDER_CHECK_EVERY = 4
-"""Evictions between two looks at all that could have gone instead."""
+"""Evictions between two checks against all other candidates."""
 
 
 class Held:
-    """What one sequence on the worker has."""
+    """The blocks of one sequence on the worker."""
 
     __slots__ = ("blocks", "client_request", "computed", "incarnation", "index", "last")
 
@@ -34,7 +34,7 @@ class Held:
         self.index = index
         self.incarnation = incarnation
         self.last = len(client_request.client.prompt) + client_request.client.max_tokens - 1
-        "Positions that it may compute."
+        "Number of positions that it may compute."
         self.blocks = blocks
         self.computed = computed
         "Leading blocks that are computed, and so cached."
@@ -58,13 +58,13 @@ class CacheModel:
         self._in_use = 0
         self.tick = 0
         self.fresh: dict[BlockId, None] = {}
-        "Blocks that were let go by the plan that is looked at: nobody can tell whether before or after a block was taken."
+        "Blocks released by the current plan: from outside it is unknown whether before or after a block was taken."
 
     # Questions
 
     @property
     def available(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks without a holder."""
         return self._scenario.blocks - self._in_use
 
     def is_held(self, block: BlockId) -> bool:
@@ -74,12 +74,12 @@ class CacheModel:
         return self._references[block]
 
     def key(self, client_request: SimulatedRequest, index: int, place: int) -> Key:
-        """Of the content of its block number `place`."""
+        """Key of the content of its block number `place`."""
         space = 0 if self._scenario.prefix_caching else client_request.orders[0][1]
         return space, client_request.oracles[index].tag((place + 1) * self._size - 1)
 
     def hits(self, client_request: SimulatedRequest, index: int) -> list[BlockId]:
-        """The cached blocks that it could begin with: all but what has its last token."""
+        """The cached blocks that the sequence could begin with: all but the one with its last token."""
         known = len(client_request.client.prompt) + len(client_request.delivered[index])
         if client_request.client.prompt_logprobs is not None and index == 0 and known == len(client_request.client.prompt):
             return []
@@ -91,7 +91,7 @@ class CacheModel:
             found.append(block)
         return found
 
-    # What happens
+    # Changes
 
     def admit(self, slot: int, incarnation: int, place: tuple[SimulatedRequest, int], blocks: list[BlockId], hit: int) -> None:
         client_request, index = place
@@ -109,7 +109,7 @@ class CacheModel:
         self.held[slot].blocks.append(block)
 
     def take(self, blocks: list[BlockId]) -> None:
-        """Free blocks, or evicted ones: those in the order of the policy."""
+        """Take free blocks, or evicted ones in the order of the policy."""
         evicted = [block for block in blocks if block in self._key_of]
         if evicted:
             self.evict(evicted)
@@ -117,7 +117,7 @@ class CacheModel:
             self._hold(block)
 
     def compute(self, slot: int, tokens: int) -> bool:
-        """Its first `tokens` are computed: full blocks are cached, or folded onto those that are. False: not yet all."""
+        """The first `tokens` are computed: full blocks are cached, or folded onto cached ones. False: not all yet."""
         held = self.held[slot]
         for place in range(held.computed, tokens // self._size):
             own, key = held.blocks[place], self.key(held.client_request, held.index, place)
@@ -130,7 +130,7 @@ class CacheModel:
                 self._hold(first)
                 self._let_go(own)
             elif first is None:
-                return False  # another one has the same block, and is cached in its place
+                return False  # another sequence has the same block, and that one is cached
             held.computed = place + 1
         return True
 
@@ -144,7 +144,7 @@ class CacheModel:
             self.release(slot)
 
     def sync(self, *, everything: bool = False, kept: bool = False, in_order: bool = False) -> None:
-        """The instance has given up blocks that no plan tells of. `everything`: it must have; `kept`: it must not."""
+        """Adopt evictions that no plan shows. `everything`: all must be gone; `kept`: none may be."""
         gone = [block for block in self._key_of if not self._view.is_cached(block)]
         if everything and len(gone) < len(self._key_of):
             raise InvariantBroken("the cache of a pool that is gone is believed", invariant=12)
@@ -157,7 +157,7 @@ class CacheModel:
             self._forget(block)
 
     def evict(self, blocks: list[BlockId]) -> None:
-        """15: nothing that is held. 20: a leaf each time, and none that the policy would have kept longer than another."""
+        """15: no held block is evicted. 20: each is a leaf, and the policy ranks no other candidate lower."""
         left = dict.fromkeys(blocks)
         while left:
             leaves = [block for block in left if not self._children.get(self._key_of[block])]
@@ -181,7 +181,7 @@ class CacheModel:
         used = self._last_used[block]
         return (used,) if self._scenario.eviction == "lru" else (self._hits[block], used)
 
-    # Moves
+    # Holders
 
     def _hold(self, block: BlockId) -> None:
         self._references[block] += 1

@@ -1,6 +1,6 @@
 """A process's own clock: it begins at another time than its neighbour's, and may run at another speed.
 
-Only durations may cross the wire between two of them; a time that does is found out.
+Only durations may cross the wire between two processes; the skew exposes a time that does.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ class Clock:
         self.jumped_ahead |= seconds > 0
 
     def virtual(self, instant: float) -> float:
-        """When the timeline comes to this time of ours."""
+        """Virtual time at which this clock shows `instant`."""
         return (instant - self._offset) / self._rate

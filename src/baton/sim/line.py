@@ -1,10 +1,12 @@
-"""Who waits, who is on the worker, and who comes first: worked out from what clients and worker are told, nothing else.
+"""Which sequences wait, which are on the worker, and their order: computed only from the messages of clients and worker.
 
-A leader waits from its submission on, its siblings from the leader's first token or end. Whoever is dropped and has not ended
-waits again, at its old place, and may be admitted once the drop is acknowledged. A lost worker sends everybody back.
+A leader waits from its submission on, its siblings from the leader's first token or end. A dropped sequence that has not ended
+waits again, at its old place, and may be admitted once the drop is acknowledged. A lost worker returns all sequences to the
+queue.
 
-Two things cannot be known from outside: a suspect is held back until it is cleared (core/engine/recovery.py), and one whose
-KV a lower tier has is out of line while that is loaded (loading.py). So the head of this line is asked for its phase.
+Two things cannot be known from outside: a suspect is held back until it is cleared (core/engine/recovery.py), and a sequence
+whose KV a lower tier has is out of the queue while that is loaded (loading.py). So the phase of the head is read from the
+instance.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Line:
         self.waiting: dict[QueueKey, Place] = {}
         self.on_worker: dict[QueueKey, Place] = {}
         self.dropped: dict[QueueKey, int] = {}
-        "Waiting again, and the step that drops them has no result yet."
+        "Sequences that wait again, while the step that drops them has no result yet."
         self._heap: list[QueueKey] = []
 
     def joins(self, client_request: SimulatedRequest, index: int) -> None:
@@ -39,7 +41,7 @@ class Line:
                     self.joins(client_request, index)
 
     def head(self) -> Place | None:
-        """The first that waits for nothing but its turn."""
+        """The first sequence that waits only for its turn."""
         aside: list[QueueKey] = []
         place = None
         while self._heap and place is None:
@@ -56,7 +58,7 @@ class Line:
         return place
 
     def admitted(self, client_request: SimulatedRequest, index: int) -> None:
-        """34: only the head is, and not before one that was dropped and will be back in front of it."""
+        """34: only the head is admitted, and not before a dropped sequence that will return in front of it."""
         order, head = client_request.orders[index], self.head()
         if order not in self.waiting or order in self.dropped:
             raise InvariantBroken(f"{client_request.name}.{index} is admitted, and is not in line", invariant=34)
@@ -67,18 +69,18 @@ class Line:
         self.on_worker[order] = self.waiting.pop(order)
 
     def returns_before(self, order: QueueKey) -> bool:
-        """Is one that was dropped, and is not back yet, more urgent?"""
+        """Is a dropped sequence that has not returned yet more urgent?"""
         return any(dropped < order for dropped in self.dropped)
 
     def is_dropped(self, client_request: SimulatedRequest, index: int, step: int) -> None:
-        """By this step, and it has not ended."""
+        """The sequence is dropped by this step, and has not ended."""
         order = client_request.orders[index]
         del self.on_worker[order]
         self.dropped[order] = step
         self.joins(client_request, index)
 
     def absorbed(self, step: int) -> None:
-        """Its drops are acknowledged."""
+        """The drops of this step are acknowledged."""
         if self.dropped:
             self.dropped = {order: dropped_by for order, dropped_by in self.dropped.items() if dropped_by > step}
 

@@ -1,4 +1,4 @@
-"""What clients are told of log-probabilities: 51 of docs/internals/reliability.md."""
+"""Log-probabilities as delivered to clients: 51 of docs/internals/reliability.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LogprobWatch:
         self._saw = saw
 
     def sent(self, emit: Emit) -> dict[tuple[str, int], list[TokenLogprob]]:
-        """51: what is told of prompts is true, and only those who asked are told. Returns what is told of tokens, in order."""
+        """51: log-probabilities of prompts are right, and only delivered if wanted. Returns those of tokens, in order."""
         sent: dict[tuple[str, int], list[TokenLogprob]] = {}
         for request, index, row in emit.logprobs:
             client_request = self._trips[request]
@@ -41,7 +41,7 @@ class LogprobWatch:
         return sent
 
     def expect(self, client_request: SimulatedRequest, index: int, position: int, sent: TokenLogprob | None) -> None:
-        """51: each token comes with its own, if that was asked for, and the first one after the whole prompt's."""
+        """51: each token comes with its own log-probability, if wanted, and the first one after the whole prompt's."""
         client, oracle = client_request.client, client_request.oracles[index]
         wanted = None
         if client.logprobs is not None:

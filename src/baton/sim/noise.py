@@ -1,10 +1,10 @@
-"""Chance that does not depend on what came before."""
+"""Randomness that does not depend on earlier draws."""
 
 from __future__ import annotations
 
 
 def noise(seed: int, step: int) -> float:
-    """A number in [0, 1) that depends on these alone: taking one thing out of a run does not re-roll the others."""
+    """A number in [0, 1) that depends on these alone: removing one thing from a run does not re-roll the others."""
     mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xD6E8FEB86659FD93) & (1 << 64) - 1
     mixed = (mixed ^ mixed >> 31) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
     return (mixed >> 40) / (1 << 24)

@@ -1,7 +1,7 @@
 """30, for instances with a goal for the gap between tokens: prompts beside decodes keep near it.
 
-What a step costs is known here: `step_seconds` and `token_seconds` of the scenario. The instance has to find out, from times
-that vary, so it has some steps for that, and may take more than the goal allows by as much as times vary.
+The cost of a step is known here: `step_seconds` and `token_seconds` of the scenario. The instance has to learn it, from times
+that vary, so it has some steps for that, and may exceed the goal by as much as times vary.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from baton.protocol.step import StepPlan
 from baton.sim.scenario import Scenario
 
 LEARNING_STEPS = 6
-"""Steps with prompts beside decodes, since the beginning."""
+"""Steps with prompts beside decodes, since the start."""
 LEAST = 32
 """Prompts always get 16 tokens, and at times twice as many."""
 SLOWDOWN = 3.0
-"""A step may take so much longer than decoding alone, where that takes longer than the goal."""
+"""Longest step relative to decoding alone, if that takes longer than the goal."""
 
 
 class PaceWatch:
@@ -25,7 +25,7 @@ class PaceWatch:
         self._scenario = scenario
         self._mixed = 0
         self._decoding = 0
-        "Sequences that decoded in one step, at most."
+        "Most sequences that decoded in one step."
 
     def planned(self, plan: StepPlan, position: Mapping[int, int], known: Mapping[int, int]) -> None:
         """`position`, `known`: computed tokens before this step, and prompt tokens, by slot."""

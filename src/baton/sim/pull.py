@@ -1,9 +1,10 @@
-"""A pull, modelled: blocks of a peer's pool are read as they are at that moment, some early, some late, one of them torn.
+"""A simulated pull: blocks of a peer's pool are read with their content of that moment, some early, some late, one of them
+torn.
 
     now ----- even places, whole ----- odd places, first halves ----- odd places, second halves ----- the result
 
-A peer that hands a block on meanwhile gives something else: the copy is worth nothing unless the peer says afterwards that
-its blocks were kept all the time.
+If the peer reassigns a block meanwhile the content differs: the copy is worthless unless the peer confirms afterwards that its
+blocks were kept all the time.
 """
 
 from __future__ import annotations

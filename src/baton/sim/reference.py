@@ -1,6 +1,6 @@
-"""What the instance should do, worked out again: who is refused and why, who comes first, when a request ends.
+"""The expected behaviour of an instance, computed again: refusals and their reasons, order, ends.
 
-Small and slow on purpose, and with numbers of its own: it never reads the core's order, counters or deadlines.
+Small and slow on purpose, and with its own numbers: it never reads the core's order, counters or deadlines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from baton.sim.scenario import Client, Scenario
 from baton.sim.simulated_request import QueueKey
 
 HEALTHY_STEPS = 16
-"""A worker that has absorbed so many is not in a row of losses any more. Our own number: that of the core may be wrong."""
+"""A worker that has absorbed this many steps starts a new count of losses in a row. Our own number: that of the core may be
+wrong."""
 
 
 class Reference:
@@ -24,14 +25,14 @@ class Reference:
         self._arrivals: dict[str, int] = {}
         self._arrived = 0
         self._open: dict[str, int] = {}
-        "Requests that were taken: sequences that have not ended."
+        "Accepted requests: number of sequences that have not ended."
         self._queued: dict[tuple[str, int], int] = {}
         "Sequences that were never admitted: their prompt tokens."
         self._queued_tokens = 0
         self._deadlines: list[tuple[float, str, int]] = []
         "With the arrival: an id may be used again."
         self.now = 0.0
-        "The instance's time: the latest it was told, since a clock may go backwards."
+        "The instance's time: the latest one that it got, since a clock may go backwards."
         self.mode = "serving"
         self._drain_deadline: float | None = None
         self._resumed = False
@@ -39,14 +40,14 @@ class Reference:
         self._kills = 0
         self._restarts = 0
         self._unsure = False
-        "Whether the life that was lost last was a healthy one."
+        "It is unknown whether the life that was lost last was a healthy one."
         self._steps = 0
 
     # Refusals
 
     def refusal(self, client: Client, sampling: SamplingParams, worker_gone: bool) -> Refused | None:
-        """The answer that the client must get. How large a plan may get is the core's own estimate: plans.py checks that none
-        has more."""
+        """The answer that the client must get. The size of a plan is the core's own estimate: plans.py checks that no plan is
+        larger."""
         scenario = self._scenario
         if worker_gone:
             return Refused("worker_gone")
@@ -72,7 +73,7 @@ class Reference:
         return None
 
     def answered(self, client: Client, expected: Refused | None, got: Refused | None) -> None:
-        """22: refused exactly when it must be, for the right reason and with true numbers."""
+        """22: refused exactly when it must be, for the right reason and with the right numbers."""
         gone = expected is not None and got is not None and expected.reason == got.reason == "worker_gone"
         if expected != got and not gone:
             raise InvariantBroken(f"{client.id} should be told {expected}, and was told {got}", invariant=22)
@@ -126,7 +127,7 @@ class Reference:
             self._drain_deadline = None
 
     def after_event(self, worker_gone: bool) -> None:
-        """22: at its deadline a request is over, and all are when there is no worker. 9: a resumed instance serves."""
+        """22: a request ends at its deadline, and all end when there is no worker. 9: a resumed instance serves."""
         if worker_gone and self._open:
             raise InvariantBroken("the worker is given up, and requests are open", invariant=22)
         if self._resumed and self.mode != "serving":
@@ -144,13 +145,13 @@ class Reference:
         self._steps += count
 
     def is_evidence(self, cause: LossCause) -> bool:
-        """A kill from outside may count as a fault of what was computed from the sixth on (or what the scenario says). All are
-        counted: a scenario is shorter than the minute in which they must come."""
+        """A kill from outside may count as a fault of the computation from the sixth on (or the scenario's number). All are
+        counted: a scenario is shorter than the minute in which they must occur."""
         self._kills += cause == "killed"
         return cause != "killed" or self._kills > self._scenario.worker_kills_max
 
     def worker_lost(self, evidence: bool, perhaps_absorbed: int) -> None:
-        """`perhaps_absorbed`: steps of the same event, before it was found lost. Nobody can tell from outside."""
+        """`perhaps_absorbed`: steps of the same event, before the loss was found. Unknown from outside."""
         if self._steps >= HEALTHY_STEPS:
             self._lives_lost = self._restarts = 0
         self._unsure = self._steps < HEALTHY_STEPS <= self._steps + perhaps_absorbed
@@ -167,7 +168,7 @@ class Reference:
         self._restarts += 1
 
     def replaced(self) -> None:
-        """By hand: what was before does not count any more."""
+        """An operator replaced the worker: earlier losses do not count any more."""
         self._lives_lost = self._restarts = self._steps = self._kills = 0
 
     def may_give_worker_up(self) -> bool:

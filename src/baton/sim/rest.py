@@ -1,8 +1,7 @@
-"""At rest nothing is left: every container of every object of the core is empty, but for a named few that have a bound.
+"""At rest nothing is left: every container of every object of the core is empty, except a named few with a bound.
 
-The check walks all attributes, so that it knows of containers which did not exist when it was written: who adds one either
-empties it, or names it and its bound here. Both simulators ask it for each instance at rest,
-and cluster/rest.py for each router.
+The check walks all attributes, so it covers containers that did not exist when it was written: new code either empties a
+container, or names it and its bound here. Every instance is checked at rest, and by cluster/rest.py every router.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STALE: Final = 65
 Place = tuple[str, str]
 """A class, and the name of an attribute."""
 Bound = Callable[[Any], int]
-"""How many entries the container may have, by the object that has it."""
+"""Most entries of the container, by the object that has it."""
 
 
 def _device(holder: Any) -> int:
@@ -39,25 +38,25 @@ def _cached(cache: Any) -> int:
 
 
 BOUNDED: Final[dict[tuple[str, str], Bound]] = {
-    # One entry for each block of the device
+    # One entry per block of the device
     **{("BlockPool", name): _device for name in ("_free", "_requests", "_moves", "_cached", "_generation")},
     **{("PrefixCache", name): _cached for name in ("_block_of", "_key_of", "_parent", "_children", "_last_used", "_hits")},
     ("PrefixCache", "_heap"): lambda cache: 2 * cache.pool.idle + STALE,
     ("TokenLinks", "_of_device"): lambda links: links._cache.pool.total,
-    # One for each block of the host
+    # One per block of the host
     **{("HostTier", name): _device for name in ("_free", "_block_of", "_unstored", "_key_of", "_pins", "_writing", "_stored")},
     ("TokenLinks", "_of_host"): lambda links: links._host.total,
-    # One for each slot
+    # One per slot
     **{("SlotTable", name): _device for name in ("_free", "slot_owners", "incarnations")},
     # Lazy deletion
     **dict.fromkeys((("WaitingQueue", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),
-    # A fixed number of things
+    # Fixed sizes
     ("Instance", "_handlers"): lambda _: len(get_args(Event)),
     ("Tiers", "rates"): lambda _: len(get_args(MoveKind)),
     ("Stats", "ended"): lambda _: len(FinishReason),
     ("Stats", "refused"): lambda _: len(get_args(RefusalReason)),
     ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),
-    # What is remembered on purpose
+    # Remembered on purpose
     ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
     ("WorkerWatch", "_kills"): lambda watch: watch._config.worker_kills_max + 1,
 }
@@ -70,7 +69,7 @@ def check_rest(instance: Instance) -> None:
 
 
 def check_empty(root: object, bounded: Mapping[Place, Bound], names_objects: Collection[Place]) -> None:
-    """9, 49: nothing is left of requests, and what is kept on purpose is within its bound."""
+    """9, 49: nothing is left of requests, and containers that are kept on purpose are within their bound."""
     for owner, name, container in containers(root):
         place = (type(owner).__name__, name)
         bound = bounded[place](owner) if place in bounded else 0
@@ -82,7 +81,7 @@ def check_empty(root: object, bounded: Mapping[Place, Bound], names_objects: Col
 
 
 def containers(root: object) -> Iterator[tuple[object, str, Container]]:
-    """All containers of all objects of the core that can be reached by attributes: whose, its name, and the container."""
+    """All containers of all objects of the core reachable by attributes: owner, name, container."""
     seen: dict[int, object] = {id(root): root}
     found: deque[object] = deque([root])
     while found:
@@ -103,7 +102,7 @@ def _attributes(owner: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_of_core(value: object) -> bool:
-    """An object with a state of its own: no number, no tuple, no word."""
+    """An object with its own state: no number, tuple or string."""
     return type(value).__module__.startswith("baton.core") and not isinstance(value, (tuple, Enum, type))
 
 

@@ -10,7 +10,7 @@ from baton.sim.tags import Oracle
 QueueKey = tuple[int, int]
 """(priority, arrival): smaller comes first. Unique in a run."""
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
-"""Ends of an answer that was not cut short."""
+"""Ends of a complete answer."""
 
 
 class SimulatedRequest:
@@ -36,14 +36,14 @@ class SimulatedRequest:
     )  # fmt: skip
 
     def __init__(self, client: Client, name: str = "", weights_known: tuple[int, ...] = (0,)) -> None:
-        """`weights_known`: all that anybody may compute with in this run."""
+        """`weights_known`: all weights that instances may compute with in this run."""
         self.client = client
         self.name = name or client.id
         "Unlike its id it is used once."
         self.request: GenerateRequest = client.request()
         self.weights_known = weights_known
         self.weights: int | None = None
-        "Those that computed what its client has. None: it has nothing."
+        "The weights that computed the delivered tokens. None: there are none."
         self._oracles: dict[int, list[Oracle]] = {}
         self.delivered: list[list[int]] = [[] for _ in range(client.n)]
         self.ended: list[FinishReason | None] = [None] * client.n
@@ -51,21 +51,21 @@ class SimulatedRequest:
         self.hit: list[int | None] = [None] * client.n
         "Prompt tokens that the first admission skipped."
         self.thrash = [0] * client.n
-        "Preemptions, none of them forced, since its last token."
+        "Preemptions since its last token, without forced ones."
         self.orders: list[QueueKey] = []
-        "The places of its sequences, once it is taken."
+        "Places of its sequences in the queue, once it is accepted."
         self.siblings_wait = False
         "Its leader has a token, or has ended."
         self.sequences: list[Sequence] = []
-        "What the instance made of it."
+        "The instance's sequences of this request."
         self.prompt_places: list[tuple[int, ...]] = [()] * len(client.prompt)
-        "Whose log-probability is told, and by which weights. The first token has none."
+        "Per prompt token, the weights of its delivered log-probability. The first token has none."
         self.submitted = self.aborted = False
         self.refused: str | None = None
 
     @property
     def oracles(self) -> list[Oracle]:
-        """Of each sequence, with the weights that its answer was begun with."""
+        """Oracle of each sequence, with the weights that began its answer."""
         return self.oracles_of(self.weights or 0)
 
     def oracles_of(self, weights: int) -> list[Oracle]:

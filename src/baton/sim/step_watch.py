@@ -1,6 +1,6 @@
-"""When a worker that owes a result is given up: not before its time is over, and not after it.
+"""When a worker that owes a result is given up: neither before its deadline nor after it.
 
-The time is worked out again, with numbers of its own: a step may take `step_seconds_max`, and as much again from each sign of
+The deadline is computed again, with its own numbers: a step may take `step_seconds_max`, and as much again from each sign of
 progress on, but never more than 20 times that.
 """
 
@@ -21,12 +21,12 @@ class StepWatch:
         self._seconds = scenario.step_seconds_max
         self._timeline = timeline
         self._step: int | None = None
-        "The oldest plan in flight, and since when it is the oldest."
+        "The oldest plan in flight; `_since`: when it became the oldest."
         self._since = self._progress_at = 0.0
         self._excused = False
 
     def excuse(self) -> None:
-        """Its clock was set, or it stood still: what it takes for the time is not ours any more."""
+        """The instance's clock was set, or it was frozen: its time is not comparable any more."""
         self._excused = True
 
     def progressed(self) -> None:

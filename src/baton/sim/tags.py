@@ -1,9 +1,9 @@
-"""The tag machine that stands for the model.
+"""The tag machine that replaces the model.
 
-In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, begun by the weights and the
-request's salt. A step reads the tags of its whole context through the block table it was given, and the next token is a
-pseudo-random function of what it read. So the right output of any request is known in closed form (`Oracle`), and any stale,
-foreign, torn or misordered block changes it.
+In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, seeded by the weights and the
+request's salt. A step reads the tags of its whole context through its block table, and the next token is a pseudo-random
+function of the tags read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn
+or misordered block changes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TAG_BYTES = _TAG.size
 
 
 def identity_of(weights: int) -> bytes:
-    """What a worker that computes with these says of itself."""
+    """Identity of a worker with these weights."""
     return b"weights %d" % weights if weights else b""
 
 
@@ -44,12 +44,12 @@ def draw(context_crc: int, seed: int, index: int, position: int, vocab: int) -> 
 
 
 def logprob(tag: int, token: int) -> float:
-    """What the model thought of the token that follows a context: a number that tells both."""
+    """Log-probability of the token after a context: a number that identifies both."""
     return -((tag >> 20 ^ token * 0x9E3779B1) & 0xFFFF) / 4096.0
 
 
 class Oracle:
-    """What any correct engine must answer for one sequence: no batching, no cache, no preemption. Computed on demand."""
+    """The output of any correct engine for one sequence: no batching, no cache, no preemption. Computed on demand."""
 
     __slots__ = (
         "_crc",
@@ -69,7 +69,7 @@ class Oracle:
         self._request, self._index, self._vocab = request, index, vocab
         self.tokens: list[int] = []
         self.tags: list[int] = []
-        "Of the prompt, and of the tokens but the last."
+        "Tags of the prompt, and of all output tokens except the last."
         self.reason: FinishReason | None = None
         "Set when the output is complete."
         self._tag = first_tag(request.salt, weights)
@@ -83,19 +83,19 @@ class Oracle:
         self._position += 1
 
     def token(self, place: int) -> int | None:
-        """Output token number `place`, or None if the output is over by then."""
+        """Output token number `place`, or None if the output has ended by then."""
         while len(self.tokens) <= place and self.reason is None:
             self._next()
         return self.tokens[place] if place < len(self.tokens) else None
 
     def tag(self, position: int) -> int:
-        """Of the token at this position, of prompt and output together. What was not drawn yet has none."""
+        """Tag of the token at this position of prompt and output together. The token must be drawn already."""
         if not self._position:
             self._begin()
         return self.tags[position]
 
     def logprob(self, position: int) -> float:
-        """Of the token at this position, which must be known. Of the first one nothing was thought."""
+        """Log-probability of the token at this position, which must be known and not the first."""
         prompt = self._request.prompt
         token = prompt[position] if position < len(prompt) else self.tokens[position - len(prompt)]
         return logprob(self.tag(position - 1), token)
@@ -121,7 +121,7 @@ class Oracle:
             self._feed(token)
 
     def _repeats(self) -> bool:
-        """The definition, word for word and without a shortcut: the core has another way to find the same end."""
+        """The definition, literally and without a shortcut: the core finds the same end in another way."""
         rule, tokens = self._request.sampling.repetition_stop, self.tokens
         if rule is None or len(tokens) < self._request.sampling.min_tokens:
             return False

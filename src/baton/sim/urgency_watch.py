@@ -1,11 +1,11 @@
-"""53, as an outcome: a request that is more urgent than all that an instance holds is admitted within a few plans.
+"""53, as an outcome: a request that is more urgent than all others of an instance is admitted within a few plans.
 
-Whatever is on the worker can be preempted for it, or comes after it, and the instance accepts no request that does not fit
-into the pool alone. So only drops that the worker has not acknowledged may delay it: that takes as many plans as are in
-flight, and one to preempt. Asked of both simulators; no formula of the scheduler is repeated here.
+Every sequence on the worker can be preempted for it, or comes after it, and the instance accepts no request that does not fit
+into the pool alone. So only drops that the worker has not acknowledged may delay it: that takes as many plans as are in flight,
+and one to preempt. No formula of the scheduler is repeated here.
 
-A plan is not counted in which something else may be short: growth or pressure from outside preempts in it, or blocks are held
-by copies, leases, or prompts that are kept for another instance.
+A plan is not counted if another resource may be short: growth or pressure from outside preempts in it, or copies, leases, or
+prompts kept for another instance hold blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UrgencyWatch:
         self._saw = saw
         self._head: Sequence | None = None
         self._plans = 0
-        "That were made while this head was more urgent than all others, and did not admit it."
+        "Plans made while this head was more urgent than all others, and that did not admit it."
 
     def planned(self, plan: StepPlan) -> None:
         view, head = self._view, self._view.first_in_line()

@@ -1,7 +1,7 @@
-"""The modelled worker: executes plans on the tag machine, and nothing but what the plans say.
+"""The simulated worker: executes plans on the tag machine, and nothing else.
 
 It keeps, as the real one does, each occupant's tokens and block table, and reads every context through that table. It also
-knows, as the real one cannot, what it should read: a block with other content is caught at the read (invariant 12).
+knows, as the real one cannot, the right content: a block with other content is caught at the read (invariant 12).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from baton.sim.tags import TAG_BYTES, draw, first_tag, logprob, next_tag, tag_by
 
 
 class WorkerDied(Exception):
-    """The process is gone in the middle of a step; what it wrote so far is in the pool."""
+    """The process dies in the middle of a step; its writes so far are in the pool."""
 
     def __init__(self, client: Client | None = None) -> None:
         super().__init__()
         self.client = client
-        "Whose poison it was."
+        "The client whose poison killed it."
 
 
 class Seat:
@@ -67,14 +67,14 @@ class SimWorker:
         self._size = block_size
         self._client_of = client_of
         self.weights = 0
-        "What this life has loaded."
+        "The weights that this life has loaded."
         self.seats: dict[int, Seat] = {}
         self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
 
     def die(self, pool_kept: bool) -> None:
         self.seats.clear()
         if not pool_kept:
-            # Other memory, with junk in it: whoever trusts it will be found out. The old one is still there for who has it.
+            # Other memory, with junk in it: reading it is detected. Processes that map the old one still have it.
             self.pool = [bytearray(bytes([0xA5 ^ number & 0xFF]) * len(block)) for number, block in enumerate(self.pool)]
 
     def scribble(self) -> None:
@@ -125,7 +125,7 @@ class SimWorker:
             self.seats[slot].table[place] = block
 
     def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:
-        """Compute `count` tokens of one sequence; sample if that reaches the end of what is known."""
+        """Compute `count` tokens of one sequence; sample if that reaches the end of its known tokens."""
         outputs = len(seat.tokens) - seat.prompt_tokens
         if seat.client.poison_at == outputs:
             raise WorkerDied(seat.client)
@@ -151,7 +151,8 @@ class SimWorker:
 
 
 def _row_logprobs(slot: Slot, seat: Seat, tag: int, begin: int, values: tuple[int, ...]) -> RowLogprobs | None:
-    """Of the sampled token, and of the prompt's tokens behind those that were computed from position `begin`, tag `tag`."""
+    """Log-probabilities of the sampled token, and of the prompt's tokens after those computed from position `begin`, tag
+    `tag`."""
     sampled = None
     if values and seat.sampling.logprobs is not None:
         sampled = TokenLogprob(values[0], logprob(seat.tag, values[0]), 1)

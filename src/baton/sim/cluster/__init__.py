@@ -1,1 +1,1 @@
-"""A cluster in virtual time: routers, nodes and the sessions between them, each of which may fail at any moment."""
+"""A cluster in virtual time: routers, instances and the sessions between them, each of which may fail at any moment."""

@@ -1,8 +1,8 @@
-"""What instances were given of each request, and have not ended (43): a sequence whose end is delivered goes on nowhere.
+"""Requests assigned to instances and not ended there (43): a sequence whose end is delivered continues nowhere.
 
-GenerateRequest, Expect, Prefill    the instance has these sequences
-AbortRequest, Forget                it is told to end them
-an end, a refusal, a release        it says that it has ended them
+GenerateRequest, Reserve, Prefill   the instance has these sequences
+AbortRequest, Forget                the instance must end them
+an end, a refusal, a release        the instance reports that it has ended them
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class GivenWatch:
         self._given: dict[str, dict[Session, dict[int, None]]] = {}
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts."""
         self._given.clear()
 
     def sent(self, session: Session, message: Any) -> None:
@@ -48,7 +48,7 @@ class GivenWatch:
             sessions.pop(session, None)
 
     def after(self, effects: list[Any]) -> None:
-        """All effects of one event are carried out."""
+        """Check after all effects of one event are performed."""
         for effect in effects:
             if type(effect) is Deliver:
                 for ended in effect.emit.ended:

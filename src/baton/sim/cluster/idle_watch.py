@@ -1,8 +1,8 @@
-"""Work conservation (62): no request waits in a router's queue while an instance that could serve it has nothing to do.
+"""Work conservation (62): no request waits in a router's queue while an instance that could serve it is idle.
 
-An idle instance has room for whatever it can hold, so no other request waits for its room. A request that avoids instances
-for a moment, after a refusal or a loss, is left out until that moment has passed. The router is asked after each placement
-pass, and at each heartbeat after which it has nothing to do: a pass that it forgot to schedule shows there.
+An idle instance has room for everything it can hold, so no other request waits for its room. A request that avoids instances
+for a moment, after a refusal or a loss, is left out until that moment has passed. Checked after each placement pass, and at
+each heartbeat after which the router has nothing to do: that shows a pass that it forgot to schedule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_idle(router: Router, config: RouterConfig) -> None:
         and now - member.heard_at < config.suspect_seconds
     ]
     if any(member.inhibited_until > now or member.paths for member in usable):
-        return  # who may have what is more than this watch knows
+        return  # this watch does not know which instances may get which requests
     idle = [member for member in usable if _is_idle(member)]
     for client_request in waiting:
         for member in idle:
@@ -50,13 +50,13 @@ def _avoids(client_request: RoutedRequest, now: Instant) -> bool:
 
 def _is_idle(member: ClusterInstance) -> bool:
     ready, beat = member.hello.ready, member.beat
-    if member.short_for:  # it has just refused a request for want of room, which waits for its next heartbeat
+    if member.short_for:  # it has just refused a request for lack of room, which waits for its next heartbeat
         return False
     return not member.assigned and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
 
 
 def _serves(client_request: RoutedRequest, member: ClusterInstance, usable: list[ClusterInstance]) -> bool:
-    """Could this idle instance have the request, alone or with an idle prefill instance?"""
+    """Could this idle instance serve the request, alone or with an idle prefill instance?"""
     one_token = client_request.tokens_left <= 1
     decoders = [m for m in usable if m.hello.role != "prefill" and m.capacity >= client_request.tokens_max]
     prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > client_request.tokens]

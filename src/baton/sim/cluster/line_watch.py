@@ -1,13 +1,12 @@
-"""The line of one router, by an order of its own: who may be placed before whom (34), and who finds no room in it (22).
+"""The queue of one router, by its own order: which request may be placed before which (34), and which finds it full (22).
 
-    in line     A (urgent)   B   C
+    queue       A (urgent)   B   C
     placed on a pair: C      wrong, if A or B needs no more than C does, and was never tried anywhere
 
-A request may be passed over for something that is its own: an instance that refused it or lost it, or pools that are too small
-for it. So only those are held against the router that nobody has had yet and that are no larger than the one that is
-placed. One on a pair took a prefill instance, which they could have had; one that is placed whole may be one that needs none,
-so those are looked at only where nobody prefills for others. Where some cannot read from others, it depends on who can have
-which pair: nothing is looked at then.
+A request may be passed over for reasons of its own: an instance that refused it or lost it, or pools that are too small for it.
+So only requests that no instance has had yet, and that are no larger than the placed one, count against the router. A request
+on a pair uses a prefill instance, which they could have used; a request placed whole may need none, so those are checked only
+if no instance prefills for others. If some instances cannot read from others, the pairs matter: then nothing is checked.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class LineWatch:
         self._pairs = pairs
         self._orders: dict[str, tuple[int, int]] = {}
         self._untried: dict[str, GenerateRequest] = {}
-        "In line, and nobody has had it yet."
+        "Requests in the queue that no instance has had yet."
         self._attempts: dict[str, int] = {}
-        "Of a request that was placed: the last one."
+        "Last attempt of each request that was placed."
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts."""
         for books in (self._orders, self._untried, self._attempts):
             books.clear()
 
@@ -43,7 +42,7 @@ class LineWatch:
         self._untried[request.id] = request
 
     def answered(self, request: GenerateRequest, queued: int, effects: list[Any]) -> None:
-        """To its arrival, after which so many sequences are in line."""
+        """Check the answer to its arrival, after which `queued` sequences are in the queue."""
         refused = next((e.refused for e in effects if type(e) is RejectRequest and e.request == request.id), None)
         needed, limit = queued + (len(request.wanted) if refused is not None else 0), self._config.queue_requests_max
         if refused is None or refused.reason == "queue_full":
@@ -71,7 +70,7 @@ class LineWatch:
     def _placed(self, request: GenerateRequest, *, exact: bool) -> None:
         self._untried.pop(request.id, None)
         if self._attempts.get(request.id) == request.attempt:
-            return  # told again, so that room is kept
+            return  # a lease renewal
         self._attempts[request.id] = request.attempt
         if not exact:
             return

@@ -24,7 +24,7 @@ ROLES = ("prefill", "mixed", "decode")
 
 class NaivePlacement:
     def __init__(self, config: RouterConfig, membership: Membership, placement: Placement) -> None:
-        """`placement` is asked what a hand-off costs, and for keys of blocks."""
+        """`placement` provides the cost of a hand-off, and keys of blocks."""
         self._config = config
         self._membership = membership
         self._placement = placement
@@ -74,7 +74,7 @@ class NaivePlacement:
             return ClusterShortage.PREFILL if prefills else ClusterShortage.AVOIDED
         return ClusterShortage.ROOM
 
-    # Who could have it
+    # Able instances
 
     @staticmethod
     def _could(member: ClusterInstance, client_request: RoutedRequest) -> bool:
@@ -125,7 +125,7 @@ class NaivePlacement:
     def _drawn(
         self, roles: Sequence[str], usable: list[ClusterInstance], able: list[ClusterInstance], rng: Random
     ) -> list[ClusterInstance]:
-        """With two choices: the less loaded of two that are drawn from all. Empty: it cannot have the request."""
+        """Policy two_choices: the less loaded of two drawn instances. Empty: it cannot get the request."""
         drawn_from = [m for role in roles for m in sorted(usable, key=lambda each: each.number) if m.hello.role == role]
         if len(drawn_from) <= 2:
             return []
@@ -173,7 +173,7 @@ class NaivePlacement:
         closed: Closed,
         rng: Random | None,
     ) -> ClusterInstance | None:
-        """`rng`: with two choices, two are drawn."""
+        """`rng`: for the policy two_choices, which draws two."""
 
         def has_room(member: ClusterInstance) -> bool:
             if member.prompts < 1 + self._config.waiting_prompts_max:
@@ -197,20 +197,20 @@ class NaivePlacement:
         return ordered[0] if ordered else None
 
     def _may_wait(self, member: ClusterInstance, client_request: RoutedRequest) -> bool:
-        """May one more wait there? Those that are less urgent are no reason against it."""
+        """May one more request wait there? Less urgent ones are no obstacle."""
         ahead = sum(order <= client_request.order for order in member.over_capacity.values())
         return ahead < self._config.waiting_prompts_max and len(member.over_capacity) < self._config.overdrawn_max
 
 
 def _has_room(member: ClusterInstance, blocks: int) -> bool:
-    """One that has nothing else can always begin."""
+    """An idle instance can always begin."""
     if not member.sequences and member.beat.blocks_available >= member.hello.ready.blocks:
         return True
     return member.slots_free > 0 and member.blocks_available >= blocks
 
 
 def _settled(instances: list[ClusterInstance], now: Instant) -> list[ClusterInstance]:
-    """Those that are not lost again and again, if there are any."""
+    """The instances that are not lost again and again, if there are any."""
     return [member for member in instances if member.inhibited_until <= now] or instances
 
 
@@ -239,7 +239,7 @@ class CheckedPlacement:
 
 
 def check_placement(router: Router, config: RouterConfig, rng: Random) -> CheckedPlacement:
-    """61: from now on every choice of this router is compared. `rng`: the one that it was made with."""
+    """61: from now on every choice of this router is compared. `rng`: the router's own."""
     checked = CheckedPlacement(config, router.membership, router._placement, rng)
     router._dispatch._placement = checked  # type: ignore[assignment]
     return checked

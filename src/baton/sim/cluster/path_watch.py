@@ -1,11 +1,11 @@
-"""58: a pair whose copies do not arrive is given up for a while, and no other. Looked at from what one router hears and says.
+"""58: a pair whose copies do not arrive is not used for a while, and no other. Judged by the messages of one router.
 
-    all of r was offered, and D goes on with less than half of it   -->  in vain, unless the release was denied
-    three times in a row between P and D                            -->  not tried for 2 s, then 4, ... 64
-    r is placed on P and D within that time                         -->  wrong: its prompt would be computed twice
-    P and D are given up, and it was not three times in a row       -->  wrong
+    all of r was offered, and D continues with less than half   -->  in vain, unless the release was denied
+    three times in a row between P and D                        -->  not tried for 2 s, then 4, ... 64
+    r is placed on P and D within that time                     -->  wrong: its prompt would be computed twice
+    P and D are given up, and it was not three times in a row   -->  wrong
 
-Whether about half has come depends on what the router counts at that moment: such a copy may count either way.
+Whether about half has arrived depends on the router's count at that moment: such a copy may count either way.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ UNSURE_TOKENS: Final = 4
 
 
 class Pair:
-    """A decode instance and one that prefills for it."""
+    """A decode instance and an instance that prefills for it."""
 
     __slots__ = ("given_up_at", "in_vain", "perhaps_in_vain", "until")
 
     def __init__(self) -> None:
         self.in_vain = self.perhaps_in_vain = 0
-        "In a row, at least and at most."
+        "Failures in a row, at least and at most."
         self.given_up_at = self.until = float("-inf")
 
 
@@ -42,7 +42,7 @@ class Copy:
         self.attempt, self.decoder, self.at = attempt, decoder, at
         self.source: Session | None = None
         self.offered: int | None = None
-        "Tokens, when all is computed. None may be kept of it."
+        "Number of tokens, when all is computed."
         self.denied = False
 
 
@@ -54,18 +54,18 @@ class PathWatch:
         self._given_up = 0
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts."""
         self._copies.clear()
         self._pairs.clear()
         self._given_up = 0
 
-    # What the router says
+    # Messages of the router
 
     def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
             case Reserve(request=request):
                 copy = self._copies.get(request.id)
-                if copy is None or copy.attempt != request.attempt:  # not only told again to keep the room
+                if copy is None or copy.attempt != request.attempt:  # a lease renewal repeats the attempt
                     self._copies[request.id] = Copy(request.attempt, session, now)
             case Prefill(request=request) if (copy := self._copies.get(request.id)) is not None:
                 copy.source = session
@@ -79,7 +79,7 @@ class PathWatch:
                 if copy is not None and copy.decoder == session:
                     del self._copies[message.request]
 
-    # What it hears
+    # Messages to the router
 
     def received(self, session: Session, message: Any, now: float) -> None:
         match message:
@@ -94,7 +94,7 @@ class PathWatch:
                     self._adopted(copy, message.tokens, now)
 
     def given_up(self, count: int) -> None:
-        """So many pairs since it began."""
+        """`count`: pairs that the router has given up since its start."""
         if count == self._given_up:
             return
         self._given_up = count
@@ -103,7 +103,7 @@ class PathWatch:
             raise InvariantBroken("a pair is given up that has not failed three times in a row", invariant=58)
 
     def gone(self, session: Session) -> None:
-        """Whoever comes in its place is another one."""
+        """The instance is gone. An instance that joins in its place is another one."""
         for pair in [pair for pair in self._pairs if session in pair]:
             del self._pairs[pair]
 
@@ -116,7 +116,7 @@ class PathWatch:
             return
         pair = self._pairs.setdefault((copy.decoder, copy.source), Pair())
         more_than_half = 2 * tokens - copy.offered
-        if more_than_half > -UNSURE_TOKENS:  # one that began before arrives: there is a way again
+        if more_than_half > -UNSURE_TOKENS:  # a copy that began before arrives: the path works again
             pair.until = float("-inf")
         if more_than_half > UNSURE_TOKENS:
             pair.in_vain = pair.perhaps_in_vain = 0

@@ -1,13 +1,13 @@
-"""7: room that is kept for a prompt which is computed elsewhere is room that there was, beside what was promised before.
+"""7: blocks reserved for a prompt that is computed elsewhere were available, beside earlier promises.
 
-    available before   |-- new blocks of the reservation --|-- growth of who holds blocks --|-- who comes first --|
+    available before   |-- new blocks of the reservation --|-- growth of holders --|-- earlier requests --|
 
-Growth is of all that hold blocks: those on the worker, and those that will be there without being admitted by blocks: reserved,
-copied, adopted, or loaded from the host. Found by their blocks, request by request, not in the list that the instance keeps.
+Growth counts for all holders of blocks: on the worker, and those that will be there without being admitted by blocks: reserved,
+copied, adopted, or loaded from the host. They are found by their blocks, request by request, not in the instance's list.
 
-Who comes first are the head of the line and those that were preempted, if they are more urgent. They need at least a block
-each, because the last token of a prompt is computed into one of its own; all of their blocks where nothing is cached and
-nobody else of their request has them (seed 516: siblings share also then).
+Earlier requests are the head of the queue and preempted sequences, if they are more urgent. They need at least one block each,
+because the last token of a prompt is computed into a private one; all of their blocks if nothing is cached and no sibling has
+them (seed 516: siblings share also then).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from baton.protocol.ids import RequestId
 
 
 class RoomWatch:
-    """Made before an instance is asked to keep room, looked at after."""
+    """Created before an instance is asked to reserve, checked after."""
 
     def __init__(
         self, view: SchedulerView, request: RequestId, order: tuple[int, float], block_size: int, *, cached: bool
@@ -51,7 +51,7 @@ class RoomWatch:
 
     def look(self) -> None:
         if self._known:
-            return  # told again, so that it is kept
+            return  # a lease renewal
         kept = [s for s in self._view.sequences(self._request) if s.phase is Phase.LOADING]
         if not kept or not kept[0].blocks:
             return
