@@ -22,6 +22,7 @@ from baton.config import ServeConfig
 from baton.familiar import ALIASES, FOREIGN, SHORT
 from baton.models.encoders.families import FAMILIES
 from baton.models.registry import ARCHITECTURES
+from baton.models.text_part import WRAPPERS
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.metrics import Metrics
 from baton.protocol.control import InstanceStats
@@ -257,6 +258,7 @@ def test_the_page_of_models_has_every_name_of_every_architecture():
         assert {*model.hf_names, *model.gguf_names} <= named
     for family in FAMILIES.values():
         assert set(family.hf_names) <= named
+    assert WRAPPERS.keys() <= named
 
 
 # For readers
