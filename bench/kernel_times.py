@@ -31,10 +31,10 @@ Times = dict[str, tuple[list[float], list[float]]]
 """By phase: least and median of every run."""
 
 
-def build(checkout: Path, variant: str, to: Path) -> Path:
+def build(checkout: Path, variant: str, to: Path, more: list[str]) -> Path:
     flags = next(each for each in VARIANTS if each.name == variant).compiler_flags
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
-    plain = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    plain = [*(flag for flag in FLAGS if flag not in ("-shared", "-fPIC")), *more]
     command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(checkout / "bench/kernel_times.c")]
     subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True, timeout=COMPILE_SECONDS_MAX)
     return program
@@ -56,7 +56,8 @@ def main() -> None:
     found: dict[tuple[str, str], Times] = defaultdict(lambda: defaultdict(lambda: ([], [])))
     with tempfile.TemporaryDirectory() as folder:
         checkouts = {"here": HERE.parent} | ({"there": options.against} if options.against else {})
-        programs = {name: build(path, options.variant, Path(folder)) for name, path in checkouts.items()}
+        more = ["-include", str(HERE / "processor_time.h")] if options.processor_time else []
+        programs = {name: build(path, options.variant, Path(folder), more) for name, path in checkouts.items()}
         for number in range(options.rounds):
             for name in list(programs)[:: 1 if number % 2 == 0 else -1]:
                 for bits in options.bits.split(","):
@@ -80,7 +81,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20, help="of a step, in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout")
-    return parser.parse_args()
+    parser.add_argument("--processor-time", action="store_true", help="of one thread: on a machine with neighbours")
+    options = parser.parse_args()
+    return argparse.Namespace(**{**vars(options), "threads": 1 if options.processor_time else options.threads})
 
 
 if __name__ == "__main__":
