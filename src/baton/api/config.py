@@ -65,12 +65,12 @@ class ServedModel:
 
     @property
     def input_tokens(self) -> int:
-        """Of the longest prompt: an answer has one token at least."""
+        """Maximum length of a prompt: an answer has at least one token."""
         return self.context_tokens - 1
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for."""
+        """Tasks that the model supports."""
         found = {
             "generate": self.generates,
             "embed": not self.labels,

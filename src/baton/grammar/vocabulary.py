@@ -27,7 +27,7 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """Of 32 bits, for a bit a token and one for the end."""
+        """Number of 32-bit words: a bit per token and one for the end."""
         return (self.width + 32) // 32
 
     @classmethod
@@ -36,7 +36,7 @@ class Vocabulary:
 
 
 class _Tokens:
-    """What TokenizerWrapper asks for. Nothing is ever cut into tokens here (language.py: no_forcing)."""
+    """The interface that TokenizerWrapper needs. Nothing is tokenised here (language.py: no_forcing)."""
 
     bos_token_id = None
 

@@ -43,7 +43,7 @@ def scoring_by_gguf(path: Path, architecture: str, metadata: Mapping[str, Any]) 
 
 
 def scoring_of_head(head: ClassHead | None) -> Scoring:
-    """Of an encoder."""
+    """How an encoder scores, by its head."""
     if head is None:
         return "vectors"
     if len(head.labels) > 1:

@@ -23,7 +23,7 @@ GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
 KV_F32, KV_F16, KV_INT8 = range(3)
 """Kinds of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
-"""What KV_INT8 needs: tokens of a block, and what the width of a head is a multiple of."""
+"""Requirements of KV_INT8: tokens per block, and a divisor of the head width."""
 
 
 class Matrix(Structure):

@@ -1,4 +1,4 @@
-"""Which platforms compute encoders, and with what settings. Torch is imported when one is loaded."""
+"""Platforms that support encoders, and the settings of encoders. torch is imported when one is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.worker.platforms.base import Platform
 from baton.worker.platforms.cpu import usable_cores
 
 KINDS: Final = {"cpu": KVKind("float32"), "cuda": KVKind("float32", "token-major")}
-"""By platform. The blocks of an encoder hold nothing."""
+"""KV types by platform. The blocks of an encoder are empty."""
 
 
 def encoder_kind(platform: Platform) -> KVKind:
@@ -25,7 +25,7 @@ def encoder_kind(platform: Platform) -> KVKind:
 
 
 def encoder_settings(config: WorkerConfig, longest: int) -> WorkerConfig:
-    """`longest`: tokens of an input that the model takes. The engine counts one token more, that of the answer."""
+    """`longest`: maximum input length of the model. The engine counts one token more, for the answer. Raises InvalidConfig."""
     if config.quantization not in ("auto", "none"):
         raise InvalidConfig(f"--quantization {config.quantization} is for decoders: an encoder is not rounded; leave it out")
     if config.compute == "native":

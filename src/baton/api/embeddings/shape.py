@@ -34,7 +34,7 @@ class EmbeddingShape(Shape):
     id_prefix = "embd-"
     table: ClassVar[Table] = OPENAI
     labels: tuple[int, ...] = ()
-    "Classes whose logits are asked for in place of a vector."
+    "Classes whose logits replace the vector."
 
     def __init__(self, front: Front) -> None:
         super().__init__(front)

@@ -1,4 +1,4 @@
-"""POST /classify, as vLLM has it: the probabilities of a model's classes for each text."""
+"""POST /classify, as in vLLM: the probabilities of a model's classes for each text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ClassifyShape(EmbeddingShape):
             )
 
     def _pooling(self, asked: Any) -> Pooling:
-        """The head pools by itself. The whole prompt is computed with this one, whatever is cached."""
+        """The head pools by itself. This pooling makes the engine compute the whole prompt, whatever is cached."""
         return "cls"
 
     def _classified(self, piece: Piece) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class ClassifyShape(EmbeddingShape):
 
 
 def probabilities_of(logits: list[float], scoring: str) -> list[float]:
-    """`scoring`: of models/scoring.py."""
+    """`scoring`: as in models/scoring.py."""
     if scoring == "logit":
         return logits
     if scoring != "softmax":

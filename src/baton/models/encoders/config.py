@@ -22,7 +22,7 @@ class ClassHead:
     dense_bias: bool = True
     norm: bool = False
     sigmoid: bool = True
-    "The score of a reranker is the sigmoid of its logit; else the logit itself (the Identity of sentence-transformers)."
+    "The score of a reranker is the sigmoid of its logit; else the logit itself (sentence-transformers' Identity)."
     multi_label: bool = False
     "Classes are independent: probabilities are sigmoids. Else they are a softmax."
 
@@ -53,13 +53,13 @@ class EncoderConfig:
     types: int = 0
     "Rows of the table of token types. 0: the family has none."
     windows: tuple[int | None, ...] = ()
-    "Of each layer: how many tokens to either side a token attends to. None: all. Empty: all, everywhere."
+    "By layer: tokens to either side that a token attends to. None: all. Empty: all, in every layer."
     thetas: tuple[float, ...] = ()
     "Rotary base of each layer."
     pair_separator: int | None = None
     "Tokens after the first one of this id have type 1. None: every token has type 0."
     head: ClassHead | None = None
-    "None: the model gives vectors."
+    "None: the model computes vectors."
     normalised: bool = True
     "Vectors are scaled to length 1. False: sentence-transformers' modules.json has no Normalize."
     context_tokens_max: int
@@ -84,7 +84,7 @@ class EncoderConfig:
 
     @property
     def tied_embeddings(self) -> bool:
-        """There is no output head that could be the embedding table."""
+        """An encoder has no output head to tie."""
         return False
 
 

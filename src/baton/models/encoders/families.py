@@ -1,6 +1,6 @@
-"""The families of encoders: which classes of config.json they are, their settings, and the names of their tensors.
+"""The families of encoders: their classes in config.json, their settings, and the names of their tensors.
 
-Settings that would change the result and that we do not run are refused, never ignored.
+Unsupported settings that change the result are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ OLD_NORM_NAMES: Final = {"gamma": "weight", "beta": "bias"}
 class EncoderFamily:
     name: str
     classes: tuple[str, ...]
-    "Of config.json, without what comes behind: Model, ForMaskedLM, ForSequenceClassification."
+    "Prefixes of class names in config.json, before Model, ForMaskedLM or ForSequenceClassification."
     prefix: str
-    "Before the names of tensors, in models with a head."
+    "Prefix of tensor names in models with a head."
     layer: str
     top_names: Mapping[str, str]
     layer_names: Mapping[str, str]
     head_names: Mapping[str, str]
     "With ForSequenceClassification. Other classes may store the same tensors, which are then left out."
     unused: tuple[str, ...]
-    "How names of tensors begin that no vector depends on."
+    "Prefixes of the names of tensors that no vector depends on."
 
     @property
     def hf_names(self) -> tuple[str, ...]:
         return tuple(f"{name}{kind}" for name in self.classes for kind in (*VECTOR_KINDS, CLASS_KIND))
 
     def our_name(self, theirs: str, *, classifies: bool) -> str:
-        """Our name of a tensor. Empty: the model does without it. A name that is unknown is returned as it is."""
+        """Our name of a tensor. Empty: it is not needed. An unknown name is returned unchanged."""
         name = theirs.removeprefix(self.prefix)
         module, _, kind = name.rpartition(".")
         kind = OLD_NORM_NAMES.get(kind, kind)
@@ -128,7 +128,7 @@ _BY_CLASS: Final = {name: family for family in FAMILIES.values() for name in fam
 
 
 def encoder_family(raw: Mapping[str, Any]) -> EncoderFamily | None:
-    """Of a config.json. None: it is no encoder."""
+    """The family of a config.json. None: it is not an encoder."""
     names = raw.get("architectures") or ()
     known = [name for name in names if isinstance(name, str) and name in _BY_CLASS] if isinstance(names, list) else []
     return _BY_CLASS[known[0]] if known else None
@@ -139,7 +139,7 @@ def classifies(raw: Mapping[str, Any]) -> bool:
 
 
 def encoder_config_from_hf(raw: Mapping[str, Any], origin: str) -> EncoderConfig:
-    """Without what other files of the folder say."""
+    """The config from config.json alone."""
     family, fields = encoder_family(raw), ConfigFields(raw, origin)
     assert family is not None
     if raw.get("quantization_config"):
@@ -258,7 +258,7 @@ def _head(fields: ConfigFields, activation: EncoderActivation, **settings: Any) 
 
 
 def _labels(fields: ConfigFields) -> tuple[str, ...]:
-    """transformers takes two classes where the file says nothing."""
+    """Names of the classes. transformers' default is two."""
     named = fields.get("id2label")
     if isinstance(named, dict) and all(str(key).isdecimal() for key in named) and named:
         return tuple(str(named[key]) for key in sorted(named, key=lambda key: int(key)))
@@ -266,7 +266,7 @@ def _labels(fields: ConfigFields) -> tuple[str, ...]:
 
 
 def _sigmoid(fields: ConfigFields) -> bool:
-    """sentence-transformers' cross-encoders name the function that makes a score of a logit."""
+    """Whether a score is the sigmoid of a logit, as sentence-transformers' cross-encoders state it."""
     newer = fields.get("sentence_transformers")
     named = (newer.get("activation_fn") if isinstance(newer, dict) else None) or fields.get(
         "sbert_ce_default_activation_function"

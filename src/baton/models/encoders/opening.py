@@ -1,4 +1,4 @@
-"""A folder of an encoder, opened and not loaded: config.json, and what sentence-transformers' files say about its use."""
+"""Opens an encoder's folder without loading: config.json, and sentence-transformers' settings of its use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.models.encoders.pair_types import pair_separator
 from baton.models.files import read_json, read_json_list
 
 LENGTHS: Final = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-"""Where sentence-transformers finds the length that inputs are cut to; the first file that has it counts."""
+"""Files with the maximum input length of sentence-transformers; the first that has it counts."""
 
 
 def encoder_config(folder: Path, raw: Mapping[str, Any], origin: str) -> EncoderConfig:
@@ -34,7 +34,7 @@ def _longest_input(folder: Path) -> int | None:
 
 
 def _normalises(folder: Path) -> bool:
-    """A folder without modules.json says nothing: vectors have length 1, as those of decoders."""
+    """Without modules.json vectors have length 1, as those of decoders."""
     if not (folder / "modules.json").is_file():
         return True
     modules = [module for module in read_json_list(folder / "modules.json") if isinstance(module, dict)]

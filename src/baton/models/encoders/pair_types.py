@@ -1,6 +1,6 @@
 """Where the second text of a pair begins, as tokenizer.json's post-processor marks it with token types.
 
-The engine carries token ids alone. A model with token types finds the second text behind the first separator.
+The engine transports only token ids. A model with token types finds the second text after the first separator.
 """
 
 from __future__ import annotations

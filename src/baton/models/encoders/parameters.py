@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 def encoder_shapes(config: EncoderConfig) -> dict[str, Shape]:
-    """Every parameter that a model of this config has: no more, no less."""
+    """Name and shape of every parameter of a model with this config."""
     hidden = config.hidden_size
     shapes: dict[str, Shape] = {"embed.weight": (config.vocab_size, hidden)}
     if config.positions:

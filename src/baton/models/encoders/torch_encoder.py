@@ -1,7 +1,7 @@
 """An encoder in torch, over a flat batch without padding.
 
-Rows of all sequences lie one after another; linear layers and norms work on rows. Attention works on each sequence by itself:
-sequences of equal length, which are neighbours, share a call.
+Rows of all sequences are consecutive; linear layers and norms work on rows. Attention works on each sequence separately:
+adjacent sequences of equal length share a call.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ACTIVATIONS: dict[EncoderActivation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Neighbouring sequences of equal length."""
+    """Adjacent sequences of equal length."""
 
     begin: int
-    "Row of the first one's first token."
+    "First row of the first sequence."
     count: int
     length: int
 
@@ -116,7 +116,7 @@ class EncoderLayer:
             q, k = rotate(q, angles), rotate(k, angles)
         attended = torch.empty_like(v)
         for group in groups.groups:
-            shape = (group.count, group.length, *v.shape[1:])  # turned to [sequences, heads, tokens, head_dim]
+            shape = (group.count, group.length, *v.shape[1:])  # transposed to [sequences, heads, tokens, head_dim]
             of_q, of_k, of_v = (x[group.begin : group.end].reshape(shape).transpose(1, 2) for x in (q, k, v))
             out = F.scaled_dot_product_attention(of_q, of_k, of_v, attn_mask=groups.mask(group.length, self.window))
             attended[group.begin : group.end] = out.transpose(1, 2).flatten(0, 1)
@@ -150,7 +150,7 @@ class Encoder:
         bases = {layer.theta for layer in self.layers if layer.theta is not None}
         self.ropes = {base: Rope(RopeConfig(theta=base), config.head_dim, weights.device) for base in bases}
         self.on_layer: Callable[[], None] = lambda: None
-        "Called when a layer is done, so that a watcher sees progress."
+        "Called after each layer, for progress watchdogs."
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -171,12 +171,12 @@ class Encoder:
 
     @torch.inference_mode()
     def logits(self, pooled: Tensor) -> Tensor:
-        """Of every class: pooled states [rows, hidden_size] -> [rows, classes]."""
+        """Logits of the classes: pooled states [rows, hidden_size] -> [rows, classes]."""
         assert self.classes is not None
         return self.classes(pooled)
 
     def _types(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """1 behind the first separator of a sequence."""
+        """Token types: 1 after the first separator of a sequence."""
         separator = self.config.pair_separator
         if separator is None:
             return torch.zeros_like(token_ids)

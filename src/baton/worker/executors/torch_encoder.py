@@ -1,7 +1,7 @@
 """An Executor of an encoder: it computes a prompt as a whole in the step in which its last tokens are due, and keeps nothing.
 
-A chunk that is not the last computes nothing. With the last one all tokens of the prompt come from its slot, so chunks, cached
-prefixes, preemption and replay change no result. Blocks of the pool hold nothing: the scheduler counts with them.
+A chunk that is not the last computes nothing. With the last one all tokens of the prompt are read from its slot, so chunks,
+cached prefixes, preemption and replay change no result. Blocks of the pool are empty: only the scheduler counts them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EncoderExecutor:
         self._advance: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
-        """On a GPU the longest input runs once, so that the memory profile knows what it needs."""
+        """Runs the longest input once on a GPU, so that the memory profile includes it."""
         if self._encoder.device.type != "cpu":
             self._states([np.zeros(self._longest, np.int32)])
 
