@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from msgspec import structs
 from run_loop import finish
 
 from baton.core.effects import RestartWorker, StopWorker
@@ -91,19 +93,29 @@ def test_the_next_worker_comes_when_the_pool_is_given_back_and_only_if_it_is_sti
     finish(main())
 
 
-def test_weights_that_do_not_fit_are_followed_by_the_old_ones_and_a_refusal():
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"vocab_size": 301}, "/new: its vocabulary has 301 tokens"),
+        ({"context_tokens": 511}, "/new: its context is 511 tokens"),
+        ({"generates": False}, "/new: the model is of another kind"),
+        ({"labels": ("bad", "good")}, "/new: the model is of another kind"),
+    ],
+)
+def test_weights_that_do_not_fit_are_followed_by_the_old_ones_and_a_refusal(facts, words):
     async def main() -> None:
         rig = Rig()
         rig.keeper.wake(7, "/new")
         assert (rig.keeper.model, rig.log) == ("/new", [Wake(7)])
         rig.keeper.restart(restart(2, "wake"))
-        rig.keeper.on_hello(rig.child, WorkerHello(WorkerEpoch(2), 8, 16, 301, 512, b"new"))  # type: ignore[arg-type]
+        hello = structs.replace(WorkerHello(WorkerEpoch(2), 8, 16, 300, 512, b"new"), **facts)
+        rig.keeper.on_hello(rig.child, hello)  # type: ignore[arg-type]
         assert rig.log[-1] == "killed"
         rig.keeper.restart(restart(3))
         assert rig.keeper.model == "/old"
         rig.keeper.answer_order(OrderAnswer(7, "done"))
         assert rig.log[-1].outcome == "refused"
-        assert "/new: its vocabulary has 301 tokens" in rig.log[-1].detail
+        assert words in rig.log[-1].detail
 
     finish(main())
 
