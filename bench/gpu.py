@@ -289,7 +289,7 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     from baton.worker.cuda.columns import SlotColumns
     from baton.worker.cuda.kernels.adjust import adjust, tally
     from baton.worker.cuda.kernels.argmax import argmax
-    from baton.worker.cuda.kernels.logprobs import dispatch
+    from baton.worker.cuda.kernels.logprobs import write_logprobs
     from baton.worker.cuda.kernels.sample import SampleScratch, sample
 
     kinds = {"greedy": (0.0, 0, 1.0), "temperature": (0.8, 0, 1.0), "top_p": (0.8, 0, 0.95), "top_k": (0.8, 20, 0.95)}
@@ -320,7 +320,9 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
                 def adjusted(logits=logits, slots=slots, kept=kept, scratch=scratch, tokens=tokens, last=last) -> None:  # noqa: ANN001
                     adjust(logits, kept.raw, slots, last, kept.columns, kept.rows)
                     argmax(logits, slots, scratch.argmax, tokens, last, kept.rows.adjusted)
-                    dispatch(logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
+                    write_logprobs(
+                        logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told
+                    )
                     tally(slots, tokens, kept.columns)
 
                 row[f"greedy_{kind}_us"] = 1e3 * time_of_graph(adjusted)

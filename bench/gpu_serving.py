@@ -238,13 +238,13 @@ class HostTimes:
 
 CHILD = """
 import json, statistics, sys, time
-from baton.kvpool.copies import Run, copy_runs
+from baton.kvpool.copies import CopySpan, copy_runs
 from baton.kvpool.device_pool import DevicePool
 from baton.protocol.codec import decode
 theirs = DevicePool.attach(int(sys.argv[2]), decode(bytes.fromhex(sys.argv[1])), read_only=True)
 ours = DevicePool.create(theirs.layout, theirs.blocks)
 found = {}
-for name, runs in (("one_run", [Run(0, 0, 64)]), ("block_by_block", [Run(2 * n, 2 * n, 1) for n in range(64)])):
+for name, runs in (("one_run", [CopySpan(0, 0, 64)]), ("block_by_block", [CopySpan(2 * n, 2 * n, 1) for n in range(64)])):
     times = []
     for _ in range(20):
         begin = time.perf_counter()

@@ -54,7 +54,7 @@ class Device:
         self.scratch = SampleScratch(count, vocabulary, device)
         self.last = place.ints([-7] * (count + 2))
         for slot, one in zip(self.slots.tolist(), sequences, strict=True):
-            self.host.seat(slot, one.state)
+            self.host.assign_slot(slot, one.state)
         changed = self.host.take_changed()
         columns.write(self.host, changed)
         self.kept.write(self.host, changed)
@@ -63,7 +63,7 @@ class Device:
         """Tokens, and what is told of them."""
         from baton.worker.cuda.kernels.adjust import adjust, tally
         from baton.worker.cuda.kernels.argmax import argmax
-        from baton.worker.cuda.kernels.logprobs import tell
+        from baton.worker.cuda.kernels.logprobs import write_logprobs
         from baton.worker.cuda.kernels.sample import sample
 
         place, kept, slots = self.place, self.kept, self.place.ints(self.slots)
@@ -77,7 +77,7 @@ class Device:
         adjust(on_device, kept.raw, slots, self.last, kept.columns, kept.rows)
         argmax(on_device, slots, self.scratch.argmax, tokens, self.last, kept.rows.adjusted)
         sample(on_device, slots, positions, self.columns, self.scratch, tokens, self.last)
-        tell(on_device, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
+        write_logprobs(on_device, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
         tally(slots, tokens, kept.columns)
         return tokens.cpu().numpy(), kept.told.cpu().numpy()[: len(self.slots)]
 
@@ -255,7 +255,7 @@ def test_nothing_is_left(place, temperature):
 
 def test_log_probabilities_of_any_tokens(place):
     """Ties come by id, and a vocabulary smaller than what was asked for is told whole."""
-    from baton.worker.cuda.kernels.logprobs import TOP, WORDS, TellScratch, tell
+    from baton.worker.cuda.kernels.logprobs import TOP, WORDS, LogprobScratch, write_logprobs
     from baton.worker.cuda.told import _read
 
     for vocabulary, top in ((VOCABULARY, TOP), (7, TOP), (4096, 1)):
@@ -263,10 +263,10 @@ def test_log_probabilities_of_any_tokens(place):
         tokens = place.rng.integers(0, vocabulary, 2)
         out = place.ints(np.full((2, WORDS), -1))
         device, every = torch.tensor(logits, device=place.device), place.ints(np.arange(2))
-        scratch = TellScratch(2, vocabulary, place.device)
+        scratch = LogprobScratch(2, vocabulary, place.device)
         for _ in range(2):  # what is counted must be back at zero
             told = (place.ints([0] * 2), every, place.ints(tokens), place.ints([top] * 2), scratch, out)
-            tell(device, device, *told)
+            write_logprobs(device, device, *told)
         words = out.cpu().numpy()
         for row, wanted in enumerate(describe(log_softmax(logits), tokens, top)):
             found = _read(words[row], words[row].view(np.float32), int(tokens[row]), top)

@@ -31,7 +31,7 @@ KERNELS = {
         "_add_gated",
         "_skinny_gemm",
         "_tally",
-        "_tell",
+        "_write_logprobs",
         "_unpack",
         "collect",
         "pick",

@@ -73,13 +73,13 @@ def child(script: str, pool: DevicePool, *arguments: str) -> subprocess.Complete
 
 COPIER = """
 import sys
-from baton.kvpool.copies import Run, copy_runs
+from baton.kvpool.copies import CopySpan, copy_runs
 from baton.kvpool.device_pool import DevicePool
 from baton.protocol.codec import decode
 theirs = DevicePool.attach(int(sys.argv[2]), decode(bytes.fromhex(sys.argv[1])))
 ours = DevicePool.create(theirs.layout, 8)
-assert copy_runs(theirs, ours, [Run(2, 0, 3), Run(7, 5, 1)], lambda: True) == 4
-assert copy_runs(ours, theirs, [Run(0, 0, 1), Run(5, 1, 1)], lambda: True) == 2
+assert copy_runs(theirs, ours, [CopySpan(2, 0, 3), CopySpan(7, 5, 1)], lambda: True) == 4
+assert copy_runs(ours, theirs, [CopySpan(0, 0, 1), CopySpan(5, 1, 1)], lambda: True) == 2
 assert "torch" not in sys.modules
 ours.close()
 theirs.close()

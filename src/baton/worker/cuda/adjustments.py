@@ -19,7 +19,7 @@ from torch import Tensor
 from baton.worker.arrays import Int64s
 from baton.worker.cuda.columns import kind_of
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
-from baton.worker.cuda.kernels.logprobs import WORDS, TellScratch
+from baton.worker.cuda.kernels.logprobs import WORDS, LogprobScratch
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BANS_MAX, SequenceSampling
 from baton.worker.step_rules import Bans
@@ -58,7 +58,7 @@ class Adjustments:
         "The model's logits of adjusted rows. After the tokens are chosen: logits of prompts."
         self.told = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
         self.prompts_told = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
-        self.scratch = TellScratch(kept, vocabulary, device)
+        self.scratch = LogprobScratch(kept, vocabulary, device)
         self.every_row = torch.arange(kept, dtype=torch.int32, device=device)
         self.nothing_adjusted = column(kept)
         self._has_bans = self._has_masks = False

@@ -19,7 +19,7 @@ from baton.worker.cuda.kernels.attention_prefill import rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
 from baton.worker.cuda.kernels.finite_check import judge
 from baton.worker.cuda.kernels.gemv import gemv
-from baton.worker.cuda.kernels.logprobs import tell
+from baton.worker.cuda.kernels.logprobs import write_logprobs
 from baton.worker.cuda.kernels.pool_rows import pool_rows
 from baton.worker.cuda.kernels.sample import SampleScratch, sample
 from baton.worker.cuda.layer_steps import LayerSteps, StepLimits
@@ -111,7 +111,7 @@ class DecoderStep(LayerSteps):
             normed, logits = self._normed[:count], kept.raw[:count]
             add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, rows[part])
             self._head(normed, logits)
-            tell(
+            write_logprobs(
                 *(logits, logits, kept.nothing_adjusted, kept.every_row[:count], tokens[part], told[part]),
                 *(kept.scratch, kept.prompts_told[part]),
             )
@@ -146,7 +146,7 @@ class DecoderStep(LayerSteps):
         adjust(logits, kept.raw, slots, self.last_tokens, columns, kept.rows)
         argmax(logits, slots, scratch.argmax, tokens, self.last_tokens, adjusted)
         sample(logits, slots, inputs.outputs, self.columns.draws, scratch, tokens, self.last_tokens)
-        tell(logits, kept.raw, adjusted, slots, tokens, columns.told, kept.scratch, kept.told)
+        write_logprobs(logits, kept.raw, adjusted, slots, tokens, columns.told, kept.scratch, kept.told)
         tally(slots, tokens, columns)
 
     def _head(self, x: Tensor, out: Tensor) -> None:

@@ -18,7 +18,7 @@ WORDS = 2 + 2 * TOP
 """Words per row: log-probability (bits of a float32), rank, then id and log-probability of the likeliest."""
 
 
-class TellScratch:
+class LogprobScratch:
     def __init__(self, rows: int, vocabulary: int, device: torch.device | str) -> None:
         parts = cdiv(vocabulary, CHUNK)
         self.peaks = torch.empty(rows, parts, dtype=torch.float32, device=device)
@@ -43,7 +43,7 @@ def _logit(order):
 
 
 @triton.jit
-def _tell(
+def _write_logprobs(
     logits, raw, adjusted, slots, tokens, told, out, peaks, sums, larger, best, arrived,
     row_stride, raw_stride, vocabulary, parts,
     LEAST: tl.constexpr, TOP: tl.constexpr, WORDS: tl.constexpr, MANY: tl.constexpr, MANY_BEST: tl.constexpr,
@@ -97,21 +97,21 @@ def _tell(
         order = tl.where(order == found, LEAST, order)
 
 
-def tell(
+def write_logprobs(
     logits: torch.Tensor,
     raw: torch.Tensor,
     adjusted: torch.Tensor,
     slots: torch.Tensor,
     tokens: torch.Tensor,
     told: torch.Tensor,
-    scratch: TellScratch,
+    scratch: LogprobScratch,
     out: torch.Tensor,
 ) -> None:
     """logits, raw: float32 [rows, vocabulary]: raw is used where adjusted int32 [rows] is set. tokens: int32 [rows]; negative
     ones are skipped. told: AdjustColumns.told -> out int32 [rows, WORDS]."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
-    _tell[(rows, parts)](
+    _write_logprobs[(rows, parts)](
         *(logits, raw, adjusted, slots, tokens, told, out),
         *(scratch.peaks, scratch.sums, scratch.larger, scratch.best, scratch.arrived),
         *(logits.stride(0), raw.stride(0), vocabulary, parts),
