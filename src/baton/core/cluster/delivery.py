@@ -133,8 +133,8 @@ class Delivery:
         """False: another instance can continue the sequence."""
         if ended.error in RETRYABLE:
             return False
-        asked, told = ended.index in routed.withdrawn, len(routed.open[ended.index])
-        if ended.output_tokens > told:  # some tokens never arrived
+        asked, delivered = ended.index in routed.withdrawn, len(routed.open[ended.index])
+        if ended.output_tokens > delivered:  # some tokens never arrived
             return False
         match ended.reason:
             case FinishReason.ABORT:
@@ -142,7 +142,7 @@ class Delivery:
             case FinishReason.TIMEOUT:
                 return asked or routed.request.timeout_seconds is not None
             case FinishReason.LENGTH:
-                return instance is routed.decoder or told >= routed.request.sampling.max_tokens
+                return instance is routed.decoder or delivered >= routed.request.sampling.max_tokens
         return True
 
     def _after_end(self, routed: RoutedRequest, broken: dict[RequestId, RoutedRequest]) -> None:
