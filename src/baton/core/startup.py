@@ -2,11 +2,11 @@
 
 | blocks   | role           | tiers | order                      | creates the pool | attaches         |
 | profiled | mixed          | yes   | worker, then cache service | worker           | transfer         |
-| profiled | mixed          | no    | worker only                | worker           | nobody           |
+| profiled | mixed          | no    | worker only                | worker           | none             |
 | profiled | prefill/decode | yes   | worker, then cache service | messenger        | worker, transfer |
 | profiled | prefill/decode | no    | worker, then cache service | messenger        | worker           |
 | given    | mixed          | yes   | worker, then cache service | worker           | transfer         |
-| given    | mixed          | no    | worker only                | worker           | nobody           |
+| given    | mixed          | no    | worker only                | worker           | none             |
 | given    | prefill/decode | yes   | cache service, then worker | messenger        | worker, transfer |
 | given    | prefill/decode | no    | cache service, then worker | messenger        | worker           |
 

@@ -140,7 +140,7 @@ def is_known(kind: int) -> bool:
 
 
 def encode(message: Message, version: int = VERSIONS.newest) -> bytes:
-    """`version`: the one that the session has agreed on."""
+    """`version`: agreed on by both sides of the session."""
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise MessageTooLarge(f"a {type(message).__name__} of {len(body)} bytes; at most {FRAME_BYTES_MAX} go in a frame")

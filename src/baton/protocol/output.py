@@ -88,7 +88,7 @@ class Delta(Struct):
     "Which of the n sequences."
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
-    "One per token, if the request wants them; else empty."
+    "Log-probabilities, one per token, if the request wants them; else empty."
     prompt_logprobs: list[TokenLogprob | None] | None = None
     "One per prompt token, the first one None. Delivered once, with sequence 0, if the request wants them."
     ended: Ended | None = None

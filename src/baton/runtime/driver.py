@@ -54,8 +54,7 @@ class Driver(Generic[EventT, EffectT]):
             self._timer.cancel()
 
     def _arm(self) -> None:
-        """Set the timer. A timer that fires too early finds nothing due and is set again; so one that is early enough is
-        kept."""
+        """Set the timer. A timer that fires too early finds nothing due and is set again; so an earlier timer is kept."""
         deadline = self.machine.next_deadline()
         if deadline is None or (self._armed is not None and self._armed <= deadline):
             return

@@ -1,4 +1,4 @@
-"""The choice for one request: the instance that answers it, and for a hand-off the one that computes its prompt.
+"""The choice for one request: the instance that answers it, and for a hand-off the instance that computes its prompt.
 
 With pairs there are three ways, and the best instance of all of them is chosen:
 

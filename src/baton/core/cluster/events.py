@@ -14,7 +14,7 @@ from baton.protocol.output import Emit, EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 Session = NewType("Session", int)
-"""One connection of one instance. Never reused: messages of an earlier one are ignored."""
+"""Number of one connection of one instance. Never reused: messages of an earlier one are ignored."""
 
 FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats
 ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Release | Released | Forget

@@ -182,7 +182,7 @@ class Membership:
         before = self._losses.pop(instance.name, None)
         if reloaded:
             self._losses.clear()  # instances lost before do not fit the new weights: their return is not awaited
-        elif instance.mode == "serving":  # not one that was drained
+        elif instance.mode == "serving":  # a drained instance is no loss
             in_a_row = before.in_a_row if before is not None and now - instance.joined_at < HEALTHY_SECONDS else 0
             self._losses[instance.name] = InstanceLoss(in_a_row + 1, now, instance.hello)
         while len(self._losses) > self._config.instances_max:

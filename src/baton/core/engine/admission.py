@@ -2,7 +2,7 @@
 entry, not a branch.
 
 A limit returns None, or a Shortage whose reason is also the metric label. It is asked about a `Room`: that of the step being
-planned, or the one that would be left if certain victims were gone (preemption.py). Running sequences are not asked.
+planned, or the room left if certain victims were gone (preemption.py). Running sequences are not asked.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 
 def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """No sequence overtakes a more urgent one that was preempted and is not back in the queue yet."""
+    """No sequence overtakes a preempted, more urgent sequence that is not back in the queue yet."""
     if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
         return Shortage("order", 1)
     return None

@@ -89,7 +89,7 @@ class WorkerWatch:
         return True
 
     def killed(self, now: Instant) -> bool:
-        """Record a kill from outside. True: there were so many in a row that it counts as a fault of the computation."""
+        """Record a kill from outside. True: there were too many in a row, so it counts as a fault of the computation."""
         config, served = self._config, self._service_seconds(now)
         self._kills = [at for at in self._kills if served - at <= config.worker_kill_seconds][-config.worker_kills_max :]
         self._kills.append(served)

@@ -29,7 +29,7 @@ from baton.protocol.request import Refused
 
 FAULT_CHARACTERS_MAX: Final = 300
 ROOM: Final = 1
-"""Tokens that the request gets before it continues: the one that the other instance samples."""
+"""Number of tokens that the other instance samples before the request continues here."""
 
 
 class Pull(MoveWaiter):

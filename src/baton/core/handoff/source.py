@@ -66,7 +66,7 @@ class Source:
         self._outgoing.append(offer)
 
     def _bound(self) -> None:
-        """Keep at most `kept_max` prompts: the one that expires next is dropped first."""
+        """Keep at most `kept_max` prompts: the next to expire is dropped first."""
         while len(self._board.kept_until) > self._config.kept_max:
             self._board.drop_kept(self._board.kept_until.first())
 

@@ -48,7 +48,7 @@ class MooncakeConfig:
     device: str = ""
     "RDMA devices, by comma."
     local_host: str = ""
-    "Address under which other machines reach this one; by default the one that talks to the master."
+    "Address under which other machines reach this one; by default the local address of the connection to the master."
     segment_bytes: int = 2**30
     "Memory that this process gives to the store."
 

@@ -191,6 +191,7 @@ class ChildSet(Generic[ParentConfig]):
             self._parent.on_over(error)
 
     def _on_end(self, child: Child, loss: Loss) -> None:
+        """Apply the restart rule of the child's row: report the loss and restart it, or end the parent."""
         when = " before it was ready" if self._starting else ""
         reported = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
         rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
