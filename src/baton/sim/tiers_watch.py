@@ -80,6 +80,8 @@ class TierWatch:
         self._plans = plans
         self.contents = contents
         self._stores = self._steps = 0
+        self.queries = 0
+        "Questions to storage."
         self._ways: dict[int, str] = {}
         "Questions to storage, puts and fetches that are not answered: whether they read or write."
         self._sent: dict[str, dict[int, float]] = {"read": {}, "write": {}}
@@ -117,6 +119,7 @@ class TierWatch:
         told the token ids of its keys if it wants them, and nobody is told any otherwise. Reads and writes fail apart."""
         if message.tokens or self._wants_tokens:
             self._tokens(message)
+        self.queries += isinstance(message, StorageQuery)
         if isinstance(message, BlockMove) and message.kind in ("store", "fetch"):
             self._to_host[message.id] = None
         if isinstance(message, BlockMove) and message.kind in ("store", "load", "pull"):

@@ -23,6 +23,7 @@ from baton.sim.instance_watch import InstanceWatch
 from baton.sim.nudges import nudge
 from baton.sim.outcome import Outcome as Outcome
 from baton.sim.scenario import InstanceSpec, Nudge, Scenario
+from baton.sim.tier_outcomes import check_tier_outcomes
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -205,6 +206,7 @@ class PlainWorld(World):
         self.instance.at_rest()
         self.clients.at_rest()
         self.watch.at_rest()
+        check_tier_outcomes(self.scenario, self.watch.all_requests, self.machine, self.engine.tiers.queries)
 
     def _after_each(self) -> None:
         if self.events >= self._next_full_check:  # a scan looks at each open request

@@ -73,6 +73,9 @@ class ClusterWatch(Watch):
         "Prompts that were adopted."
         self.at_stage: Callable[[Stage, str], None] = lambda stage, request: None
         self._size = scenario.block_size
+        cluster = scenario.cluster
+        self._calm = cluster is not None and not scenario.faults and not any(each.host_blocks for each in cluster.instances)
+        "Nothing goes wrong, and no lower tier has what is missing."
         self._kept: dict[Attempt, Kept] = {}
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
@@ -195,6 +198,11 @@ class ClusterWatch(Watch):
         self._adopted[attempt] = None
         if attempt in self._granted and adopted.tokens:
             self.handoffs += 1
+            if self._calm and adopted.tokens < self._kept[attempt].tokens:
+                raise InvariantBroken(
+                    f"{adopted.request}: {adopted.tokens} tokens are adopted, {self._kept[attempt].tokens} were copied",
+                    invariant=64,
+                )
             self.saw("a prompt was handed over")
             if adopted.tokens % self._size:
                 self.saw("a part of a block was handed over")
