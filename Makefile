@@ -59,6 +59,7 @@ fast: $(VENV)/.fast     ## under a minute, without torch, compiler or model: lin
 	BATON_HYPOTHESIS=fast PYTHONPATH=src $(QUIET) $(BIN)/python -m pytest -n $$(nproc) --dist loadfile tests/layers tests/core tests/protocol
 	PYTHONPATH=src $(BIN)/python -m baton.sim 0:20
 	PYTHONPATH=src $(BIN)/python -m baton.sim 0:20 --cluster
+	PYTHONPATH=src $(BIN)/python -m baton.sim 0:20 --front
 
 # What starts servers, compares kernels or runs campaigns is left to make test.
 UNIT := layers core protocol kvcache kvpool grammar text models observe sim bench hidden

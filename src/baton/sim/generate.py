@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from baton.protocol.repetition import RepetitionStop
+from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import (
     VOCAB,
     Abortable,
@@ -33,11 +34,6 @@ FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort"
 CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind not in ("full", "silent"))
 """Drawn one by one. Storage that is full stays so for a while (`_full_and_cleared`); one that is silent is `_silent`."""
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
-
-
-def stream(seed: int, name: str) -> Random:
-    """A named random stream. Text seeds do not depend on PYTHONHASHSEED."""
-    return Random(f"baton/{seed}/{name}")
 
 
 Kind = Literal["swarm", "long", "tight", "burst"]
@@ -252,24 +248,6 @@ def _burst(seed: int) -> list[Client]:
         Client(f"r{number}", 0.0, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))], rng.randint(1, 2))
         for number in range(BURST)
     ]
-
-
-class PromptTree:
-    """Three levels: a few openings, a few continuations, own words. Lengths like to end on a block's edge."""
-
-    def __init__(self, rng: Random, block_size: int) -> None:
-        def words(count: int) -> list[int]:
-            return [rng.randrange(VOCAB) for _ in range(count)]
-
-        self._size = block_size
-        self._openings = [words(rng.choice((0, block_size, 2 * block_size, 13))) for _ in range(2)]
-        self._middles = [words(rng.choice((0, block_size, 5))) for _ in range(2)]
-
-    def prompt(self, rng: Random) -> list[int]:
-        prompt = rng.choice(self._openings) + rng.choice(self._middles)
-        if rng.random() < 0.6 or not prompt:
-            prompt = prompt + [rng.randrange(VOCAB) for _ in range(rng.choice((1, 2, self._size, rng.randint(1, 24))))]
-        return prompt[:80]
 
 
 def _size_pool(scenario: Scenario, kind: Kind, rng: Random) -> None:

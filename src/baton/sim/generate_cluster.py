@@ -11,15 +11,8 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import (
-    PromptTree,
-    long_prompts,
-    step_faults,
-    stop_last,
-    stop_repetitions,
-    storage_wants_tokens,
-    stream,
-)
+from baton.sim.generate import long_prompts, step_faults, stop_last, stop_repetitions, storage_wants_tokens
+from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import (
     VOCAB,
     WEIGHTS_FAULTS,

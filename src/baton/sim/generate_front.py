@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from baton.sim.generate import PromptTree, stream
+from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import VOCAB, Client, Cluster, ClusterFault, InstanceSpec, Scenario
 
 
