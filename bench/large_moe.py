@@ -34,7 +34,7 @@ import json, sys, xllamacpp as x
 params = x.CommonParams()
 params.model.path, params.n_ctx, params.warmup = sys.argv[1], 2048, False
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[2])
-params.n_parallel = 1
+params.n_parallel, params.load_mode = 1, 0  # not mapped: our server leaves the page cache, and single pages would be read
 server = x.Server(params)
 def ask(prompt, tokens):
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}

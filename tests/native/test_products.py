@@ -6,7 +6,8 @@ from functools import cache
 
 import numpy as np
 import pytest
-from kernels import Team, fused_libraries, pack, packed_head, rounds_once, small_config
+from golden_model import runnable_variants
+from kernels import Team, fused_libraries, load, pack, packed_head, rounds_once, small_config
 from product_oracle import Product, activation_groups, gated, product, random_matrix
 
 from baton.models.config import Traits
@@ -104,6 +105,19 @@ def test_the_largest_numbers_do_not_overflow(library, kind, sign):
     with Team(library) as team:
         for rows in (1, 2, 20):
             assert_near(library, team.product(packed.head, x[20 - rows :], 64), product(x[20 - rows :], raw, tiles=tiles))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FOUR_BITS, ids=lambda kind: kind.name)
+def test_so_it_is_on_tiles_for_which_another_processor_stands_in(kind):
+    variant = next((each for each in runnable_variants() if each.name == "amx"), None)
+    if variant is None:
+        pytest.skip("this processor has neither tiles nor the instructions that stand in for them")
+    library = load(variant)
+    for shape in SHAPES:
+        test_products_are_what_their_definition_says(library, kind, shape)
+    for sign in (1, -1):
+        test_the_largest_numbers_do_not_overflow(library, kind, sign)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
