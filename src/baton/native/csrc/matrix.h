@@ -121,12 +121,18 @@ ALWAYS f32v gate_lanes(const int paired, f32v gate, f32v up) {
     return (paired == GELU_GATES ? gelu_lanes(gate) : silu_lanes(gate)) * up;
 }
 
+/* A loop for each kind of gates: to ask within the loop costs a twentieth of the product. */
+ALWAYS void gate_row(const int paired, float *restrict t) {
+    for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, gate_lanes(paired, load(t + j), load(t + j + HALF_PANEL)));
+}
+
 /* Adds the bias, pairs gates, and stores what exists of the outputs of one panel. */
 ALWAYS void finish_row(const Matrix *m, const float *bias, float *restrict t, float *restrict to, Then then, int64_t width) {
     if (bias)
         for (int j = 0; j < PANEL; j++) t[j] += bias[j];
-    if (m->paired)
-        for (int j = 0; j < HALF_PANEL; j += LANES) store(t + j, gate_lanes(m->paired, load(t + j), load(t + j + HALF_PANEL)));
+    if (m->paired == SILU_GATES) gate_row(SILU_GATES, t);
+    else if (m->paired == GELU_GATES) gate_row(GELU_GATES, t);
+    else if (m->paired) gate_row(OAI_GATES, t);
     if (then == ADD)
         for (int64_t j = 0; j < width; j++) to[j] += t[j];
     else
