@@ -108,10 +108,10 @@ def simulate(
         seeds=seeds, seed=seed, scenario=scenario, mutants=mutants, jobs=jobs,
         as_json=as_json, trace=trace, perfetto=perfetto, shrink=shrink, kind=kind,
     )  # fmt: skip
-    raise typer.Exit(_obey(order))
+    raise typer.Exit(_run_command(order))
 
 
-def _obey(order: SeedRange) -> int:
+def _run_command(order: SeedRange) -> int:
     try:
         _check(order)
         if order.mutants:

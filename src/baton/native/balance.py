@@ -35,8 +35,8 @@ WEIGHT_LEAST, ACTIVATION_LEAST = 0.01, 0.001
 def balance(library: Library, packed: PackedModel) -> None:
     """Packs the int8 matrices again, with a balance. Must be called once, before anything is computed."""
     if packed.of_bytes:
-        for packing, heard in zip(packed.of_bytes, listen(library, packed), strict=True):
-            packing.balance[:] = best_balance(packing.squares, heard)
+        for packing, activation_squares in zip(packed.of_bytes, listen(library, packed), strict=True):
+            packing.balance[:] = best_balance(packing.squares, activation_squares)
             packing.run(library, packed.threads)
     packed.of_bytes.clear()
 
@@ -59,13 +59,13 @@ def listen(library: Library, packed: PackedModel) -> list[Floats]:
     """For each int8 matrix the squares of its inputs, summed over tokens."""
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
     tokens = min(TOKENS_OF_LARGE if packed.large else TOKENS, packed.config.context_tokens_max)
-    heard = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
-    for matrix, rows in zip(of_bytes, heard, strict=True):
+    activation_squares = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
+    for matrix, rows in zip(of_bytes, activation_squares, strict=True):
         matrix.input_squares = rows.ctypes.data
     _run_tokens(library, packed, tokens)
     for matrix in of_bytes:
         matrix.input_squares = None
-    return [_sum_in_order(rows) for rows in heard]
+    return [_sum_in_order(rows) for rows in activation_squares]
 
 
 def _sum_in_order(rows: Floats) -> Floats:

@@ -39,15 +39,15 @@ def tokenizer_parts_from_folder(folder: Path) -> TokenizerParts:
     ids_of_named = {key: i for key, token in named.items() if (i := backend.token_to_id(token)) is not None}
     added = backend.get_added_tokens_decoder()
     special = {i for i, token in added.items() if token.special} | set(ids_of_named.values())
-    prefix, suffix = _surroundings(backend)
+    prefix, suffix = _prefix_and_suffix(backend)
     bos, eos = ids_of_named.get("bos_token"), ids_of_named.get("eos_token")
     style = _PieceStyle(description.get("decoder"))
     return TokenizerParts(
         backend=backend,
         token_bytes=_token_bytes(backend, style, special),
         special_ids=frozenset(special),
-        prefix_ids=_overruled(prefix, settings.get("add_bos_token"), bos),
-        suffix_ids=_overruled(suffix[::-1], settings.get("add_eos_token"), eos)[::-1],
+        prefix_ids=_with_setting(prefix, settings.get("add_bos_token"), bos),
+        suffix_ids=_with_setting(suffix[::-1], settings.get("add_eos_token"), eos)[::-1],
         bos_id=bos,
         eos_ids=tuple(dict.fromkeys([*([] if eos is None else [eos]), *_eos_ids_of_generation(folder)])),
         strips_leading_space=style.strips_leading_space,
@@ -104,7 +104,7 @@ def _added_later(settings: dict[str, Any]) -> Iterator[tuple[int, AddedToken]]:
         yield int(key), AddedToken(text, single_word=bool(entry.get("single_word", False)), **flags)
 
 
-def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _prefix_and_suffix(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ids that tokenizer.json's post-processor puts before and after a text, found by a trial."""
     bare = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
@@ -114,7 +114,7 @@ def _surroundings(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
     raise InvalidConfig("tokenizer.json: its post-processor rewrites the text's own tokens, which is not supported")
 
 
-def _overruled(ids: tuple[int, ...], wanted: object, token_id: int | None) -> tuple[int, ...]:
+def _with_setting(ids: tuple[int, ...], wanted: object, token_id: int | None) -> tuple[int, ...]:
     """Applies add_bos_token or add_eos_token, which override the post-processor as in transformers.
 
     The token is the outermost: first of a prefix, and last of a suffix (which the caller passes reversed).

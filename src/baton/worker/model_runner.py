@@ -91,7 +91,7 @@ class ModelRunner:
         if len(self._in_flight) >= self.steps_ahead:
             raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
-        self._take_in(plan)
+        self._apply_plan(plan)
         in_flight = InFlightStep(plan, self._members(plan.run))
         layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
@@ -123,7 +123,7 @@ class ModelRunner:
 
     # The plan
 
-    def _take_in(self, plan: StepPlan) -> None:
+    def _apply_plan(self, plan: StepPlan) -> None:
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise ProtocolError(f"step {plan.step} follows step {self._last_step}: a plan was lost or came twice")
         self._last_step = plan.step
@@ -139,14 +139,14 @@ class ModelRunner:
         for new in plan.new:
             if not 0 <= new.sampling < len(plan.sampling):
                 raise ProtocolError(f"slot {new.slot} has settings {new.sampling}; the plan has {len(plan.sampling)}")
-            made = self._seat(new, plan.sampling[new.sampling], bad_words.get(new.sampling))
+            made = self._assign_slot(new, plan.sampling[new.sampling], bad_words.get(new.sampling))
             bad_words[new.sampling] = made.bad_words
         for slot, block in plan.grown:
             self.batch.grow(slot, block)
         for slot, place, block in plan.deduplicated:
             self.batch.fold(slot, place, block)
 
-    def _seat(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
+    def _assign_slot(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
         vocabulary = self.config.vocab_size
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))

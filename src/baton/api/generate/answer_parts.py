@@ -50,7 +50,9 @@ def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
         return AnswerParts(make=make_channels, shown_ids=_special(front, MARKS), thinks=separate)
     thoughts = style.thoughts if thinking.separate else None
     marks = [*((thoughts.start, thoughts.end) if thoughts else ()), *(style.calls.marks if tools and style.calls else ())]
-    is_open = style.thoughts is not None and (_is_open(prompt, style.thoughts.start) or _goes_on(body, style.thoughts))
+    is_open = style.thoughts is not None and (
+        _is_open(prompt, style.thoughts.start) or _ends_inside_reasoning(body, style.thoughts)
+    )
 
     def make() -> Parser:
         rest: Parser = PlainParser()
@@ -78,7 +80,7 @@ def _is_open(prompt: str, start: str) -> bool:
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
 
 
-def _goes_on(body: ChatBody, thoughts: ThinkStyle) -> bool:
+def _ends_inside_reasoning(body: ChatBody, thoughts: ThinkStyle) -> bool:
     """The message to continue ends inside its reasoning."""
     last = body.messages[-1] if body.continue_final_message and body.messages else None
     content = last.get("content") if isinstance(last, dict) else None

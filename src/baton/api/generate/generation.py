@@ -82,14 +82,14 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Usage so far. A prompt counts once, however many sequences share it."""
-        told = len(self._cached) == len(self._job.requests)
+        all_reported = len(self._cached) == len(self._job.requests)
         first = min((timing.first for timing in self._timings if timing.first is not None), default=self._started)
         last = max(first, *(timing.last for timing in self._timings))
         cached, host, storage = (sum(column) for column in zip((0, 0, 0), *self._cached.values(), strict=True))
         return Usage(
             prompt_tokens=sum(len(request.prompt) for request in self._job.requests),
             output_tokens=sum(output.tokens for output in self._outputs),
-            cached_tokens=cached if told else None,
+            cached_tokens=cached if all_reported else None,
             host_tokens=host,
             storage_tokens=storage,
             preemptions=self._preemptions,
@@ -165,7 +165,7 @@ class Generation:
         finally:
             if owed:
                 self._front.engine.abort(request.id)
-        self._tell_ended(place)
+        self._report_ended(place)
 
     def _take_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
         """The fast path of `_take` for nearly every token of a stream: Job.only_text, and not the end."""
@@ -204,9 +204,9 @@ class Generation:
             self._prefill_seconds[place] = prefill = min(begun.prefill_seconds, seconds)
             self._front.metrics.request_begun(seconds - prefill, prefill)
 
-    def _note_cached(self, place: int, said: Begun | Ended) -> None:
+    def _note_cached(self, place: int, report: Begun | Ended) -> None:
         """Tokens that siblings computed for each other were not cached before: the minimum over the sequences counts."""
-        counts = (said.cached_tokens, said.host_tokens, said.storage_tokens)
+        counts = (report.cached_tokens, report.host_tokens, report.storage_tokens)
         self._cached[place] = min(self._cached.get(place, counts), counts)
 
     def _echo(self, place: int, choice: int, delta: Delta, sink: Sink) -> None:
@@ -257,7 +257,7 @@ class Generation:
         timing.last = now
         timing.tokens += tokens
 
-    def _tell_ended(self, place: int) -> None:
+    def _report_ended(self, place: int) -> None:
         n, now = self._n, self._now()
         for timing in self._timings[place * n : (place + 1) * n]:
             if timing.first is not None and timing.tokens > 1:

@@ -169,7 +169,7 @@ class SequenceOutput:
         for token in self._request.prompt:
             piece.offsets.append(self._chars)
             texts.append(self._pushed(token))
-        self._say_text(piece, "".join(texts))
+        self._emit_text(piece, "".join(texts))
         piece.tokens = list(self._request.prompt)
         piece.logprobs = list(logprobs or [])
         return piece
@@ -183,7 +183,7 @@ class SequenceOutput:
         last = len(delta.tokens) - 1
         for place, token in enumerate(delta.tokens):
             is_stop_token = stopped_by_token and place == last
-            self._take(piece, token, is_stop_token)
+            self._add_token(piece, token, is_stop_token)
             if delta.logprobs:
                 piece.logprobs.append(delta.logprobs[place])
             if self.finish is not None:
@@ -217,7 +217,7 @@ class SequenceOutput:
         piece.usage = (len(self._request.prompt), self.tokens)
         return piece
 
-    def _take(self, piece: Piece, token: int, is_stop_token: bool) -> None:
+    def _add_token(self, piece: Piece, token: int, is_stop_token: bool) -> None:
         self.tokens += 1
         self._without_part += 1
         piece.tokens.append(token)
@@ -229,13 +229,13 @@ class SequenceOutput:
         if self._parser is None:
             self._through_stops(piece, text)
             return
-        self._take_parts(piece, self._parser.feed(text))
+        self._add_parts(piece, self._parser.feed(text))
         self.reasoning_tokens += self._parser.in_reasoning
         if self._parser.done and self.finish is None:
-            self._say_text(piece, self._stops.flush())
+            self._emit_text(piece, self._stops.flush())
             self._finish(piece, FinishReason.STOP)
 
-    def _take_parts(self, piece: Piece, parts: list[Part]) -> None:
+    def _add_parts(self, piece: Piece, parts: list[Part]) -> None:
         for part in parts:
             if self.finish is not None:
                 return  # ended by a stop string
@@ -243,10 +243,10 @@ class SequenceOutput:
                 self._through_stops(piece, part.text)
                 continue
             if self._has_stops:
-                self._say_text(piece, self._stops.flush())  # no stop string spans a call or reasoning
+                self._emit_text(piece, self._stops.flush())  # no stop string spans a call or reasoning
             if isinstance(part, ToolCallDelta):
                 self._name_call(part)
-            self._say(piece, part)
+            self._emit(piece, part)
 
     def _name_call(self, call: ToolCallDelta) -> None:
         """Derives the call's id from the request's random id: a replay gives the same."""
@@ -254,11 +254,11 @@ class SequenceOutput:
             self._calls += 1
             call.id = call_id(self._request.id, self._choice, call.index)
 
-    def _say_text(self, piece: Piece, text: str) -> None:
+    def _emit_text(self, piece: Piece, text: str) -> None:
         if text:
-            self._say(piece, Content(text))
+            self._emit(piece, Content(text))
 
-    def _say(self, piece: Piece, part: Part) -> None:
+    def _emit(self, piece: Piece, part: Part) -> None:
         part.tokens, self._without_part = self._without_part, 0
         self._in_call = isinstance(part, ToolCallDelta)
         if piece.parts:
@@ -269,10 +269,10 @@ class SequenceOutput:
     def _through_stops(self, piece: Piece, text: str) -> None:
         """Applies stop strings. Like stop ids they end nothing before min_tokens, but a match may begin before."""
         if not self._has_stops:
-            self._say_text(piece, text)
+            self._emit_text(piece, text)
             return
         fed = self._stops.feed(text, may_end=self.tokens > self._min_tokens)
-        self._say_text(piece, fed.text)
+        self._emit_text(piece, fed.text)
         if fed.stop is not None:
             self._finish(piece, FinishReason.STOP)
             piece.stop_reason = fed.stop
@@ -282,9 +282,9 @@ class SequenceOutput:
         if self._parser is None:
             self._through_stops(piece, rest)
         else:
-            self._take_parts(piece, [*self._parser.feed(rest), *self._parser.flush()])
+            self._add_parts(piece, [*self._parser.feed(rest), *self._parser.flush()])
         if self.finish is None:
-            self._say_text(piece, self._stops.flush())
+            self._emit_text(piece, self._stops.flush())
             self._finish(piece, reason)
 
     def _finish(self, piece: Piece, reason: FinishReason) -> None:

@@ -46,14 +46,14 @@ class ThinkingOptions:
         return {**own, **(kwargs or {})} if own else kwargs
 
 
-class _Said:
+class _GivenValue:
     """Collects the values given for one setting under several names. Raises if they differ."""
 
     def __init__(self) -> None:
         self.value: Any = None
         self._place = ""
 
-    def say(self, value: Any, place: str) -> None:
+    def add(self, value: Any, place: str) -> None:
         if value is None:
             return
         if self.value is not None and self.value != value:
@@ -63,14 +63,14 @@ class _Said:
 
 def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
     """`kwargs`: chat_template_kwargs."""
-    enabled, effort, budget = _Said(), _Said(), _Said()
+    enabled, effort, budget = _GivenValue(), _GivenValue(), _GivenValue()
     for name in ("enable_thinking", "thinking"):
         if kwargs is not None and isinstance(kwargs.get(name), bool):
-            enabled.say(kwargs[name], f"chat_template_kwargs.{name}")
+            enabled.add(kwargs[name], f"chat_template_kwargs.{name}")
     if fields.raw("enable_thinking") is not None:
-        enabled.say(fields.boolean("enable_thinking"), "enable_thinking")
+        enabled.add(fields.boolean("enable_thinking"), "enable_thinking")
     for name in _BUDGETS:
-        budget.say(_budget(fields.raw(name), name), name)
+        budget.add(_budget(fields.raw(name), name), name)
     _effort(fields.raw("reasoning_effort"), "reasoning_effort", enabled, effort)
     _think(fields.raw("think"), enabled, effort)
     _anthropic(fields, enabled, budget)
@@ -85,30 +85,30 @@ def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> ThinkingO
     )
 
 
-def _effort(value: Any, place: str, enabled: _Said, effort: _Said) -> None:
+def _effort(value: Any, place: str, enabled: _GivenValue, effort: _GivenValue) -> None:
     if value is None:
         return
     if value not in EFFORTS:
         raise bad(f"{place} must be one of {', '.join(EFFORTS)}, not {shown(value)}", place.split(".", 1)[0])
-    effort.say(value, place)
+    effort.add(value, place)
     if value == "none":
-        enabled.say(False, place)
+        enabled.add(False, place)
 
 
-def _think(value: Any, enabled: _Said, effort: _Said) -> None:
+def _think(value: Any, enabled: _GivenValue, effort: _GivenValue) -> None:
     """Ollama's `think`: true, false, or an effort."""
     if isinstance(value, str):
         _effort(value, "think", enabled, effort)
     elif value is not None:
         if not isinstance(value, bool):
             raise bad(f"think must be true, false or an effort, not {shown(value)}", "think")
-        enabled.say(value, "think")
+        enabled.add(value, "think")
 
 
-def _anthropic(fields: Fields, enabled: _Said, budget: _Said) -> None:
+def _anthropic(fields: Fields, enabled: _GivenValue, budget: _GivenValue) -> None:
     value = fields.raw("thinking")
     if isinstance(value, bool):
-        enabled.say(value, "thinking")
+        enabled.add(value, "thinking")
         return
     value = fields.object("thinking", ("type", "budget_tokens"))
     if value is None:
@@ -116,20 +116,20 @@ def _anthropic(fields: Fields, enabled: _Said, budget: _Said) -> None:
     kind = value.get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
         raise bad('thinking.type must be "enabled", "disabled" or "adaptive"', "thinking")
-    enabled.say({"enabled": True, "disabled": False}.get(kind), "thinking.type")
-    budget.say(_budget(value.get("budget_tokens"), "thinking.budget_tokens"), "thinking.budget_tokens")
+    enabled.add({"enabled": True, "disabled": False}.get(kind), "thinking.type")
+    budget.add(_budget(value.get("budget_tokens"), "thinking.budget_tokens"), "thinking.budget_tokens")
 
 
-def _openrouter(fields: Fields, enabled: _Said, effort: _Said, budget: _Said) -> bool:
+def _openrouter(fields: Fields, enabled: _GivenValue, effort: _GivenValue, budget: _GivenValue) -> bool:
     """Reads OpenRouter's `reasoning`. Returns whether the reasoning is sent."""
     value = fields.object("reasoning", ("effort", "enabled", "max_tokens", "exclude", "summary", "generate_summary"))
     if value is None:
         return True
     for name in ("enabled", "exclude"):
         expect(bool, value.get(name) is not None and value[name], f"reasoning.{name}", "reasoning")
-    enabled.say(value.get("enabled"), "reasoning.enabled")
+    enabled.add(value.get("enabled"), "reasoning.enabled")
     _effort(value.get("effort"), "reasoning.effort", enabled, effort)
-    budget.say(_budget(value.get("max_tokens"), "reasoning.max_tokens"), "reasoning.max_tokens")
+    budget.add(_budget(value.get("max_tokens"), "reasoning.max_tokens"), "reasoning.max_tokens")
     return not value.get("exclude")
 
 

@@ -149,7 +149,7 @@ class RequestLog:
             response = await on_error(Request(scope), error)
             await response(scope, receive, watched)
         finally:
-            self._tell(scope, record, status or _CLOSED, time.monotonic() - began)
+            self._log(scope, record, status or _CLOSED, time.monotonic() - began)
 
     async def _routed(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -159,7 +159,7 @@ class RequestLog:
             scope["path"] = path[:-1] or "/"  # same as without the slash
         await self._app(scope, receive, send)
 
-    def _tell(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
+    def _log(self, scope: Scope, record: RequestRecord, status: int, seconds: float) -> None:
         found = scope.get("route")
         route = getattr(found, "path", None) or ("(refused)" if status in (401, 403) else "(none)")
         self._front.metrics.http_response(route, status)

@@ -199,7 +199,7 @@ class EventStream:
                 if isinstance(error, ClientGone) or (not self.started and buffer.empty):
                     raise error
                 self.error = error
-                buffer.put(self._error_event(_told(error)))  # without [DONE]: the answer is incomplete
+                buffer.put(self._error_event(_error_for_client(error)))  # without [DONE]: the answer is incomplete
             if finished:
                 await self._deliver(buffer.take(), last=True)
                 return
@@ -261,7 +261,7 @@ def drop_connection(scope: Scope) -> None:
         abort()
 
 
-def _told(error: BaseException) -> ApiError:
+def _error_for_client(error: BaseException) -> ApiError:
     return as_api_error(error) if isinstance(error, Exception) else ApiError(500, "the request was cancelled")
 
 

@@ -148,7 +148,7 @@ class _EventNames:
     "Name of the part's index in its item."
 
 
-_WORDS: Final = {
+_EVENT_NAMES: Final = {
     "text": _EventNames("response.output_text", "response.content_part", "content_index"),
     "reasoning": _EventNames("response.reasoning_text", "response.content_part", "content_index"),
     "summary": _EventNames("response.reasoning_summary_text", "response.reasoning_summary_part", "summary_index"),
@@ -206,7 +206,7 @@ class ResponseEvents:
             self.close("text")
         answer = self._shape.finished(self._whole, self._output, self._generation.usage)
         kind = "response.completed" if answer["status"] == "completed" else "response.incomplete"
-        self._tell({"type": kind, "response": answer})
+        self._emit({"type": kind, "response": answer})
 
     def open(self, part: Part) -> None:
         self._open, self._logprobs, place, items, kind = [], [], len(self._output), self._shape.items, kind_of(part)
@@ -218,31 +218,31 @@ class ResponseEvents:
         else:
             opened = items.message(place, "", [], "in_progress")
         self._item_id: str = opened["id"]
-        self._tell({"type": "response.output_item.added", "output_index": place, "item": opened})
+        self._emit({"type": "response.output_item.added", "output_index": place, "item": opened})
         if kind != "call":
-            self._tell({"type": f"{self._words(kind).part}.added", **self._place(kind), "part": self._part(kind, "", [])})
+            self._emit({"type": f"{self._names_of(kind).part}.added", **self._place(kind), "part": self._part(kind, "", [])})
 
     def more(self, part: Part) -> None:
         rows = self._rows.of(part)
         self._open.append(part)
         self._logprobs += rows
         if text_of(part):
-            self._tell(self._delta(part, rows))
+            self._emit(self._delta(part, rows))
 
     def close(self, kind: BlockKind) -> None:
         self._frame = None
-        place, words, logprobs, part = len(self._output), self._words(kind), self._logprobs, _joined(self._open, kind)
+        place, words, logprobs, part = len(self._output), self._names_of(kind), self._logprobs, _joined(self._open, kind)
         join_parts(self._whole.parts, [part])
         text = text_of(part)
         if isinstance(part, ToolCallDelta):
             called = self._shape.items.called(part)
-            self._tell({"type": f"{words.text}.done", **self._place(kind), **called, "arguments": text})
+            self._emit({"type": f"{words.text}.done", **self._place(kind), **called, "arguments": text})
         else:
             done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
-            self._tell({**done, "logprobs": logprobs} if kind == "text" else done)
-            self._tell({"type": f"{words.part}.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
+            self._emit({**done, "logprobs": logprobs} if kind == "text" else done)
+            self._emit({"type": f"{words.part}.done", **self._place(kind), "part": self._part(kind, text, logprobs)})
         item = self._shape.items.item(place, part, logprobs, cut=self._cut)
-        self._tell({"type": "response.output_item.done", "output_index": place, "item": item})
+        self._emit({"type": "response.output_item.done", "output_index": place, "item": item})
         self._output.append(item)
 
     def _begin(self) -> None:
@@ -250,23 +250,23 @@ class ResponseEvents:
             return
         self._begun = True
         response = self._shape.response("in_progress", [])
-        self._tell({"type": "response.created", "response": response})
-        self._tell({"type": "response.in_progress", "response": response})
+        self._emit({"type": "response.created", "response": response})
+        self._emit({"type": "response.in_progress", "response": response})
 
-    def _tell(self, content: dict[str, Any]) -> None:
+    def _emit(self, content: dict[str, Any]) -> None:
         self._put(named_event({**content, "sequence_number": self.next_number()}))
 
-    def _words(self, kind: BlockKind) -> _EventNames:
-        return _WORDS["summary" if kind == "reasoning" and self._shape.items.summary else kind]
+    def _names_of(self, kind: BlockKind) -> _EventNames:
+        return _EVENT_NAMES["summary" if kind == "reasoning" and self._shape.items.summary else kind]
 
     def _delta(self, part: Part, logprobs: list[Any]) -> dict[str, Any]:
         kind = kind_of(part)
-        delta = {"type": f"{self._words(kind).text}.delta", **self._place(kind), "delta": text_of(part)}
+        delta = {"type": f"{self._names_of(kind).text}.delta", **self._place(kind), "delta": text_of(part)}
         return {**delta, "logprobs": logprobs} if kind == "text" else delta
 
     def _place(self, kind: BlockKind) -> dict[str, Any]:
         place = {"item_id": self._item_id, "output_index": len(self._output)}
-        return place if kind == "call" else {**place, self._words(kind).index: 0}
+        return place if kind == "call" else {**place, self._names_of(kind).index: 0}
 
     def _part(self, kind: BlockKind, text: str, logprobs: list[Any]) -> Item:
         return self._shape.items.reasoning_part(text) if kind == "reasoning" else text_part(text, logprobs)

@@ -89,7 +89,7 @@ async def pause(request: Request) -> Response:
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
-    return await _ordered(front, "pause", _drain_wait(drain) + 30.0, front.engine.pause(drain))
+    return await _run_order(front, "pause", _drain_wait(drain) + 30.0, front.engine.pause(drain))
 
 
 def _drain_seconds(fields: Fields) -> float | None:
@@ -98,7 +98,7 @@ def _drain_seconds(fields: Fields) -> float | None:
 
 async def resume(request: Request) -> Response:
     front = front_of(request)
-    return await _ordered(front, "resume", 30.0, front.engine.resume())
+    return await _run_order(front, "resume", 30.0, front.engine.resume())
 
 
 async def clear_cache(request: Request) -> Response:
@@ -111,7 +111,7 @@ async def clear_cache(request: Request) -> Response:
     if not isinstance(wanted, list) or not wanted or any(tier not in ("device", "host") for tier in wanted):
         raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv clear', "tiers")
     order = await front.orders.run("clear", 30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
-    return JsonResponse({"cleared": wanted}) if order.state == "done" else _goes_on(front, order)
+    return JsonResponse({"cleared": wanted}) if order.state == "done" else _accepted(front, order)
 
 
 async def sleep(request: Request) -> Response:
@@ -120,13 +120,13 @@ async def sleep(request: Request) -> Response:
     fields = await _fields(request, front)
     drain = _drain_seconds(fields)
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
-    return await _ordered(front, "sleep", _drain_wait(drain) + 60.0, front.engine.sleep(drain))
+    return await _run_order(front, "sleep", _drain_wait(drain) + 60.0, front.engine.sleep(drain))
 
 
 async def wake(request: Request) -> Response:
     """Loads the weights again and accepts requests."""
     front = front_of(request)
-    return await _ordered(front, "wake", _LOAD_SECONDS_MAX, front.engine.wake())
+    return await _run_order(front, "wake", _LOAD_SECONDS_MAX, front.engine.wake())
 
 
 async def weights(request: Request) -> Response:
@@ -140,7 +140,7 @@ async def weights(request: Request) -> Response:
         raise bad("give the path of the weights", "path")
     order = await front.orders.run("weights", _LOAD_SECONDS_MAX + _drain_wait(drain), front.engine.load_weights(path, drain))
     if order.state != "done":
-        return _goes_on(front, order)
+        return _accepted(front, order)
     return JsonResponse({"mode": front.engine.stats().mode, "fingerprint": front.model.fingerprint})
 
 
@@ -153,14 +153,14 @@ def _drain_wait(drain: float | None) -> float:
     return _PAUSE_SECONDS_MAX if drain is None else drain
 
 
-async def _ordered(front: Front, kind: str, seconds: float, work: Coroutine[Any, Any, None]) -> Response:
+async def _run_order(front: Front, kind: str, seconds: float, work: Coroutine[Any, Any, None]) -> Response:
     order = await front.orders.run(kind, seconds, work)
     if order.state != "done":
-        return _goes_on(front, order)
+        return _accepted(front, order)
     return JsonResponse({"mode": front.engine.stats().mode})
 
 
-def _goes_on(front: Front, order: Order) -> Response:
+def _accepted(front: Front, order: Order) -> Response:
     """202: the order continues although the client stops waiting."""
     return JsonResponse({**order.view(), "mode": front.engine.stats().mode}, status_code=202)
 

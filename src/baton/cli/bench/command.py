@@ -199,7 +199,7 @@ def offline(model: ModelArgument = "smollm2", *, asked: BenchCase, machine: Mach
         with bar("requests", quiet=wanted.as_json) as advance:
             records, seconds = run_offline(llm, asks, advance)
         about = {"kind": "offline", "model": model, "workload": asked.workload, "slots": machine.slots}
-        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+        _print_results(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
 
 
 @app.command(help=LATENCY_HELP)
@@ -223,7 +223,7 @@ def latency(
         warm_up(llm)
         records, seconds = _rounds(llm, rounds, batch, (inputs, outputs), seed, quiet=wanted.as_json)
         about = {"kind": "latency", "model": model, "batch": batch, "rounds": rounds}
-        _tell(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+        _print_results(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
 
 
 @app.command(help=SERVE_HELP)
@@ -235,7 +235,7 @@ def serve(*, target: Target, asked: BenchCase, wanted: Wanted) -> None:
         records, seconds = _load(plan, asks, target.warmup, quiet=wanted.as_json)
         about = {"kind": "serve", "url": target.url, "model": plan.model, "endpoint": target.endpoint}
         how = {"workload": asked.workload, "rate": target.rate, "concurrency": target.concurrency}
-        _tell(wanted, {**about, **how, **sum_up(records, seconds, bounds)}, records)
+        _print_results(wanted, {**about, **how, **sum_up(records, seconds, bounds)}, records)
 
 
 def _rounds(
@@ -327,7 +327,7 @@ def warm_up(llm: TimedLLM) -> None:
 # Output
 
 
-def _tell(wanted: Wanted, summary: dict[str, Any], records: Sequence[Record]) -> None:
+def _print_results(wanted: Wanted, summary: dict[str, Any], records: Sequence[Record]) -> None:
     if wanted.html is not None:
         from baton.cli.bench.report import page
 

@@ -94,7 +94,7 @@ class CallsParser:
             held = (held if held.strip(_SPACE + "]") else "") + ("" if self._style.closes.startswith(tail) else tail)
         if self._gap is not None and not held and not self._calls:
             held, self._gap = "".join(self._gap), None
-        self._say(held)
+        self._emit_content(held)
         return self._parts
 
     # States: each reads text from `at` on and returns the position where the next one reads.
@@ -112,10 +112,10 @@ class CallsParser:
                 return at
         place, mark = first_mark(self._style.opens, text, at)
         if mark:
-            self._say(text[at:place])
+            self._emit_content(text[at:place])
             self._opened(mark)
             return place + len(mark)
-        self._say(text[at:place])
+        self._emit_content(text[at:place])
         self._tail = text[place:]
         return len(text)
 
@@ -205,7 +205,7 @@ class CallsParser:
         """The held text is content, and so is the text from text[at] on, unless another call begins there."""
         held = "".join(self._held) + (self._object.held if self._object is not None else "")
         self._object = None
-        self._say(held)
+        self._emit_content(held)
         self._state, self._held, self._held_chars, self._gap = self._content, [], 0, None
         return at
 
@@ -213,7 +213,7 @@ class CallsParser:
         self._state, self._held, self._held_chars, self._in_list = self._content, [], 0, False
         self._gap = [held]
 
-    def _say(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         if self._gap is not None and text:
             text, self._gap = "".join(self._gap) + text, None
         if text:

@@ -64,7 +64,7 @@ class HarmonyParser:
         "Emitted at the end of this message."
         self._object: CallObject | None = None
         self._calls = 0
-        self._told: set[_Kind] = set()
+        self._emitted_kinds: set[_Kind] = set()
         self._joint = ""
         "Text between this message and the previous one of its kind."
         self._parts: list[Part] = []
@@ -86,7 +86,7 @@ class HarmonyParser:
     def flush(self) -> list[Part]:
         text, self._text = self._text, ""
         if self._in_body:
-            self._say(text)
+            self._emit(text)
             self._close()
         else:
             self._no_header(text)
@@ -116,7 +116,7 @@ class HarmonyParser:
     def _read_body(self) -> bool:
         place, mark = first_mark((START, CHANNEL, *ENDS), self._text, 0)
         body, self._text = self._text[:place], self._text[place:]
-        self._say(body)
+        self._emit(body)
         if not mark or self.done:
             return False
         self._text = self._text[len(mark) if mark in ENDS else 0 :]
@@ -135,18 +135,18 @@ class HarmonyParser:
         elif channel is not None and channel[1] == "analysis":
             self._begin("reasoning" if self._separate else "content")
             if not self._separate:
-                self._say(f"{CHANNEL}analysis{MESSAGE}")
+                self._emit(f"{CHANNEL}analysis{MESSAGE}")
                 self._closing = END
         else:
             self._begin("content")
 
     def _begin(self, kind: _Kind) -> None:
         self._in_body, self._kind, self._header, self._closing, self._object = True, kind, "", "", None
-        self._joint = "\n" if kind in self._told else ""
+        self._joint = "\n" if kind in self._emitted_kinds else ""
 
     def _close(self) -> None:
         if self._kind != "call":
-            self._say(self._closing)
+            self._emit(self._closing)
         elif self._object is None:  # a tool without arguments
             self._parts.append(ToolCallDelta(self._calls, name=self._name, arguments="{}"))
             self._called()
@@ -164,22 +164,22 @@ class HarmonyParser:
         text = text[: first_mark(MARKS, text, 0)[0]].strip(_SPACE)
         if not all(_is_known(word) for word in text.split()):
             self._begin("content")
-            self._say(text)
+            self._emit(text)
         self._in_body, self._header = False, ""
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._kind == "call":
-            text = self._say_call(text)
+            text = self._emit_call(text)
         if not text:
             return
         text, self._joint = self._joint + text, ""
-        self._told.add(self._kind)
+        self._emitted_kinds.add(self._kind)
         if self._kind == "content":
             self._parts.append(Content(text))
         elif self._shown:
             self._parts.append(Reasoning(text))
 
-    def _say_call(self, text: str) -> str:
+    def _emit_call(self, text: str) -> str:
         """Emits deltas of the call in the text, and returns the part that is content."""
         call = self._object
         if call is None:

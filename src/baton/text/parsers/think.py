@@ -65,7 +65,7 @@ class ThinkParser:
     def flush(self) -> list[Part]:
         parts: list[Part] = []
         if self.in_reasoning:
-            self._say(self._tail.rstrip(_SPACE), parts)
+            self._emit(self._tail.rstrip(_SPACE), parts)
         elif self._tail:
             parts += self._rest.feed(self._tail)
         return [*parts, *self._rest.flush()]
@@ -85,12 +85,12 @@ class ThinkParser:
     def _think(self, text: str, parts: list[Part]) -> str:
         end = text.find(self._style.end)
         if end >= 0:
-            self._say(text[: self._before_space(text, end)], parts)
+            self._emit(text[: self._before_space(text, end)], parts)
             self._state = "after"
             return text[end + len(self._style.end) :]
         held = next((n for n in range(min(len(self._style.end) - 1, len(text)), 0, -1) if self._may_begin(text, n)), 0)
         place = self._before_space(text, len(text) - held)
-        self._say(text[:place], parts)
+        self._emit(text[:place], parts)
         self._tail = text[place:]
         return ""
 
@@ -103,7 +103,7 @@ class ThinkParser:
             end -= 1
         return end
 
-    def _say(self, text: str, parts: list[Part]) -> None:
+    def _emit(self, text: str, parts: list[Part]) -> None:
         if self._blank:
             text = text.lstrip(_SPACE)
             self._blank = not text
