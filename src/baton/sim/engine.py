@@ -378,7 +378,8 @@ class SimulatedEngine:
         """12: what can be found in the device's cache is what its key says."""
         self.instance.check()
         self._watch.full_check()
-        if self.instance.worker.state.value == "ready":
+        # The instance may not know yet that its worker died, and the memory with it.
+        if self.instance.worker.state.value == "ready" and self.process.epoch == self.instance.worker.epoch:
             memory = self.process.worker.pool
             for key, block in self.instance.view.device_index().items():
                 if self._shares and self._contents.of(key) != bytes(memory[block]):
