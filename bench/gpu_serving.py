@@ -207,7 +207,7 @@ class HostTimes:
         self.spent: dict[str, list[float]] = {}
         self.gaps: list[float] = []
         runner = llm._runner
-        for name, owner in (("submit", runner), ("collect", runner), ("_tell", llm), ("launch", runner.executor)):
+        for name, owner in (("submit", runner), ("collect", runner), ("_dispatch", llm), ("launch", runner.executor)):
             self._time(owner, name)
         self._time(runner.executor, "collect", "wait")
 

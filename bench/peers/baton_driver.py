@@ -36,9 +36,9 @@ class SteppedLLM(LLM):
         seconds = perf_counter() - self.begin
         return {"seconds": seconds, "tokens": sum(len(a.outputs[0].token_ids) for a in answers), "steps": self.steps}
 
-    def _tell(self, event: Any) -> None:
+    def _dispatch(self, event: Any) -> None:
         before = getattr(self, "emitted", 0)
-        super()._tell(event)
+        super()._dispatch(event)
         if isinstance(event, StepDone):
             self.steps.append((perf_counter() - self.begin, self.emitted - before))
 
