@@ -50,11 +50,20 @@ def test_the_table_in_the_docs_has_every_mutant():
     assert sorted(rows) == sorted((mutant.name, f"`{mutant.file}`", mutant.fault) for mutant in MUTANTS)
 
 
+@pytest.fixture(scope="module")
+def replayed():
+    command = [sys.executable, "-m", "baton.sim.mutants", "replay", str(SEEDS)]
+    ran = subprocess.run(command, capture_output=True, check=True, timeout=280)
+    return {result.name: result for result in msgspec.json.decode(ran.stdout, type=list[MutantResult])}
+
+
 @pytest.mark.parametrize("name", MUTANT_NAMES)
-def test_kept_scenario_kills_its_mutant_by_the_same_invariant(name):
-    path = SEEDS / f"{name}.json"
-    ran = subprocess.run(
-        [sys.executable, "-m", "baton.sim.mutants", name, "replay", str(path)], capture_output=True, check=True
-    )
-    result = msgspec.json.decode(ran.stdout, type=MutantResult)
-    assert result.invariant == Scenario.load(path).fails, result.message
+def test_kept_scenario_kills_its_mutant_by_the_same_invariant(name, replayed):
+    assert replayed[name].invariant == Scenario.load(SEEDS / f"{name}.json").fails, replayed[name].message
+
+
+@pytest.mark.parametrize("name", MUTANT_NAMES[:2])
+def test_a_mutant_in_a_process_of_its_own_dies_the_same_death(name, replayed):
+    command = [sys.executable, "-m", "baton.sim.mutants", name, "replay", str(SEEDS / f"{name}.json")]
+    ran = subprocess.run(command, capture_output=True, check=True, timeout=60)
+    assert msgspec.json.decode(ran.stdout, type=MutantResult) == replayed[name]

@@ -2,16 +2,19 @@
 
 A mutant is a text replacement in one function of the core, kept as data in tests/mutants/*.toml beside the kept scenarios. It
 runs in a process of its own, in which the module is loaded with that text changed; the seeds are the usual ones.
-`python -m baton.sim.mutants NAME SEEDS [FILE]` is such a process.
+`python -m baton.sim.mutants NAME SEEDS [FILE]` is such a process. `python -m baton.sim.mutants replay FOLDER` replays all kept
+scenarios: it loads the core once, and each mutant is a change of one loaded function in a forked process.
 
-This module imports nothing of the core: the change must be in place before the core is loaded.
+This module imports nothing of the core: unless a function is changed, the change must be in place before the core is loaded.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +23,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Literal, get_args
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -121,6 +124,12 @@ class _MutatedLoader(SourceFileLoader):
         return self.mutant.change(super().get_data(path).decode()).encode()
 
 
+def _loader(mutant: Mutant) -> _MutatedLoader:
+    loader = _MutatedLoader(f"baton.{mutant.module}", str(mutant.path))
+    loader.mutant = mutant
+    return loader
+
+
 class _Finder(MetaPathFinder):
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -129,9 +138,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        loader = _MutatedLoader(name, str(self._mutant.path))
-        loader.mutant = self._mutant
-        return spec_from_file_location(name, self._mutant.path, loader=loader)
+        return spec_from_file_location(name, self._mutant.path, loader=_loader(self._mutant))
 
 
 def find(name: str) -> Mutant:
@@ -209,11 +216,68 @@ def replay(mutant: Mutant, path: Path) -> MutantResult:
     return MutantResult(mutant.name, mutant.file, mutant.fault, killed, 1, outcome.invariant, outcome.violation[:200])
 
 
+def replay_all(folder: Path) -> list[MutantResult]:
+    """Replays the kept scenario of every mutant."""
+    import baton.sim.run  # noqa: F401  # once, before the processes are forked
+
+    return [_replayed(mutant, folder / f"{mutant.name}.json") for mutant in mutants()]
+
+
+def _replayed(mutant: Mutant, path: Path) -> MutantResult:
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            result = replay(mutant, path) if _plant(mutant) else _replay_apart(mutant, path)
+            os.write(writer, msgspec.json.encode(result))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        encoded = answer.read()
+    os.waitpid(child, 0)
+    return msgspec.json.decode(encoded, type=MutantResult)
+
+
+def _replay_apart(mutant: Mutant, path: Path) -> MutantResult:
+    command = [sys.executable, "-m", "baton.sim.mutants", mutant.name, "replay", str(path)]
+    ran = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    return msgspec.json.decode(ran.stdout, type=MutantResult)
+
+
+def _plant(mutant: Mutant) -> bool:
+    """Gives the loaded function the changed code. False: the change is not within the body of one function."""
+    before = mutant.path.read_text()
+    after = mutant.change(before)
+    if not mutant.function or not _signature(mutant.function, before) == _signature(mutant.function, after) != "":
+        return False
+    owner: Any = sys.modules.get(f"baton.{mutant.module}")
+    code = _loader(mutant).get_code(f"baton.{mutant.module}")
+    assert code is not None
+    for name in mutant.function.split("."):
+        owner = vars(owner)[name]
+        code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
+    function = owner.fget if isinstance(owner, property) else getattr(owner, "__func__", owner)
+    if not isinstance(function, FunctionType):
+        return False
+    function.__code__ = code
+    return True
+
+
+def _signature(function: str, source: str) -> str:
+    """Everything about it that is evaluated when its module is loaded. Empty: it is a class."""
+    first, last = _lines_of(function, source)
+    node = ast.parse(textwrap.dedent("".join(source.splitlines(keepends=True)[first:last]))).body[0]
+    return ast.dump(node.args) if isinstance(node, ast.FunctionDef) else ""
+
+
 def main(arguments: Sequence[str]) -> None:
     """NAME SEEDS [FILE]: hunt the mutant; with FILE, keep the shrunken scenario that kills it.
 
-    NAME replay FILE: see whether a kept scenario kills it.
+    NAME replay FILE: see whether a kept scenario kills it. replay FOLDER: the same for all of them, as a list.
     """
+    if arguments[0] == "replay":
+        sys.stdout.buffer.write(msgspec.json.encode(replay_all(Path(arguments[1]))))
+        return
     mutant = find(arguments[0])
     apply(mutant)
     if arguments[1] == "replay":
