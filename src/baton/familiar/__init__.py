@@ -43,7 +43,7 @@ FORMER: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kv_blocks": ("num_blocks",),
     }
 )
-"""Names that settings had here before. They are accepted for ever, and shown nowhere but on the page of options."""
+"""Former names of settings. Accepted for ever, and shown only on the page of options."""
 
 VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -58,7 +58,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "reasoning_parser": {"deepseek": "auto", "deepseek-legacy": "auto"},
     }
 )
-"""By setting: another engine's word, and ours. Words that are the same need no line."""
+"""By setting: another engine's word for a value, and ours. Equal words need no entry."""
 
 SAID: Mapping[tuple[str, str], str] = MappingProxyType(
     dict.fromkeys(
@@ -66,7 +66,7 @@ SAID: Mapping[tuple[str, str], str] = MappingProxyType(
         "float16 is not computed in here: activations are float32 on a CPU and bfloat16 on a GPU",
     )
 )
-"""By setting and value: a line about what is computed, where the word alone would promise something else."""
+"""By setting and value: a line about the actual arithmetic, where the word alone would promise something else."""
 
 
 class Alias(NamedTuple):
@@ -104,7 +104,7 @@ SHORT: Mapping[str, tuple[str, ...]] = MappingProxyType(
         for name in {r.name for r in _rows()}
     }
 )
-"""Letters, by the name that they are short for."""
+"""Short options, by their long name."""
 
 
 class Verdict(NamedTuple):
@@ -113,7 +113,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_on(name: str, value: object) -> Verdict | None:
-    """What becomes of an option that is no setting here. None: no engine is known to have it."""
+    """The verdict on an option that is not a setting here. None: no known engine has it."""
     row = FOREIGN.get(name)
     if row is None:
         return None
@@ -137,7 +137,7 @@ def switched_on(name: str, value: Any, flags: frozenset[str]) -> tuple[str, Any]
 
 
 def in_our_words(name: str, setting: str, value: Any) -> Any:
-    """The value of a setting that was given by this name, with our unit and our word."""
+    """The value of a setting given by this name, in our unit and word."""
     found = BY_ALIAS.get(name)
     if found is not None and found.row is not None and found.row.convert is not None:
         value = found.row.convert(value)
@@ -145,10 +145,10 @@ def in_our_words(name: str, setting: str, value: Any) -> Any:
 
 
 def line_about(setting: str, value: object) -> str:
-    """What is said about a value that was given, before it is taken. Empty: nothing."""
+    """A remark on a given value, printed before it is used. Empty: none."""
     return SAID.get((setting, value), "") if isinstance(value, str) else ""
 
 
 def environment_lines(environment: Mapping[str, str]) -> list[str]:
-    """What is said about variables of other engines that are set."""
+    """Remarks on environment variables of other engines that are set."""
     return [f"{name} is not read; {words}" for name, words in ENVIRONMENT.items() if environment.get(name)]

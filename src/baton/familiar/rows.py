@@ -22,14 +22,14 @@ class Row:
     setting: str = ""
     "The field of ServeConfig, for `same` and `alias`."
     words: str = ""
-    "Why it is not needed, or what to use here."
+    "Why the option is not needed, or what to use instead."
     only: tuple[str, ...] = ()
     flag: bool = False
-    "It takes no value on a command line. Aliases of a flag are flags anyway."
+    "The option takes no value on a command line. Aliases of a flag are flags anyway."
     short: tuple[str, ...] = ()
-    "Letters for it."
+    "Short options."
     nothing: tuple[str, ...] = ()
-    "For `instead`: values that ask for nothing."
+    "For `instead`: neutral values, which are accepted."
     convert: Callable[[Any], Any] | None = None
 
 
@@ -57,7 +57,7 @@ def instead(name: str, words: str, *short: str, flag: bool = False, nothing: tup
 
 
 def by_request(name: str) -> Row:
-    """How tokens are drawn. No value asks for nothing: temperature 0 is greedy."""
+    """A sampling option. No value is neutral: temperature 0 is greedy."""
     return Row(name, "instead", words="each request may say it; --generation-config has the defaults")
 
 
@@ -79,7 +79,7 @@ NO_PORTS = "processes of one server need no ports"
 
 
 def gib_of_bytes(value: Any) -> float:
-    """vLLM's sizes: a number of bytes, or 25G, 512Mi and the like."""
+    """Parses vLLM's sizes: a number of bytes, or 25G, 512Mi and the like."""
     text = str(value).strip()
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
     number = text.rstrip("kKmMgGiIbB")
@@ -92,10 +92,10 @@ def gib_of_mib(value: Any) -> float:
 
 
 def none_if_zero(value: Any) -> Any:
-    """llama.cpp's way of saying "as the model has it"."""
+    """llama.cpp's value for "the model's default"."""
     return None if str(value).strip() == "0" else value
 
 
 def none_if_negative(value: Any) -> Any:
-    """SGLang's way of saying "off"."""
+    """SGLang's value for "off"."""
     return None if str(value).strip().startswith("-") else value

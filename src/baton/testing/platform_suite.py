@@ -37,7 +37,7 @@ GRAMMARS = {
     "p1": Grammar("json_schema", json.dumps(SCHEMA), ends=(END,)),
     "p2": Grammar("choice", '["red", "green", "blue"]', ends=(END,)),
 }
-"""By request. The others have none, and their tokens stay the same."""
+"""Settings by request. The other requests have none, and their tokens do not change."""
 
 
 def _fits(name: str, text: str) -> bool:
@@ -57,7 +57,7 @@ class PlatformConformance:
     """
 
     device: ClassVar[str] = ""
-    "As --device names it: the entry point of the platform must be installed."
+    "The name for --device: the platform's entry point must be installed."
     settings: ClassVar[dict[str, Any]] = {}
     "More fields of WorkerConfig."
     same_bits: ClassVar[bool] = False
@@ -147,7 +147,7 @@ class PlatformConformance:
 
     @pytest.mark.parametrize("kind", ["dense", "experts", "experts and sinks"])
     def test_all_traits_at_once(self, platform: PlatformUnderTest, kind: str) -> None:
-        """Of a model that the platform does not compute, it says so by name when it loads it."""
+        """`load` refuses an unsupported model by name."""
         made = replace(platform, config=all_traits(platform.config, kind))
         try:
             made.model()
@@ -167,14 +167,14 @@ class PlatformConformance:
         "sampling", [{}, {"top_p": 0.9}, {"top_k": 20, "min_p": 0.02}], ids=["temperature", "top_p", "top_k and min_p"]
     )
     def test_draws_are_those_of_the_oracle(self, platform: PlatformUnderTest, sampling: dict[str, Any]) -> None:
-        """Logits differ by rounding, so a draw at an edge may differ; hundreds that do not are no chance."""
+        """Logits differ by rounding, so a single draw at an edge may differ; hundreds of equal draws are no chance."""
         requests = platform.prompts(8, seed=4)
         asked = {"temperature": 0.8, "seed": 11, **sampling}
         found, wanted = platform.run(requests, **asked).tokens, platform.oracle(requests, **asked).tokens
         assert sum(found[name] == wanted[name] for name in requests) >= len(requests) - 1
 
     def test_what_adjusts_logits(self, platform: PlatformUnderTest) -> None:
-        """Of some of a batch, and the others do not notice."""
+        """Settings of some requests of a batch do not affect the others."""
         requests = platform.prompts(6, seed=5)
         each = {
             "p0": {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
@@ -191,7 +191,7 @@ class PlatformConformance:
         assert found.tokens["p3"][2] == 5
 
     def test_bad_words_of_several_tokens(self, platform: PlatformUnderTest) -> None:
-        """What depends on the token before is right also where the host does not know that yet."""
+        """Rules that depend on the previous token hold even if the host does not have it yet."""
         requests = platform.prompts(3, seed=6)
         free = platform.oracle(requests).tokens["p0"]
         asked: dict[str, Any] = {"bad_words": ((free[0], free[1]), tuple(free[1:4]))}
@@ -259,7 +259,7 @@ class PlatformConformance:
 
     @pytest.mark.parametrize("pooling", ["mean", "last"])
     def test_embeddings(self, platform: PlatformUnderTest, pooling: str) -> None:
-        """Beside others that generate. In one go, in chunks, and where a chunk is one token."""
+        """Embeddings beside generating requests: in one chunk, in several, and with chunks of one token."""
         requests = platform.prompts(4, seed=10)
         requests["p0"] = requests["p0"][:1]
         each = {name: {"pooling": pooling, "max_tokens": 1} for name in list(requests)[:3]}
@@ -292,7 +292,7 @@ class PlatformConformance:
             np.testing.assert_allclose(np.frombuffer(found.vectors[name], "<f4"), np.frombuffer(vector, "<f4"), atol=2e-5)
 
     def test_a_prompt_that_is_not_finite_has_no_vector(self, platform: PlatformUnderTest) -> None:
-        """Also where later chunks of it were launched before that was known."""
+        """Later chunks of the failed prompt may have been launched before."""
         requests = {"well": [1, 2, 3, 4, 5, 6], "broken": [POISON, 2, 3, 4, 5, 6, 7, 8]}
         found = platform.poisoned().run(requests, {"chunk": 2}, pooling="mean", max_tokens=1)
         assert found.ended["broken"].reason is FinishReason.ERROR
@@ -302,7 +302,7 @@ class PlatformConformance:
 
     @pytest.mark.parametrize("disturbed", [False, True])
     def test_the_same_bits_in_any_company(self, platform: PlatformUnderTest, disturbed: bool) -> None:
-        """To the last bit of what the model thought of its tokens, where that is promised."""
+        """Equal to the last bit of the log-probabilities, if the platform promises it."""
         if not platform.same_bits:
             pytest.skip("promised by native kernels, and on a GPU by --deterministic")
         requests = platform.prompts(6, seed=12)

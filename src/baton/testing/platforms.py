@@ -41,9 +41,9 @@ SMALL = replace(
     TINY, layers=3, hidden_size=256, heads=8, kv_heads=2, head_dim=64, intermediate_size=384, context_tokens_max=512
 )
 SEED = 3
-"""Of the weights: answers are lively, few tokens come twice in a row."""
+"""Seed of the weights: answers vary, few tokens repeat."""
 POISON = 50
-"""A token whose embedding is not a number, in a poisoned model."""
+"""A token whose embedding is NaN, in a poisoned model."""
 
 
 def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
@@ -77,7 +77,7 @@ class PoisonedWeights(DummyWeights):
 
 @dataclass
 class Results:
-    """Of some requests, by name."""
+    """By name of the request."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, dict[int, TokenLogprob]] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class PlatformUnderTest:
     hardware: Platform | None = None
     "None: only an executor is tested."
     settings: WorkerConfig | None = None
-    "As the platform's opener returned them."
+    "The settings that the platform's opener returned."
     slots: int = 8
     prompt_tokens_max: int = 60
     output_tokens: int = 16
@@ -108,7 +108,7 @@ class PlatformUnderTest:
         return {"slots": self.slots, "blocks": 64, "block_size": 16, "tokens_per_step": 64}
 
     def prompts(self, count: int, seed: int, shared: int = 0) -> Prompts:
-        """`shared`: per cent of the longest prompt that all of them begin with."""
+        """`shared`: per cent of the longest prompt that all prompts begin with."""
         rng, most = random.Random(seed), self.prompt_tokens_max
         start = [rng.randrange(END) for _ in range(shared * most // 100)]
         count = min(count, self.slots)
@@ -119,11 +119,11 @@ class PlatformUnderTest:
     def run(
         self, requests: Prompts, rig: dict[str, Any] | None = None, disturb: Disturb | None = None, **sampling: Any
     ) -> Results:
-        """All requests at once. `sampling`: of all of them; under `each`: {name: settings} of single ones."""
+        """Runs all requests at once. `sampling`: for all; under `each`: {name: settings} for single ones."""
         return self._run(self.model(), requests, {**self.rig, **(rig or {})}, disturb, **sampling)
 
     def oracle(self, requests: Prompts, **sampling: Any) -> Results:
-        """Each request alone, one step at a time, in torch."""
+        """Runs each request alone, one step at a time, in torch."""
         each, found = sampling.pop("each", {}), Results()
         for name, prompt in requests.items():
             one = self._run(
@@ -134,7 +134,7 @@ class PlatformUnderTest:
         return found
 
     def poisoned(self) -> PlatformUnderTest:
-        """The same platform with a model that gives not-a-number for POISON."""
+        """The same platform with a model that gives NaN for POISON."""
         return replace(self, load=lambda config, weights: self.load(config, PoisonedWeights(config, SEED)))
 
     def model(self) -> RigModel:
@@ -166,7 +166,7 @@ def _loaded(load: Load, config: ModelConfig) -> RigModel:
 
 
 def with_vocabulary(model: RigModel) -> RigModel:
-    """So that requests may have a grammar."""
+    """The model with a vocabulary, for requests with a grammar."""
     vocabulary = Vocabulary(TOKENS, [END], len(TOKENS))
     return replace(model, vocabulary=lambda: vocabulary)
 
@@ -174,7 +174,7 @@ def with_vocabulary(model: RigModel) -> RigModel:
 def on_device(
     device: str, *, config: ModelConfig = TINY, name: str = "", same_bits: bool = False, **settings: Any
 ) -> PlatformUnderTest:
-    """What `--device` names, in float32 and with exact weights. `settings`: more fields of WorkerConfig."""
+    """The platform of `--device`, in float32 and with exact weights. `settings`: more fields of WorkerConfig."""
     asked: dict[str, Any] = {"dtype": "float32", "quantization": "none", "threads": 1, "slots": 8, "tokens_per_step": 64}
     hardware, resolved = choose(WorkerConfig(device=device, block_size=16, **{**asked, **settings}), Path())
 

@@ -51,7 +51,7 @@ class RigModel:
 
 
 def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
-    """Full of not-a-number where the host or torch can write it: a read of what was never written shows."""
+    """A pool filled with NaN, where the host or torch can write it: a read of unwritten memory shows."""
     pool = model.platform.create_pool(kv_layout(model.config, block_size, model.loaded.kv), blocks)
     if isinstance(pool, KVPool):
         pool.data.view(np.uint8).fill(0xFF)
@@ -98,7 +98,8 @@ class StepRig:
         self.dispatch(WorkerReady(self.instance.worker.epoch, PoolIncarnation(self._pools)))
 
     def dispatch(self, event: Event) -> None:
-        """Hand the event to the instance, and carry out its effects. Plans pass through the codec, as between processes."""
+        """Dispatches the event to the instance, and performs its effects. Plans pass through the codec, as between
+        processes."""
         for effect in self.instance.handle(event, Instant(0.0)):
             match effect:
                 case RunStep(plan):
@@ -115,7 +116,7 @@ class StepRig:
                     raise AssertionError(effect)
 
     def kill_worker(self) -> None:
-        """The worker dies with its plans; its successor starts with another pool."""
+        """Ends the worker and its plans; its successor starts with another pool."""
         self.plans.clear()
         self.in_flight_steps.clear()
         self.runner.close()
@@ -132,7 +133,7 @@ class StepRig:
         self.dispatch(Submit(request))
 
     def step(self) -> bool:
-        """Launch as many steps as may be ahead, and absorb the result of the oldest. False: there is none."""
+        """Launches steps up to steps_ahead, and absorbs the result of the oldest. Returns False if there is none."""
         while self.plans and not self.runner.must_wait(self.plans[0]):
             self.in_flight_steps.append(self.runner.submit(self.plans.popleft()))
         if not self.in_flight_steps:
@@ -144,7 +145,7 @@ class StepRig:
         return True
 
     def run(self, disturb: Callable[[int], None] | None = None) -> dict[tuple[str, int], list[int]]:
-        """Until nothing is left to do. `disturb` is called with the number of each step before it happens."""
+        """Runs until nothing is left. `disturb` is called with the number of each step before it."""
         for number in range(STEPS_MAX):
             if disturb is not None:
                 disturb(number)
@@ -157,7 +158,7 @@ class StepRig:
         return dict(self.tokens)
 
     def token_logprobs(self, name: str, index: int = 0) -> dict[int, TokenLogprob]:
-        """By position of prompt and output, where the request asked for them. A position that comes twice comes alike."""
+        """Log-probabilities by position of prompt and output, if requested. A repeated position must be equal."""
         rows = self.logprobs[name, index]
         found: dict[int, TokenLogprob] = {}
         for row in rows:

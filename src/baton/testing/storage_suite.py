@@ -36,7 +36,7 @@ def block_of(number: int, size: int) -> memoryview:
 
 
 class NumberedBlocks:
-    """A backend whose blocks are called by their number. Block n follows block n - 1 in one sequence of tokens."""
+    """A backend whose blocks are named by number. Block n follows block n - 1 in one sequence of tokens."""
 
     def __init__(self, backend: StorageBackend, layout: LayoutName) -> None:
         self.backend, self.layout = backend, layout
@@ -47,7 +47,7 @@ class NumberedBlocks:
         return self.backend.put(self._keys(numbers), blocks, Deadline.after(SOON), self._tokens(numbers))
 
     def get(self, numbers: Iterable[int], deadline: Deadline | None = None) -> int:
-        """The leading count; what is counted is compared byte by byte."""
+        """The leading count; counted blocks are compared byte by byte."""
         numbers, size = list(numbers), self.layout.block_bytes
         into = [memoryview(bytearray(size)) for _ in numbers]
         count = self.backend.get(self._keys(numbers), into, deadline or Deadline.after(SOON), self._tokens(numbers))
@@ -77,15 +77,15 @@ class StorageConformance:
     """
 
     def address(self, folder: Path) -> str:
-        """Of an empty store, as --kv-storage takes it. `folder` is empty too, and another one for every test."""
+        """The --kv-storage URL of an empty store. `folder` is empty too, and different for every test."""
         raise NotImplementedError
 
     def damage(self, address: str, number: int) -> None:
-        """Change bytes of the stored block `number`. Leave it out where tests cannot reach the stored bytes."""
+        """Changes bytes of the stored block `number`. Optional: leave it out if tests cannot reach the stored bytes."""
         pytest.skip("the suite cannot reach the stored bytes of this backend")
 
     def key(self, number: int) -> str:
-        """Of the block `number`, in hexadecimal: object names begin with it (LayoutName.object_name)."""
+        """Key of the block `number`, in hexadecimal: object names begin with it (LayoutName.object_name)."""
         return key_of(number).hex()
 
     @pytest.fixture

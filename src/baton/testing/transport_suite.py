@@ -35,10 +35,10 @@ async def until(question: Callable[[], bool]) -> None:
 
 
 class TransportConformance:
-    """Subclass it in a test file, and say how both sides are made. Pools are in shared memory."""
+    """Subclass it in a test file, and create both sides. Pools are in shared memory."""
 
     def serving(self, folder: Path) -> Transport:
-        """A transport that listens: others read what is attached to it. Called on the loop."""
+        """A listening transport: peers read the pools attached to it. Called on the loop."""
         raise NotImplementedError
 
     def reading(self) -> Transport:
