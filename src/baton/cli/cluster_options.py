@@ -43,7 +43,8 @@ class RouterOptions:
     cluster_port: Annotated[int, Range(0, 65_535)] = 8100
     "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: one that is free."
     cluster_secret: str = ""
-    "File with the secret that routers and instances share; only its owner may read it."
+    """File with the secret that routers and instances share. Only its owner may read it; if that is root, the process's
+    group too."""
 
     def __post_init__(self) -> None:
         check_values(self)

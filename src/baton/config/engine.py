@@ -209,7 +209,8 @@ class EngineOptions:
     """What the instance does for its routers. prefill: computes prompts, which others continue. decode: continues prompts
     that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
     cluster_secret: str = ""
-    "File with the secret that routers and instances of a cluster share; only its owner may read it."
+    """File with the secret that routers and instances of a cluster share. Only its owner may read it; if that is root, the
+    process's group too."""
     transfer_address: str = "auto"
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
     address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and

@@ -1,4 +1,5 @@
-"""The secret that routers and instances of one cluster share: a file that only its owner may read.
+"""The secret that routers and instances of one cluster share: a file that only its owner may read, or a file of root that the
+group of this process may read too, as Kubernetes mounts secrets of a pod with fsGroup (root:GROUP, mode 0440).
 
 It is read once, when a process starts, and is never in a configuration, a log or a process list: those have the path.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -52,11 +54,8 @@ def read_secret(path: str | Path) -> Secret:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise InvalidConfig(f"cluster secret {path}: is no file; {_HOW}")
-        if status.st_mode & 0o077:
-            mode = stat.S_IMODE(status.st_mode)
-            raise InvalidConfig(f"cluster secret {path}: others may read or write it (mode {mode:04o}); do: chmod 600 {path}")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise InvalidConfig(f"cluster secret {path}: belongs to another user (uid {status.st_uid})")
+        if fault := access_fault(status, os.geteuid(), {os.getegid(), *os.getgroups()}):
+            raise InvalidConfig(f"cluster secret {path}: {fault.format(path=path)}")
         key = os.read(fd, SECRET_BYTES_MAX + 1).strip()
     finally:
         os.close(fd)
@@ -64,6 +63,15 @@ def read_secret(path: str | Path) -> Secret:
         bounds = f"{len(key)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are wanted"
         raise InvalidConfig(f"cluster secret {path}: holds {bounds}; {_HOW}")
     return Secret(key)
+
+
+def access_fault(status: os.stat_result, user: int, groups: Collection[int]) -> str:
+    """Return why a process of this user and these groups does not trust the file, with {path} for its path. Empty: it does."""
+    group_reads = status.st_uid == 0 and status.st_gid in groups
+    if status.st_mode & (0o037 if group_reads else 0o077):
+        mode = stat.S_IMODE(status.st_mode)
+        return f"others may read or write it (mode {mode:04o}); do: chmod {'640' if group_reads and user else '600'} {{path}}"
+    return "" if status.st_uid in (user, 0) else f"belongs to another user (uid {status.st_uid})"
 
 
 _HOW: Final = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE), and give all of the cluster the same"
