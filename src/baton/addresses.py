@@ -1,6 +1,8 @@
 """Addresses of cluster ports of routers (TCP or unix sockets), and of KV pools that other instances read (TCP).
 
 tcp://10.0.0.5:9100    10.0.0.5:9100    tcp://[::1]:9100    unix:/run/baton/router.sock
+
+Sources of router addresses: dns://NAME:PORT, every address of the name, and file:PATH, an address per line.
 """
 
 from __future__ import annotations
@@ -45,6 +47,44 @@ def parse_address(text: str) -> Address:
     if address is None or not address.port:
         raise InvalidConfig(f"{text!r} is no address: give tcp://HOST:PORT, with a port from 1 to 65535, or unix:/PATH")
     return address
+
+
+class RouterSource(NamedTuple):
+    """Either a DNS name with a port, or a file; it may have other addresses later."""
+
+    name: Address | None = None
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"file:{self.path}" if self.name is None else str(self.name).replace("tcp://", "dns://", 1)
+
+
+def parse_router(text: str) -> Address | RouterSource:
+    """The value of --router. Raises InvalidConfig with the error and the correct form."""
+    if text.startswith("file:"):
+        path = text.removeprefix("file:")
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if not path or "\0" in path:
+            raise InvalidConfig(f"{text!r} is no file of addresses: give file:PATH")
+        return RouterSource(path=path)
+    if text.startswith("dns://"):
+        name = _host_and_port(text.removeprefix("dns://"))
+        if name is None or not name.port:
+            raise InvalidConfig(f"{text!r} is no name to look up: give dns://NAME:PORT, with a port from 1 to 65535")
+        return RouterSource(name=name)
+    return parse_address(text)
+
+
+def parse_address_lines(text: str) -> tuple[Address, ...]:
+    """Addresses of a file: one per line, # begins a comment. Raises InvalidConfig with the line."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if word := line.partition("#")[0].strip():
+            try:
+                found.append(parse_address(word))
+            except InvalidConfig as error:
+                raise InvalidConfig(f"line {number}: {error}") from None
+    return tuple(found)
 
 
 def parse_listening(text: str) -> Address:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.addresses import Address, parse_address
+from baton.addresses import Address, RouterSource, parse_address, parse_address_lines, parse_router
 from baton.errors import InvalidConfig
 
 
@@ -40,3 +40,34 @@ def test_addresses_are_read_and_written(text: str, address: Address):
 def test_what_is_none_is_refused(text: str):
     with pytest.raises(InvalidConfig, match="give"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("dns://routers.baton.svc:8100", RouterSource(name=Address("routers.baton.svc", 8100))),
+        ("file:/etc/baton/routers", RouterSource(path="/etc/baton/routers")),
+        ("file:///etc/baton/routers", RouterSource(path="/etc/baton/routers")),
+        ("file:routers", RouterSource(path="routers")),
+        ("tcp://10.0.0.5:9100", Address("10.0.0.5", 9100)),
+    ],
+)
+def test_sources_of_addresses_are_read_and_written(text: str, place: Address | RouterSource):
+    assert parse_router(text) == place
+    assert parse_router(str(place)) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["dns://", "dns://name", "dns://name:0", "dns://a..b:1", "dns:name:1", "file:", "file:a\0b", "srv://a:1"]
+)
+def test_what_is_no_source_is_refused(text: str):
+    with pytest.raises(InvalidConfig, match="give "):
+        parse_router(text)
+
+
+def test_a_file_has_an_address_per_line_and_comments():
+    text = "# ours\n\n tcp://10.0.0.5:9100 # the first\nunix:/run/baton.sock\r\n10.0.0.6:1"
+    assert parse_address_lines(text) == (Address("10.0.0.5", 9100), Address(path="/run/baton.sock"), Address("10.0.0.6", 1))
+    assert parse_address_lines("# nothing\n") == ()
+    with pytest.raises(InvalidConfig, match="line 2: 'dns://other:1' is no"):
+        parse_address_lines("a:1\ndns://other:1")

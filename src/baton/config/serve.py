@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Annotated, Literal
 
-from baton.addresses import parse_address, parse_listening
+from baton.addresses import parse_listening, parse_router
 from baton.config.device_defaults import BY_DEVICE, CPU, OPTIONS
 from baton.config.engine import EngineConfig, EngineOptions, TiersConfig, TiersOptions, WorkerConfig, WorkerOptions
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, SchedulerOptions
@@ -160,8 +160,10 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = _QUEUE.tokens_max
     "Prompt tokens that may wait. Beyond it clients get 429."
     router: tuple[str, ...] = ()
-    """Cluster port of a router (tcp://HOST:PORT or unix:/PATH) whose requests this instance serves. Its own HTTP then has
-    health, metrics and administration only. Give the option again, or a list with commas, for more routers."""
+    """Cluster port of a router (tcp://HOST:PORT or unix:/PATH) whose requests this instance serves. dns://NAME:PORT: of a
+    router at every address of the name; file:PATH: at every address in the file, one per line; both are looked up again and
+    again. Its own HTTP then has health, metrics and administration only. Give the option again, or a list with commas, for more
+    routers."""
     wire: dict[str, int | float] = field(default_factory=dict)
     """Bounds of connections between routers and instances that differ from those of docs/limits.md, as YAML: {readers_max: 512,
     peers_max: 512}."""
@@ -215,10 +217,13 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     def _check_cluster(self) -> None:
         for address in self.routers:
             try:
-                parse_address(address)
+                parse_router(address)
             except InvalidConfig as error:
                 raise InvalidConfig(f"router {error}") from None
-        require(not self.router or bool(self.routers), "router is empty: give tcp://HOST:PORT or unix:/PATH")
+        require(
+            not self.router or bool(self.routers),
+            "router is empty: give tcp://HOST:PORT, dns://NAME:PORT, file:PATH or unix:/PATH",
+        )
         require(
             self.role == "mixed" or bool(self.routers),
             f"role is {self.role}: such an instance gets its requests from a router; give --router and --cluster-secret too",

@@ -12,6 +12,7 @@ It starts its children by its row of core/startup.py. The machine decides; these
     pool_registry.py       the KV pool: its creator, and the processes that have it mapped
     callers.py             requests and orders of front and routers
     router_links.py        a session to each router
+    router_sources.py      addresses of routers, from names and files
     reporting.py           reports to front, supervisor and routers
     graceful_shutdown.py   the end, where routers still need us
 

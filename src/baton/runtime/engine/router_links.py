@@ -1,4 +1,4 @@
-"""The instance's side of the cluster: a session to every configured router, for as long as the engine lives.
+"""The instance's side of the cluster: a session to every address of a router (router_sources.py), while the engine lives.
 
     dial --> InstanceHello --> RouterHello: open --> heartbeats, requests, tokens ... --> ended --> dial again, forever
                       `--> InstanceRefused: logged, tried again, slowly
@@ -19,14 +19,16 @@ from typing import Final, Literal, Protocol
 
 from msgspec.structs import replace
 
-from baton.addresses import Address, parse_address, reachable_url
+from baton.addresses import parse_address, reachable_url
 from baton.config import WireConfig
+from baton.core.discovery import SessionLost, SessionOpened
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
 from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.repeats import printable
 from baton.runtime.engine.callers import Caller, Callers
+from baton.runtime.engine.router_sources import RouterSources
 from baton.runtime.wire.link import WIRE, Link, dial
 from baton.trust.secret import Secret
 
@@ -78,6 +80,7 @@ class RouterSession:
     """One connection to one router."""
 
     __slots__ = (
+        "address",
         "beat_due",
         "beat_seconds",
         "begun",
@@ -91,7 +94,8 @@ class RouterSession:
         "stats_due",
     )
 
-    def __init__(self, link: Link, caller: Caller, now: float) -> None:
+    def __init__(self, address: str, link: Link, caller: Caller, now: float) -> None:
+        self.address = address
         self.link = link
         self.caller = caller
         self.router = ""
@@ -115,7 +119,9 @@ class RouterLinks:
         self, routers: Sequence[str], secret: Secret, member: EngineFacts, callers: Callers, wire: WireConfig = WIRE
     ) -> None:
         self._wire = wire
-        self._addresses = [parse_address(router) for router in routers]
+        self._sources = RouterSources(routers, self._dial, self._give_up, self._on_error)
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        "The task that holds the session, by address."
         self._secret = secret
         self._member = member
         self._callers = callers
@@ -138,44 +144,62 @@ class RouterLinks:
 
     async def run(self) -> None:
         """Run until cancelled. An error here is a bug, and ends the engine."""
-        keeping = [asyncio.create_task(self._keep(address)) for address in self._addresses]
+        self._sources.start()
         self._ticked = self._loop.time()
         self._arm()
         try:
-            done, _ = await asyncio.wait([*keeping, self._broken], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await self._broken
         finally:
+            self._sources.close()
             if self._timer is not None:
                 self._timer.cancel()
-            for task in keeping:
+            for task in self._keeping.values():
                 task.cancel()
             for session in self._sessions:
                 session.link.close()
 
+    def _on_error(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
     # One router
 
-    async def _keep(self, address: Address) -> None:
-        delay, said, refused = RETRY_SECONDS, Said(str(address)), False
+    def _dial(self, address: str) -> None:
+        task = self._keeping[address] = asyncio.create_task(self._keep(address))
+        task.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    def _give_up(self, address: str) -> None:
+        logger.info("router %s: its address is gone, and is dialled no more", address)
+        for session in [session for session in self._sessions if session.address == address]:
+            self._end(session, "its address is gone")
+        self._keeping.pop(address).cancel()
+
+    async def _keep(self, address: str) -> None:
+        delay, said, refused = RETRY_SECONDS, Said(address), False
         while True:
             try:
-                link = await dial(address, self._secret, self._wire)
+                link = await dial(parse_address(address), self._secret, self._wire)
             except (LinkFailed, OSError) as error:
                 lasted, why = 0.0, str(error) or type(error).__name__  # `refused` stays as it was
                 self.counts["unreachable"] += 1
             else:
-                lasted, why, refused = await self._one_session(link, said, refused=refused)
+                lasted, why, refused = await self._one_session(address, link, said, refused=refused)
             said.trouble(why, self._loop.time())
+            self._sources.dispatch(SessionLost(address))
             delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
             await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
 
-    async def _one_session(self, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
+    async def _one_session(self, address: str, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
         """Returns how long the session was open, why it ended, and whether we were refused; `refused`: whether we were
         before."""
         if self._member.reached(link.own_host):
             for other in list(self._sessions):  # which has announced fewer addresses
                 self._end(other, "our KV pool can be read at another address now")
-        session = RouterSession(link, self._callers.add(link.send), self._loop.time())
+        session = RouterSession(address, link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
         link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))
         try:
@@ -210,6 +234,7 @@ class RouterLinks:
             case RouterHello(router, beat_seconds, lapse_seconds):
                 session.router, session.opened = router, session.heard
                 self.counts["opened"] += 1
+                self._sources.dispatch(SessionOpened(session.address))
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
                 said.well(f"joined router {printable(router)}")
@@ -251,8 +276,7 @@ class RouterLinks:
             self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])
             self._arm()
         except Exception as error:  # the loop would only log it
-            if not self._broken.done():
-                self._broken.set_exception(error)
+            self._on_error(error)
 
     def _send_beats(self, sessions: Iterable[RouterSession]) -> None:
         opened = [session for session in sessions if session.opened is not None]

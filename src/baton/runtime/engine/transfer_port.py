@@ -23,7 +23,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from baton.addresses import Address, parse_address, parse_listening
+from baton.addresses import Address, parse_listening, parse_router
 from baton.errors import InvalidConfig
 
 logger = logging.getLogger("baton.engine")
@@ -111,13 +111,21 @@ class TransferPort:
 
 def _require_seen(given: str, host: str, routers: Sequence[str]) -> None:
     """Raise InvalidConfig unless some router could lead to an address to announce. A name is known only when it is dialled."""
-    places = [address.host for address in map(parse_address, routers) if not address.path]
+    places = [host for host in map(_router_host, routers) if host is not None]
     if all(_is_loopback(place) for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: give an address that other machines reach; none follows from the router's")
     if host == ANY_IPV4 and all(":" in place for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: it listens on IPv4, and the router's address is IPv6; give [::]:PORT")
     if host == ANY_IPV6 and not socket.has_dualstack_ipv6() and all(_is_ipv4(place) for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: this machine listens on IPv6 alone, and the router's address is IPv4")
+
+
+def _router_host(router: str) -> str | None:
+    """The host by which a router is dialled; empty: known later, from a file. None: a unix socket."""
+    place = parse_router(router)
+    if isinstance(place, Address):
+        return None if place.path else place.host
+    return "" if place.name is None else place.name.host
 
 
 def _is_loopback(host: str) -> bool:
