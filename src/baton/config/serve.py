@@ -46,7 +46,7 @@ _WORKER_OPTIONS = {
 
 OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
-    *("reset_prefix_cache", "openai", "v2", "rerank", "score", "pooling", "infill"),
+    *("reset_prefix_cache", "openai", "v2", "rerank", "score", "pooling", "infill", "classify"),
 )
 """First path segments of all routes (api/app.py)."""
 
