@@ -91,6 +91,28 @@ def test_health_is_a_round_trip(server, http):
     assert http.get(server.url + "/live").status_code == 200
 
 
+def test_a_server_that_ends_soon_is_not_ready_and_still_answers(server, http, complete):
+    front = server.app.state.front
+    front.leaving = True
+    try:
+        answer = http.get(server.url + "/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        assert http.get(server.url + "/health").status_code == 200
+        assert complete("x").status_code == 200
+    finally:
+        front.leaving = False
+    assert http.get(server.url + "/ready").status_code == 200
+
+
+def test_an_instance_of_a_cluster_is_ready_while_it_has_a_router(text, http):
+    with serving(text, ApiConfig(routers=("dns://routers:8100",))) as server:
+        answer = http.get(server.url + "/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_router")
+        assert [http.get(server.url + path).status_code for path in ("/live", "/health")] == [200, 200]
+        server.engine.snapshot.routers = 1
+        assert http.get(server.url + "/ready").status_code == 200
+
+
 def test_sleep_wake_and_other_weights(server, http):
     assert http.post(server.url + "/v1/sleep", json={"drain_seconds": 2}).json() == {"mode": "asleep"}
     assert server.engine.paused_with[-1] == 2.0
@@ -352,6 +374,7 @@ def test_the_cache_is_cleared_on_the_tiers_that_are_named(server, http):
 def test_an_instance_of_a_cluster_generates_nothing_for_clients_and_says_where_its_router_is(text, http):
     config = ApiConfig(routers=("tcp://router:8100",), chat_page=False)
     with serving(text, config) as server:
+        server.engine.snapshot.routers = 1
         for path in ("/health", "/live", "/ready", "/version", "/metrics", "/config"):
             assert http.get(server.url + path).status_code == 200
         assert http.post(server.url + "/v1/pause", json={}).status_code == 200

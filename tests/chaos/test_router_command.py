@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from chaos_server import SOURCES, Reply, ask, free_port, until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES)}
@@ -67,7 +69,7 @@ def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Pa
             answer = get(port, "/v1/completions", BODY)
             assert answer is not None
             assert len(answer.tokens[0]) == 6
-            until(lambda: status(own_port, "/health") == 200, "its own HTTP is there, which may be later")
+            until(lambda: status(own_port, "/ready") == 200, "its own HTTP is there, which may be later")
             assert status(own_port, "/v1/completions", BODY) in (403, 404), "an instance of a cluster answers no clients"
             serve.terminate()
             assert serve.wait(60) == 0
@@ -78,3 +80,58 @@ def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Pa
     said = (tmp_path / "router").read_text()
     assert "one has left the cluster" in said or "instance one is gone" in said
     assert "Traceback" not in said
+
+
+def test_a_stopped_server_is_red_and_accepts_for_a_while(tiny: Path, tmp_path: Path):
+    port = free_port()
+    with running(
+        tmp_path / "log", "serve", tiny, "--port", port, "--threads", 1, "--kv-blocks", 64, "--shutdown-delay", 29
+    ) as serve:
+        until(lambda: status(port, "/ready") == 200, "it serves", START_SECONDS)
+        serve.terminate()
+        until(lambda: status(port, "/ready") == 503, "it is red")
+        assert [status(port, path) for path in ("/live", "/health")] == [200, 200]
+        answer = get(port, "/v1/completions", BODY)
+        assert answer is not None
+        assert len(answer.tokens[0]) == 6
+        serve.terminate()  # the second signal waits for nothing
+        assert serve.wait(25) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.slow
+def test_an_instance_answers_health_and_metrics_while_it_drains_for_its_router(tiny: Path, tmp_path: Path):
+    """It stays for as long as its router's requests take: 40 answers of 480 tokens."""
+    secret, port, cluster_port, own_port = tmp_path / "secret", free_port(), free_port(), free_port()
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    routers = tmp_path / "routers"
+    routers.write_text(f"127.0.0.1:{cluster_port}\n")
+    common = ("--cluster-secret", secret, "--served-model-name", "tiny")
+    member = ("--router", f"file:{routers}", "--name", "one", "--threads", 1, "--kv-blocks", 1400)
+    with (
+        running(tmp_path / "router", "router", tiny, "--port", port, "--cluster-port", cluster_port, *common) as router,
+        running(tmp_path / "serve", "serve", tiny, "--port", own_port, *member, *common) as serve,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
+        until(lambda: status(own_port, "/ready") == 200, "its own HTTP is there")
+        long = {"prompt": ["x"] * 40, "max_tokens": 480, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        asked = threads.submit(get, port, "/v1/completions", long)
+        until(lambda: b"baton:requests_running 40" in metrics(own_port), "it runs")
+        serve.terminate()
+        until(lambda: status(own_port, "/ready") == 503, "it drains")
+        assert not asked.done()
+        assert status(own_port, "/live") == 200
+        assert b'baton:engine_mode{mode="draining"} 1' in metrics(own_port)
+        reply = asked.result(120)
+        assert reply is not None
+        assert {len(tokens) for tokens in reply.tokens.values()} == {480}
+        assert serve.wait(60) == 0
+        router.terminate()
+    assert "Traceback" not in (tmp_path / "serve").read_text()
+
+
+def metrics(port: int) -> bytes:
+    reply = get(port, "/metrics")
+    return b"" if reply is None else reply.content

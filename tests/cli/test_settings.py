@@ -16,6 +16,7 @@ from baton.cli.say import Failed
 from baton.cli.settings import read_config
 from baton.config import ServeConfig
 from baton.config.schema import GROUPS, all_settings
+from baton.errors import InvalidConfig
 
 SETTINGS = {setting.name: setting for setting in all_settings()}
 FIELDS = [field.name for field in fields(ServeConfig)]
@@ -96,9 +97,9 @@ def test_every_field_is_a_yaml_key(name, spelling, tmp_path):
 
 OF_THE_COMMAND = {
     "revision", "served_model_name", "port", "api_key_file", "admin_api_key_file", "admin_host", "ssl_certfile", "ssl_keyfile",
-    "ssl_ca_certs", "root_path", "chat_template",
+    "ssl_ca_certs", "root_path", "chat_template", "shutdown_delay",
 }  # fmt: skip
-"""Read where the server is started: names, files and addresses."""
+"""Read where the server is started and ended: names, files and addresses."""
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in OF_THE_COMMAND])
@@ -172,3 +173,9 @@ def test_a_list_may_be_json_as_vllm_s_are():
 def test_a_value_behind_a_flag_is_not_taken_for_a_model(word):
     with pytest.raises(Failed, match="a flag takes no value"):
         read_config({"prefix_caching": True, "positional": word})
+
+
+def test_the_shutdown_delay_is_a_part_of_the_drain():
+    assert ServeConfig(shutdown_delay=30.0).shutdown_delay == 30.0
+    with pytest.raises(InvalidConfig, match=r"part of drain_seconds_max \(5\)"):
+        ServeConfig(shutdown_delay=10.0, drain_seconds_max=5.0)

@@ -90,6 +90,8 @@ class Front:
         self._large_threads = ThreadPoolExecutor(config.text_threads, thread_name_prefix="baton-large-text")
         self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="baton-grammars")
         self._ping: asyncio.Task[None] | None = None
+        self.leaving = False
+        "A signal has ended readiness; requests are still accepted."
 
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """Runs `work` here if it is small, else on a thread, so that a large request does not delay all streams.

@@ -47,6 +47,7 @@ OURS = (
         "reasoning_parser",
         "order",
         "drain_seconds_max",
+        "shutdown_delay",
         "start_seconds_max",
     ),
     *GROUPS["Server"],

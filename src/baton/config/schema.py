@@ -108,7 +108,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "Administration": ("admin_api_key", "admin_api_key_file", "admin_port", "admin_host", "log_level", "log_format"),
     "Queue": ("queue_requests_max", "queue_tokens_max"),
-    "Times": ("step_seconds_max", "drain_seconds_max", "start_seconds_max"),
+    "Times": ("step_seconds_max", "drain_seconds_max", "shutdown_delay", "start_seconds_max"),
 }
 """Groups in the order of --help and of the page."""
 MORE = "More"

@@ -164,6 +164,10 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     router at every address of the name; file:PATH: at every address in the file, one per line; both are looked up again and
     again. Its own HTTP then has health, metrics and administration only. Give the option again, or a list with commas, for more
     routers."""
+    shutdown_delay: Annotated[float, Range(0, 31_536_000)] = 0.0
+    """After SIGTERM the server is not ready (/ready) but accepts requests for this long, so that load balancers notice before
+    the port is closed. It is a part of drain_seconds_max. An instance of a cluster has no need of it: its routers know at
+    once."""
     wire: dict[str, int | float] = field(default_factory=dict)
     """Bounds of connections between routers and instances that differ from those of docs/limits.md, as YAML: {readers_max: 512,
     peers_max: 512}."""
@@ -195,6 +199,10 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
             "kv_host_gib and kv_storage are tiers of the prefix cache, which is off (enable_prefix_caching)",
         )
         self._tiers()
+        require(
+            self.shutdown_delay <= self.drain_seconds_max,
+            f"shutdown_delay is {self.shutdown_delay:g}: it is part of drain_seconds_max ({self.drain_seconds_max:g})",
+        )
         require(self.admin_port is None or self.admin_port != self.port, "admin_port is the same as port: give another one")
 
     def _check_listening(self) -> None:

@@ -47,3 +47,17 @@ def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
         await asyncio.wait_for(Leaving().drained(Engine(), 0.0), 20)
 
     finish(main())
+
+
+def test_a_drain_that_the_front_ordered_is_not_begun_anew():
+    async def main() -> None:
+        leaving, engine = Leaving(), Engine()
+        leaving.on_mode(Mode.DRAINING)
+        ending = asyncio.create_task(leaving.drained(engine, 60.0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert engine.events == [Pause(0.0)], "its time is up"
+        leaving.on_mode(Mode.PAUSED)
+        await asyncio.wait_for(ending, 20)
+
+    finish(main())

@@ -93,6 +93,22 @@ def test_an_instance_registers_beats_and_serves(secret_file: Path):
     finish(main())
 
 
+def test_the_front_knows_at_once_whether_a_session_is_open(secret_file: Path):
+    """/ready of an instance shows it, and no request may have come by then."""
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, rig_of(secret_file, router) as rig:
+            visit = await router.visit()
+            await rig.until(lambda: rig.stats.routers == 1)
+            router.greets = False
+            visit.link.close()
+            await rig.until(lambda: rig.stats.routers == 0)
+            router.greets = True
+            await rig.until(lambda: rig.stats.routers == 1)
+
+    finish(main())
+
+
 def test_an_engine_needs_no_front(secret_file: Path):
     async def main() -> None:
         async with FakeRouter(SECRET) as router:

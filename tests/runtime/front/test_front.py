@@ -182,3 +182,24 @@ def test_draining_waits_for_what_runs_until_it_ends_or_nobody_wants_to_wait(end:
         assert len(ended) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["it is done", "second signal", "the engine is gone", "it takes too long"])
+def test_what_precedes_a_drain_is_a_part_of_its_time(monkeypatch, end: str):
+    monkeypatch.setattr(front_process, "ANSWER_SECONDS", 0.01)
+
+    async def main() -> None:
+        hurry, gone, done = asyncio.Event(), asyncio.get_running_loop().create_future(), asyncio.Event()
+        seconds = 0.01 if end == "it takes too long" else 60.0
+        waiting = asyncio.create_task(front_process.seconds_left(seconds, done.wait(), hurry, {gone}))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if end == "it takes too long":
+            assert await asyncio.wait_for(waiting, 20) == 0.0
+            return
+        assert not waiting.done()
+        {"it is done": done.set, "second signal": hurry.set}.get(end, lambda: gone.set_result(None))()
+        left = await asyncio.wait_for(waiting, 20)
+        assert 0.0 < left < 60.0
+
+    asyncio.run(main())

@@ -2,7 +2,8 @@
 
 /live     this process runs its event loop. Restart it if this fails.
 /health   the engine answers, and its worker makes progress: 503 after a second without progress, 200 during a long step.
-/ready    healthy, and accepts requests (not draining, not paused). Send traffic if this is 200.
+/ready    healthy, and accepts requests (not draining, not paused, not about to end). Send traffic if this is 200. In an
+          instance of a cluster: only while a session with a router is open.
 """
 
 from __future__ import annotations
@@ -42,9 +43,13 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     front = front_of(request)
     await front.ping()
-    mode = front.engine.stats().mode
-    if mode != "serving":
-        raise ApiError(503, f"the engine is {mode}", code=mode)
+    stats = front.engine.stats()
+    if stats.mode != "serving":
+        raise ApiError(503, f"the engine is {stats.mode}", code=stats.mode)
+    if front.leaving:
+        raise ApiError(503, "the server is shutting down", code="shutting_down")
+    if front.config.routers and not stats.routers:
+        raise ApiError(503, "no session with a router is open", code="no_router")
     return JsonResponse({"status": "ok"})
 
 

@@ -29,9 +29,11 @@ class Told(Protocol):
 class Leaving:
     def __init__(self) -> None:
         self.begun = False
+        self._draining = False
         self._over = asyncio.Event()
 
     def on_mode(self, mode: Mode) -> None:
+        self._draining = mode is Mode.DRAINING
         self._over.set() if mode is Mode.PAUSED else self._over.clear()
 
     def on_alone(self) -> None:
@@ -44,6 +46,7 @@ class Leaving:
         if not self.begun:
             self.begun = True
             logger.info("draining: requests of routers may run for %g s", seconds)
-            engine.dispatch(Pause(seconds))
+            # The front of a stopped instance orders the drain, and ends after it: a drain that is not done has had its time.
+            engine.dispatch(Pause(0.0 if self._draining else seconds))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds + PAUSED_SECONDS)

@@ -125,6 +125,7 @@ class Engine:
         if config.routers:
             self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers, config.wire)
             self._links.on_alone = self._leaving.on_alone
+            self._links.on_sessions = self._reporting.send_stats
         self._reporting.links = self._links
         self._reporting.storage_counters = lambda: self._cache.counters
         self._reporting.add_counters = self._add_counters

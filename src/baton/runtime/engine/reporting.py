@@ -140,12 +140,12 @@ class Reporting:
         if self.links is not None and type(event) in FAULT_EVENTS:
             self.links.look_at_fault()
         if instance is not None and not instance.in_flight:
-            self._send_stats()
+            self.send_stats()
         elif self._timer is None:
             self.look()
-            self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
+            self._timer = self._loop.call_later(STATS_SECONDS, self.send_stats)
 
-    def _send_stats(self) -> None:
+    def send_stats(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -155,7 +155,7 @@ class Reporting:
         self.look()
         self.send_front(self.stats())
         if instance.in_flight:  # also without events: then the worker's progress must be checked
-            self._timer = self._loop.call_later(STATS_SECONDS, self._send_stats)
+            self._timer = self._loop.call_later(STATS_SECONDS, self.send_stats)
 
 
 class PreemptionLog:

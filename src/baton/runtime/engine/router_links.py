@@ -135,6 +135,8 @@ class RouterLinks:
         "The fault in the last heartbeat."
         self.on_alone: Callable[[], None] = lambda: None
         "Called when the last session has ended."
+        self.on_sessions: Callable[[], None] = lambda: None
+        "Called when the number of open sessions has changed."
         self.counts: Counter[str] = Counter()
         "Number of sessions by SessionEvent."
 
@@ -223,6 +225,7 @@ class RouterLinks:
             self._callers.remove(session.caller)
             if not self.open_sessions:
                 self.on_alone()
+            self.on_sessions()
 
     def _on_message(self, session: RouterSession, message: Message, said: Said) -> None:
         if session.over:
@@ -238,6 +241,7 @@ class RouterLinks:
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
                 said.well(f"joined router {printable(router)}")
+                self.on_sessions()
                 session.beat_due = session.stats_due = session.heard
                 self._send_beats([session])
                 self._arm()

@@ -9,10 +9,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -80,7 +81,12 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     freeze_gc_heap()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
-    await drain(server, serving, client, 0.0 if engine_gone.done() else config.drain_seconds_max, hurry)
+    seconds = config.drain_seconds_max
+    if stopping.done() and not engine_gone.done():
+        app.state.front.leaving = True
+        before = drain_for_routers(client, seconds) if config.routers else asyncio.sleep(config.shutdown_delay)
+        seconds = await seconds_left(seconds, before, hurry, {serving, engine_gone})
+    await drain(server, serving, client, 0.0 if engine_gone.done() else seconds, hurry)
     app.state.front.close()
     if engine_gone.done():
         try:
@@ -117,6 +123,24 @@ async def _ready(client: ChannelClient, seconds: float) -> InstanceReady:
         return await asyncio.wait_for(client.ready, seconds)
     except TimeoutError:
         raise Unavailable(f"the model was not ready within {seconds:g} s (start_seconds_max)") from None
+
+
+async def drain_for_routers(client: ChannelClient, seconds: float) -> None:
+    """Drain an instance of a cluster while its own HTTP still answers: health and metrics are of interest meanwhile."""
+    with contextlib.suppress(EngineError):  # the engine was lost
+        await client.pause(seconds)
+
+
+async def seconds_left(
+    seconds: float, before: Coroutine[Any, Any, object], hurry: asyncio.Event, ends: Collection[asyncio.Future[Any]]
+) -> float:
+    """Perform what precedes a drain, until the second signal or one of `ends`. Returns the time that is left for the drain."""
+    loop = asyncio.get_running_loop()
+    begun, first, hurried = loop.time(), asyncio.create_task(before), asyncio.create_task(hurry.wait())
+    await asyncio.wait({first, hurried, *ends}, timeout=seconds + ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    for task in (first, hurried):
+        task.cancel()
+    return max(0.0, seconds - (loop.time() - begun))
 
 
 class EndsRequests(Protocol):

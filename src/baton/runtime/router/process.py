@@ -36,7 +36,15 @@ from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
 from baton.protocol.instance import InstanceHello
 from baton.runtime.front.fingerprint import system_fingerprint
-from baton.runtime.front.process import allow_many_files, drain, listen_on, load_text, served_model, until_end
+from baton.runtime.front.process import (
+    allow_many_files,
+    drain,
+    listen_on,
+    load_text,
+    seconds_left,
+    served_model,
+    until_end,
+)
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.loop_lag import LoopLag
@@ -102,8 +110,12 @@ class RouterProcess:
             for task in (client.over, meeting):
                 if task in done:
                     task.result()
+            seconds = serve.drain_seconds_max
+            if stopping in done and isinstance(reception.app, Starlette):
+                reception.app.state.front.leaving = True
+                seconds = await seconds_left(seconds, asyncio.sleep(serve.shutdown_delay), hurry, ends - {stopping})
             client.dispatch(StopAdmission())
-            await drain(server, serving, client, serve.drain_seconds_max, hurry)
+            await drain(server, serving, client, seconds, hurry)
         finally:
             starting.cancel()
             meeting.cancel()
