@@ -27,8 +27,9 @@ USER baton
 WORKDIR /home/baton
 VOLUME /cache
 EXPOSE 8000
-# For http on this port. With --ssl-certfile or another --port give a check of your own (docker run --health-cmd).
+# /live: a server that loads, sleeps or waits for instances is healthy. For http on this port: with --ssl-certfile or another
+# --port give a check of your own (docker run --health-cmd).
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/live', timeout=4)"]
 ENTRYPOINT ["baton"]
 CMD ["serve", "--host", "0.0.0.0"]

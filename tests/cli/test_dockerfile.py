@@ -82,10 +82,12 @@ def test_it_starts_a_server_that_others_reach():
 
 
 def test_its_health_check_asks_a_route_that_is_open():
+    """/live, because /health of a router without instances, and of a server that loads, is red."""
     (check,) = steps("HEALTHCHECK")
     address = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", check)
     assert address is not None
     assert int(address[1]) == ServeConfig().port
+    assert address[2] == "/live"
     (route,) = [route for route in ROUTES if route.path == address[2]]
     assert route.right == "open"
 

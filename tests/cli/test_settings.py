@@ -27,6 +27,7 @@ BESIDE = {
     "router": {"cluster_secret": "file"},
     "cluster_secret": {"router": ROUTERS},
     "role": {"router": ROUTERS, "cluster_secret": "file"},
+    "transfer_announce": {"router": ROUTERS, "cluster_secret": "file", "transfer_address": "0.0.0.0:8200"},
     "ssl_keyfile": {"ssl_certfile": "file"},
     "ssl_ca_certs": {"ssl_certfile": "file"},
 }
@@ -38,6 +39,7 @@ OTHER = {
     "limits": {"streams": 7},
     "wire": {"readers_max": 7},
     "transfer_address": "none",
+    "transfer_announce": "nat.example:8200",
     "allowed_origins": ["https://a", "https://b"],
     "device": "cuda",
 }
@@ -179,3 +181,19 @@ def test_the_shutdown_delay_is_a_part_of_the_drain():
     assert ServeConfig(shutdown_delay=30.0).shutdown_delay == 30.0
     with pytest.raises(InvalidConfig, match=r"part of drain_seconds_max \(5\)"):
         ServeConfig(shutdown_delay=10.0, drain_seconds_max=5.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "give --transfer-address"),
+        ({"transfer_address": "none"}, "give --transfer-address"),
+        ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "nat.example:0"}, "that other machines reach"),
+        ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "0.0.0.0:8200"}, "that other machines reach"),
+        ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "nat"}, "HOST:PORT"),
+    ],
+)
+def test_an_address_to_announce_is_one_that_others_reach(settings, words):
+    member = {"router": ("dns://routers:8100",), "cluster_secret": "file", "transfer_announce": "nat.example:8200"}
+    with pytest.raises(InvalidConfig, match=words):
+        ServeConfig(**{**member, **settings})

@@ -39,7 +39,7 @@ from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
 
-MEMBER = ("router", "role", "cluster_secret", "transfer_address", "name")
+MEMBER = ("router", "role", "cluster_secret", "transfer_address", "transfer_announce", "name")
 """Fields of ServeConfig for an instance of a cluster: not accepted by commands that start a router."""
 
 FLAG_WORDS = ("true", "false", "yes", "no", "on", "off")

@@ -215,6 +215,9 @@ class EngineOptions:
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
     address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and
     nothing if the router is on this machine (but a KV cache on a GPU). none: nowhere. Only who knows the secret is served."""
+    transfer_announce: str = ""
+    """Address at which other instances reach transfer_address, where that is not its own: HOST:PORT of a machine that forwards
+    the port (NAT, a container with -p)."""
     name: str = ""
     "Name of the instance in the cluster. No two may have the same. Without it: host name and port."
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0

@@ -99,6 +99,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "cluster_port",
         "cluster_secret",
         "transfer_address",
+        "transfer_announce",
         "wire",
         "placement",
         "handoff",
@@ -136,7 +137,7 @@ METAVARS: Mapping[str, str] = {
     "model": "MODEL",
     "root_path": "PATH",
     "allowed_origins": "ORIGIN",
-    "transfer_address": "ADDRESS",
+    **dict.fromkeys(("transfer_address", "transfer_announce"), "ADDRESS"),
     "gpu_memory_utilization": "SHARE",
     "decode_gap_ms": "MS",
 }

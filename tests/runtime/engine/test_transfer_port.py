@@ -151,3 +151,14 @@ def test_an_address_that_cannot_be_listened_on_any_more_costs_a_warning(outside:
     port = TransferPort("auto", [NAMED])
     assert not port.reached("192.0.2.9", on_gpu=False)
     assert "other instances cannot read our KV cache" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["0.0.0.0:0", "127.0.0.1:0"])
+def test_another_address_is_announced_behind_nat(outside: None, given: str):
+    port = TransferPort(given, ["tcp://127.0.0.1:8100"], "nat.example:9000")
+    assert port.address == "tcp://nat.example:9000"
+    assert not port.reached(OURS, on_gpu=True), "whatever way sessions leave"
+    assert port.address == "tcp://nat.example:9000"
+    assert port.sock is not None
+    dial(f"tcp://127.0.0.1:{port.sock.getsockname()[1]}")
+    port.close()

@@ -72,7 +72,7 @@ class CacheSupervisor:
 
     def open_port(self, given: EngineConfig) -> None:
         if self.needed and given.cluster_secret:
-            self._port = TransferPort(given.transfer_address, given.routers)
+            self._port = TransferPort(given.transfer_address, given.routers, given.transfer_announce)
 
     @property
     def reads_others(self) -> bool:

@@ -6,6 +6,8 @@
     auto                  at that address, any free port       the same
     none                  nowhere
 
+--transfer-announce HOST:PORT is announced instead, from the start: another machine forwards that port (NAT).
+
 The address of a session is the one that the router's machine sees, whichever of several names or networks led there, and it is
 known only when a session is made: a name that resolves late costs nothing. While only routers of this machine were reached, no
 port is opened on its own, except for a pool on a GPU: another GPU's process may be unable to map it, and reads it over
@@ -36,10 +38,12 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class TransferPort:
-    def __init__(self, given: str, routers: Sequence[str]) -> None:
-        """`given`: as in EngineConfig. Raises InvalidConfig if it cannot be listened on, or no router leads to an address to
-        announce."""
+    def __init__(self, given: str, routers: Sequence[str], announce: str = "") -> None:
+        """`given`, `announce`: as in EngineConfig. Raises InvalidConfig if it cannot be listened on, or no router leads to an
+        address to announce."""
         self._given = given
+        self._fixed = bool(announce)
+        "The announced address depends on no session."
         self.sock: socket.socket | None = None
         self.address = ""
         "The announced address. Empty: none, or none yet."
@@ -47,10 +51,12 @@ class TransferPort:
         "The announced address is valid on this machine only."
         if given not in ("auto", "none"):
             place = parse_listening(given)
-            if place.host in (ANY_IPV4, ANY_IPV6):
+            if place.host in (ANY_IPV4, ANY_IPV6) and not announce:
                 _require_seen(given, place.host, routers)
             self.sock = _listening(place)
-            if place.host not in (ANY_IPV4, ANY_IPV6):
+            if announce:
+                self.address = str(parse_listening(announce))
+            elif place.host not in (ANY_IPV4, ANY_IPV6):
                 self.address = self._announced(place.host)
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
@@ -58,7 +64,7 @@ class TransferPort:
         from now on."""
         host = host or LOOPBACK
         place = None if self._given in ("auto", "none") else parse_listening(self._given)
-        if self._given == "none" or (place is not None and place.host not in (ANY_IPV4, ANY_IPV6)):
+        if self._fixed or self._given == "none" or (place is not None and place.host not in (ANY_IPV4, ANY_IPV6)):
             return False
         if "%" in host:
             return False  # link-local: valid on one network only
