@@ -41,7 +41,7 @@ class RouterOptions:
     cluster_host: str = "127.0.0.1"
     "Address on which instances are expected. A program that reaches it needs the secret."
     cluster_port: Annotated[int, Range(0, 65_535)] = 8100
-    "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: one that is free."
+    "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: a free port."
     cluster_secret: str = ""
     """File with the secret that routers and instances share. Only its owner may read it; if that is root, the process's
     group too."""

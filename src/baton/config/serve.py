@@ -80,7 +80,7 @@ class FrontOptions:
     retry_after_seconds: Annotated[int, Range(1, 86_400)] = 1
     "Retry-After of answers 429 and 503, where no better time is known."
     text_threads: Annotated[int, Range(1, 64)] = 2
-    "Threads that parse, render and tokenise requests: so many for ordinary ones, and as many for large ones."
+    "Threads that parse, render and tokenise requests: this number for ordinary ones, and the same number for large ones."
     stop_on_repetition: bool | None = None
     """End an answer that repeats itself: a passage of up to 128 tokens, at least three times in a row and over 128 tokens. A
     request's own stop_on_repetition goes before. Without it: only for the built-in model."""
@@ -102,7 +102,7 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     """The name clients use. Without it: the model's own. Give the option again for more names; answers have the first one. '*':
     any other name is accepted too, for clients with a built-in one."""
     port: Annotated[int, Range(0, 65_535)] = 8000
-    "Port to listen on. 0: one that is free."
+    "Port to listen on. 0: a free port."
     api_key: tuple[str, ...] = ()
     "Key that clients must send as a bearer token, on every route but health. Give the option again for more keys."
     api_key_file: str = ""
