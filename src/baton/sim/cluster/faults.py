@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, and when: at a time, or when the n-th request comes to a stage of its hand-off."""
+"""Faults of a cluster: each strikes at a time, or when the n-th request reaches a stage of its hand-off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.sim.scenario import Cluster, ClusterFault, Stage
 from baton.sim.timeline import Timeline
 
 LASTING = ("freeze", "stall", "stall_up", "stall_down", "worker_freeze", "worker_hang", "cache_hang")
-"""A request may come there again while it lasts, each time for as long as a hand-off may take."""
+"""Faults with a duration: a request may meet one again while it lasts, each time for as long as a hand-off may take."""
 AGAIN_SECONDS = 0.5
 
 
@@ -45,13 +45,13 @@ class Faults:
         self._attempt_seconds = cluster.handing_seconds_max + AGAIN_SECONDS
         self._healed = False
         self.last = max((fault.at for fault in cluster.faults if fault.at is not None), default=0.0)
-        "When the last one that has a time begins."
+        "Time at which the last timed fault begins."
         self.end = max([0.5, *((fault.at or 0.0) + fault.seconds for fault in cluster.faults)])
-        "When the last one is over."
+        "Time at which the last fault ends."
         self.longest = max((fault.seconds for fault in cluster.faults if fault.kind != "stray"), default=0.0)
 
     def begin(self) -> None:
-        """Times count from now on."""
+        """Schedule the timed faults, relative to now."""
         now = self._timeline.now
         for fault in self._timed:
             self._timeline.at(now + (fault.at or 0.0), self._at_time, fault)
@@ -104,7 +104,7 @@ class Faults:
         party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._instances) + parties.router}[
             fault.party
         ]
-        if party is None and fault.party == "prefill":  # chosen, and not told yet: any of them
+        if party is None and fault.party == "prefill":  # chosen, but not sent to it yet: any prefill instance
             party = next((instance.number for instance in self._instances if instance.role == "prefill"), None)
         if fault.party != "router" and party is not None and party >= len(self._instances):
             return  # a stray: it has no other faults
@@ -112,10 +112,9 @@ class Faults:
             self._watch.saw(f"{fault.party} struck at {fault.stage}")
             self._strike(fault, party, parties.router)
 
-    # What
-
+    # Effects
     def _send_stray(self, entry: tuple[ClusterFault, SimulatedInstance]) -> None:
-        """It disturbs nobody, unless it is taken (instance.py)."""
+        """Start the stray instance. It counts as a fault only if a router accepts it (links.py)."""
         fault, stray = entry
         if not self._healed:
             self._timeline.note("world", f"{stray.name} strays in, with weights {fault.weights}")
@@ -167,7 +166,7 @@ class Faults:
                 self._strike_child(fault, instance)
 
     def _after(self, kind: str) -> None:
-        """What follows from a fault may be told as long as it lasts, and a while after it."""
+        """Count the fault once more when it ends: clients may get its errors until then, and a while longer."""
         self._watch.happened(kind)
 
     def _strike_child(self, fault: ClusterFault, instance: SimulatedInstance) -> None:

@@ -1,12 +1,13 @@
-"""60: the instances of a router agree, and who joins is taken if it fits, and only then. Looked at from what one router hears
-and says. 59, as far as a router decides it: an answer that has begun is given to nobody who computes with other weights.
+"""60: all instances of a router have one identity; an instance that joins is accepted if and only if it fits. 59, as far as a
+router decides it: an answer that has begun is never given to an instance with other weights. Both are checked against the
+messages that one router receives and sends.
 
-    others are here           it is taken if it has their identity; else it is refused, and drives nobody out. One with the name
-                              of another life that is alive is refused too
-    nobody is here            it is taken, but for two that wait no_instance_seconds:
-      others were a moment ago   one that has another identity than they had, and another name; those of them that have
-                                 dialled with other weights themselves do not count
-      nobody was ever here       one that was refused before, by this router or an earlier life of it
+    others are connected      the instance is accepted if it has their identity; else it is refused, and replaces no other. An
+                              instance with the name of another incarnation that is alive is refused too
+    none is connected         the instance is accepted, except in two cases, which wait no_instance_seconds:
+      others left just before    its identity and its name differ from theirs; an instance that has itself dialled again with
+                                 other weights does not count
+      none was ever connected    it was refused before, by this router or an earlier incarnation of the router
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ DRIFT: Final = 1.02
 
 
 class Here:
-    """One that has joined."""
+    """A connected instance."""
 
     __slots__ = ("hello", "mode")
 
@@ -41,7 +42,7 @@ class FitWatch:
         self._watch = watch
         self._here: dict[Session, Here] = {}
         self._lost: dict[str, tuple[float, bytes]] = {}
-        "Of a name: when it was lost, and what it computed with. Not one that was told to stop."
+        "By name: time of the loss, and identity. Instances that drained or slept are left out."
         self._nobody_since: float | None = None
         self._heard: dict[Session, float] = {}
         self._suspect_seconds = config.suspect_seconds
@@ -51,20 +52,20 @@ class FitWatch:
         self._heard.update(dict.fromkeys(self._here, now))
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts without state."""
         self._here.clear()
         self._lost.clear()
         self._nobody_since = None
 
     def serves(self, weights: int) -> bool:
-        """Somebody is here who computes with these."""
+        """Whether a connected instance computes with these weights."""
         return any(here.hello.ready.identity == identity_of(weights) for here in self._here.values())
 
     @property
     def anybody(self) -> bool:
         return bool(self._here)
 
-    # What the router hears
+    # Messages that the router receives
 
     def received(self, session: Session, message: Any, now: float) -> None:
         self._heard[session] = now
@@ -83,7 +84,7 @@ class FitWatch:
             self._nobody_since = now
 
     def joins(self, event: InstanceJoined, effects: list[Any], now: float) -> None:
-        """With these effects."""
+        """Check the router's decision: `effects` are its answer to `event`."""
         hello, hung_up = event.hello, [effect.session for effect in effects if type(effect) is CloseSession]
         refused = event.session in hung_up
         if not self._here and self._nobody_since is None:
@@ -107,7 +108,7 @@ class FitWatch:
         self._nobody_since = None
 
     def _is_name_taken(self, hello: InstanceHello, now: float, drift: float) -> bool:
-        """By another life that was heard of a moment ago."""
+        """Whether another incarnation has this name, and has sent something within `suspect_seconds`."""
         found = [session for session, here in self._here.items() if here.hello.name == hello.name]
         others = [session for session in found if self._here[session].hello.incarnation != hello.incarnation]
         return any(now - self._heard[session] < self._suspect_seconds * drift for session in others)
@@ -138,14 +139,14 @@ class FitWatch:
             self._watch.saw("a router has other weights than before")
 
     def _was_here(self, hello: InstanceHello) -> bool:
-        """As it is: it is one of those that may come back."""
+        """Whether the instance was connected with this identity: then it is itself an instance that may come back."""
         return hello.name in self._lost and self._lost[hello.name][1] == hello.ready.identity
 
     def _left(self, since: float, now: float) -> tuple[float, float]:
-        """Of the time to wait, by clocks that may differ: at least, and at most."""
+        """Seconds left to wait, at least and at most: clocks may differ by `DRIFT`."""
         return self._wait_seconds / DRIFT - (now - since), self._wait_seconds * DRIFT - (now - since)
 
-    # What it says
+    # Messages that the router sends
 
     def sent(self, session: Session, message: Any) -> None:
         request = request_of(message)

@@ -1,4 +1,4 @@
-"""The sessions of an instance with its routers: it dials, beats, passes on what its machine says, and aborts for the lost ones.
+"""Sessions of an instance with its routers: dial, send heartbeats and effects, abort the requests of a lost session.
 
 This models callers.py and router_links.py of runtime/engine: to the machine, a request's id is the router's id behind the tag
 of the session ("3|r1"), and a session that ends takes its requests with it.
@@ -37,7 +37,7 @@ REFUSED_SECONDS = 8.0
 
 
 class RouterLink:
-    """What an instance knows of one router."""
+    """An instance's state of one router."""
 
     __slots__ = ("beat_seconds", "dial_at", "failures", "heard_at", "lapse_seconds", "opened", "refused", "tag", "wire")
 
@@ -47,15 +47,15 @@ class RouterLink:
         self.beat_seconds = 0.25
         self.lapse_seconds = 2.0
         self.tag = ""
-        "What its requests are called here. Of this session alone."
+        "Prefix of the ids of its requests in this session."
         self.failures = 0
-        "To reach it, in a row."
+        "Failed dials in a row."
         self.opened = False
-        "It has taken us into this session."
+        "The router has accepted the instance in this session."
         self.refused = False
-        "It did not, the last time that it spoke."
+        "The router's last decision was a refusal."
         self.dial_at = 0.0
-        "Not before."
+        "Earliest time of the next dial."
 
 
 class RouterLinks:
@@ -104,7 +104,7 @@ class RouterLinks:
     # Sessions
 
     def connect(self, router: int) -> None:
-        """Dials, again and again."""
+        """Dial until it succeeds."""
         engine, link = self.instance.engine, self.links[router]
         if engine is None or link.wire is not None or self._timeline.now < link.dial_at:
             return
@@ -163,7 +163,7 @@ class RouterLinks:
         link.refused = True
         wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
         link.dial_at = self._timeline.now + wait
-        if not self.instance.is_stray:  # others are short of it
+        if not self.instance.is_stray:  # the other instances have to do its work
             self._watch.happened("not taken")
 
     def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
@@ -190,7 +190,7 @@ class RouterLinks:
                 engine.dispatch(replace(message, request=RequestId(tag + message.request)))
 
     def _session_over(self, router: int, why: str) -> None:
-        """What it was asked for in there is asked for no more."""
+        """End the session: abort its requests, and dial again later."""
         self.instance.note(f"has lost router {router}: {why}")
         link = self.links[router]
         tag, link.wire, link.tag = link.tag, None, ""
@@ -202,7 +202,7 @@ class RouterLinks:
             self._timeline.at(again, self._redial, (self.instance.engine, router))
 
     def has_other_weights(self) -> None:
-        """They have promised our blocks to instances that compute with what we had (runtime/engine/router_links.py)."""
+        """End all sessions: routers have promised blocks of the old weights to others (runtime/engine/router_links.py)."""
         self._watch.saw("a worker came back with other weights")
         if self._scenario.cluster is not None and self._scenario.cluster.front and self.instance.engine is not None:
             if (wire := self.links[0].wire) is not None:
@@ -213,7 +213,7 @@ class RouterLinks:
                 link.wire.close("up")
                 self._session_over(router, "it computes with other weights now")
 
-    # What it says
+    # Messages that the instance sends
 
     def performs(self, effect: Effect) -> None:
         match effect:
@@ -248,7 +248,7 @@ class RouterLinks:
                 link.wire.send("up", message)
 
     def _send_emit(self, emit: Emit) -> None:
-        """Each router hears of its own requests."""
+        """Send each router the rows of its own requests."""
         for link in self.links:
             if link.wire is None:
                 continue
@@ -262,10 +262,10 @@ class RouterLinks:
             if part.tokens or part.ended or part.logprobs:
                 link.wire.send("up", part)
 
-    # Beats
+    # Heartbeats
 
     def _beat(self, engine: SimulatedEngine) -> None:
-        """Several a second; also when it looks whether its routers still speak."""
+        """Send a heartbeat to each router several times per second; end sessions whose router is silent for too long."""
         if engine is not self.instance.engine or engine.frozen:
             return
         self._beats += 1

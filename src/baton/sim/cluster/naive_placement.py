@@ -218,7 +218,7 @@ class CheckedPlacement:
     """A placement whose every choice is compared with the naive one."""
 
     def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, rng: Random) -> None:
-        """`rng`: the one that the placement draws from."""
+        """`rng`: the placement's own source of chance."""
         self._placement = placement
         self._naive = NaivePlacement(config, membership, placement)
         self._rng = rng

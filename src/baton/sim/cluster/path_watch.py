@@ -34,7 +34,7 @@ class Pair:
 
 
 class Copy:
-    """One attempt to hand a request over."""
+    """An attempt to hand a request over."""
 
     __slots__ = ("at", "attempt", "decoder", "denied", "offered", "source")
 

@@ -1,11 +1,11 @@
-"""56: an instance that preempted a request is its last choice for a while. Looked at from what one router hears and says.
+"""56: an instance that preempted a request is its last choice for a while. Checked on the messages of one router.
 
     Beat(preempted=r) from S  -->  r is marked: not S, while others could have it
     r is given to S again     -->  wrong, if some other instance O was as good as any: well, empty enough, and new to r
 
-Which of the others comes first is the policy's business, so only an O is held against the router that no rule speaks against:
-it works, has said so a moment ago, was sent nothing since, has room for all of r, never had r (so it neither refused nor lost
-nor preempted it), and was hardly ever lost itself. An O that decodes only is one just where r has a prefill instance.
+The policy orders the others, so the router is wrong only if no rule excludes O: O works, has reported so a moment ago, was
+sent nothing since, has room for all of r, never had r (so it neither refused nor lost nor preempted it), and was itself lost
+at most `LOSSES_MAX` times. An O that only decodes counts only where r has a prefill instance.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from baton.sim.cluster.watch import ClusterWatch
 DRIFT: Final = 1.02
 HEARD_SECONDS: Final = 0.5
 REFUSED_SECONDS: Final = 0.75
-"""One that refused something a moment ago may be left alone for that."""
+"""For this long after a refusal the router may avoid an instance."""
 LOSSES_MAX: Final = 2
-"""One that was lost more often may be a last choice too."""
+"""An instance that was lost more often may be a last choice too."""
 
 
 class Known:
-    """What a session has said of itself, and whether it was sent anything since."""
+    """Last reports of the instance behind a session, and whether it was sent work since."""
 
     __slots__ = ("at", "beat", "hello", "mode", "refused_at")
 
@@ -39,7 +39,7 @@ class Known:
         self.at = 0.0
         self.mode = "serving"
         self.beat: Heartbeat | None = None
-        "None: it was sent something since."
+        "None: none yet, or the instance was sent work since."
         self.refused_at = float("-inf")
 
 
@@ -49,16 +49,16 @@ class PreemptWatch:
         self._watch = watch
         self._nodes: dict[Session, Known] = {}
         self._lost: dict[str, int] = {}
-        "Of a name: sessions that are over."
+        "By name: number of ended sessions."
         self._homes: dict[str, Session] = {}
-        "Who answers a request."
+        "By request: session of the instance that answers it."
         self._had: dict[str, dict[str, None]] = {}
-        "Of a request: the names of all who had anything of it."
+        "By request: names of all instances that were sent any part of it."
         self._marks: dict[tuple[str, str], float] = {}
-        "Request, and name of the instance that preempted it: when it said so last."
+        "By request and name of the instance that preempted it: time of its last report."
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts without state."""
         for books in (self._nodes, self._lost, self._homes, self._had, self._marks):
             books.clear()
 
@@ -67,7 +67,7 @@ class PreemptWatch:
         if instance is not None:
             self._lost[instance.hello.name] = self._lost.get(instance.hello.name, 0) + 1
 
-    # What it hears
+    # Messages that the router receives
 
     def received(self, session: Session, message: Any, now: float) -> None:
         if type(message) is InstanceHello:
@@ -87,7 +87,7 @@ class PreemptWatch:
             if self._homes.get(message.request) == session:
                 del self._homes[message.request]
 
-    # What the router says
+    # Messages that the router sends
 
     def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
@@ -103,7 +103,7 @@ class PreemptWatch:
 
     def _chosen(self, session: Session, request: GenerateRequest, now: float, *, paired: bool) -> None:
         instance = self._nodes.get(session)
-        if instance is not None and self._homes.get(request.id) != session:  # not only told again to keep the room
+        if instance is not None and self._homes.get(request.id) != session:  # not only a renewal of its lease
             marked_at = self._marks.get((request.id, instance.hello.name))
             if marked_at is None and any(marked == request.id for marked, _ in self._marks):
                 self._watch.saw("a request that was preempted goes on elsewhere")
@@ -137,7 +137,7 @@ class PreemptWatch:
         )
 
     def _has_room(self, session: Session, instance: Known, request: GenerateRequest) -> bool:
-        """For the whole request, whatever is cached, and by what the router itself has sent there."""
+        """Whether the whole request fits, counting nothing as cached, beside the requests that the router has placed there."""
         ready, beat = instance.hello.ready, instance.beat
         if beat is None or instance.hello.name in self._had.get(request.id, {}):
             return False

@@ -21,7 +21,7 @@ TIMEOUT_MARGIN = 1.1
 
 
 class RequestBegun:
-    """What a client remembers of the moment when it came."""
+    """A client's record of its submitted request."""
 
     __slots__ = ("at", "broken", "last_at", "router", "silences")
 
@@ -29,11 +29,11 @@ class RequestBegun:
         self.router = router
         self.at = at
         self.last_at = at
-        "When a token came last."
+        "Time of the last token."
         self.silences = 0
-        "Times that nothing came for as long as a router may wait."
+        "Number of gaps as long as a router may wait for a token."
         self.broken = False
-        "Its router died: it hears nothing more, and nobody is to blame."
+        "Its router died: nothing more arrives, and no check fails for that."
 
     def hears(self, now: float, patience: float) -> None:
         """A token, or an end."""
@@ -42,7 +42,7 @@ class RequestBegun:
 
 
 class ClusterClients(Clients):
-    """Of a cluster, and of the front of one engine."""
+    """Clients of a cluster, or of the front of one engine."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch) -> None:
         super().__init__(scenario, timeline, watch)
@@ -161,7 +161,7 @@ class RoutedClients(ClusterClients):
         self._answered(request)
 
     def _earned(self, request: SimulatedRequest, reason: str) -> None:
-        """22: nobody is turned away without a reason that is true."""
+        """22: a request is rejected only for a reason that is true."""
         cluster, client, size = self._cluster, request.client, self._scenario.block_size
         needed = -(-(len(client.prompt) + client.max_tokens - 1) // size)
         router, waited = self._routers[self._begun[client.id].router], self._timeline.now - self._begun[client.id].at
@@ -178,7 +178,7 @@ class RoutedClients(ClusterClients):
             raise InvariantBroken(f"{request.name} is turned away for nothing: {reason}", invariant=22)
 
     def broken_off(self, effect: FailRequest) -> None:
-        """An error is allowed where instances were lost again and again, or nobody was there for long."""
+        """22: a request fails only after too many lost instances, or after a long time without one."""
         request, begun = self._watch.requests[effect.request], self._begun[effect.request]
         self._note(f"{effect.request} is broken off: {effect.detail}")
         if effect.detail == OTHER_WEIGHTS:
@@ -193,7 +193,7 @@ class RoutedClients(ClusterClients):
         self._end_all(request)
 
     def _other_weights(self, request: SimulatedRequest, router: SimulatedRouter) -> None:
-        """59: it has begun, and whoever is here computes with others."""
+        """59: an answer that has begun ends with this error only if all connected instances have other weights."""
         if request.weights is None or router.fit.serves(request.weights) or not router.fit.anybody:
             raise InvariantBroken(f"{request.name} is broken off, and could go on with its weights", invariant=59)
         self._watch.saw("an answer ended, as other weights are served")

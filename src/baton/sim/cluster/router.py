@@ -1,6 +1,6 @@
-"""A router process: the real machine, its sessions and its clock. It freezes, dies and is started anew, and knows nothing then.
+"""A router process: the real machine, its sessions and its clock. The process freezes, dies, and restarts without state.
 
-Looks at what the machine tells instances: one attempt at a time, and nobody who has been silent for long gets new work.
+Checks the messages to instances: one attempt at a time, and no new work for an instance that has been silent for long.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class SimulatedRouter:
         self._lives = 0
         self._wires: dict[Session, Wire] = {}
         self._dialled: dict[Session, Wire] = {}
-        "No word has come yet."
+        "Sessions without a message so far."
         self._heard: dict[Session, float] = {}
         self._legs: dict[str, dict[Session, int]] = {}
-        "Of a request: who was given which attempt of it, and was not told to forget it."
+        "By request: attempt of each session that was given one and not sent a `Forget`."
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
         self._preemptions = PreemptWatch(config, watch)
@@ -101,7 +101,7 @@ class SimulatedRouter:
         self._given = GivenWatch()
         self._inbox: list[Callable[[], None]] = []
         self._sizes: dict[Session, tuple[float, int]] = {}
-        "Of a session: when it ended (or began), and the blocks of its instance."
+        "By session: time of its end (before that, its begin), and blocks of its instance."
         self._armed: float | None = None
 
     # Lives
@@ -152,7 +152,7 @@ class SimulatedRouter:
         self._thaw(self._lives)
 
     def _thaw(self, life: int) -> None:
-        """What came meanwhile is read first."""
+        """Handle the messages that came meanwhile, then continue."""
         if life != self._lives or not self.frozen:
             return
         self._note("goes on")
@@ -300,8 +300,8 @@ class SimulatedRouter:
                 check_idle(self.machine, self.config)
 
     def seen_with(self, blocks: int) -> float:
-        """When an instance with so many blocks was last here: a router does not call it impossible before it had time to come
-        back. In this life of the router."""
+        """Time at which an instance of at least `blocks` was last connected, in this life of the router. A request that needs
+        it is rejected only after the instance had time to come back."""
         here = [self._timeline.now for session, (_, held) in self._sizes.items() if held >= blocks and session in self._wires]
         return max([*here, *(at for at, held in self._sizes.values() if held >= blocks)], default=float("-inf"))
 
@@ -324,7 +324,7 @@ class SimulatedRouter:
                 raise InvariantBroken(f"{request}: a token of attempt {attempt} is taken", invariant=44)
 
     def _look(self, session: Session, message: Any) -> None:
-        """43: the attempt before is over, or is told so, before the next begins. 46: the silent get nothing new."""
+        """43: an attempt has ended, or is sent a `Forget`, before the next begins. 46: silent instances get no new work."""
         if isinstance(message, Forget):
             self._legs.get(message.request, {}).pop(session, None)
         request = request_of(message)
@@ -373,7 +373,7 @@ class SimulatedRouter:
             self._arm()
 
     def _look_at_queue(self) -> None:
-        """41: nobody waits in the queue for longer than it may."""
+        """41: no request waits in the queue for longer than `queue_seconds_max`."""
         for client_request in self.machine.coordinator.queue.routed_requests() if self.machine is not None else []:
             waited = self.machine.coordinator.now - client_request.queued_at if self.machine is not None else 0.0
             if waited > self.config.queue_seconds_max:
@@ -387,7 +387,7 @@ class SimulatedRouter:
 
     @property
     def is_whole(self) -> bool:
-        """It works, and none of its sessions is over, nor any instance resumed, without its knowing."""
+        """Whether the router works and knows of every ended session and every resumed instance."""
         if self.machine is None or not self.accepts() or not all(wire.open for wire in self._wires.values()):
             return False
         return all(member.mode == "serving" for member in self.machine.membership.instances.values())

@@ -1,6 +1,5 @@
-"""46: requests on a worker that stands still, and that another instance could continue, are moved
-there when that has lasted as long as a lapse; but perhaps not a second time without a token between. Looked at from what one
-router hears and says.
+"""46: requests on a stalled worker that another instance could continue are moved there once the stall has lasted
+`lapse_seconds`; but perhaps not a second time without a token between. Checked on the messages of one router.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from baton.sim.cluster.watch import ClusterWatch
 
 DRIFT = 1.02
 MARGIN_SECONDS = 0.3
-"""A beat, and the router's own look."""
+"""Time for a heartbeat, and for the router's own check."""
 WELL_SECONDS = 0.75
-"""One that refused something a moment ago is not tried again before that."""
+"""An instance is a choice once it has reported no fault for this long: the router avoids it after a refusal."""
 HEARD_SECONDS = 0.5
 
 
 class Heard:
-    """What an instance says of itself."""
+    """Last reports of an instance."""
 
     __slots__ = ("at", "hello", "stalled_before", "stalled_since", "well_since")
 
@@ -35,7 +34,7 @@ class Heard:
         self.stalled_since: float | None = None
         self.well_since: float | None = None
         self.stalled_before = False
-        "It stood still when the router froze: for how long, as the router sees it, is not known here."
+        "The worker was stalled when the router froze: how long the router counts for that is not known here."
 
 
 class StallWatch:
@@ -44,19 +43,19 @@ class StallWatch:
         self._watch = watch
         self._nodes: dict[Session, Heard] = {}
         self._homes: dict[str, Session] = {}
-        "Who answers a request."
+        "By request: session of the instance that answers it."
         self._moved: dict[str, int] = {}
-        "Tokens that its client had when a request was moved last."
+        "By request: tokens that its client had at the last move."
         self._unfit: dict[str, None] = {}
-        "Requests that somebody can never take: who else can is not known here."
+        "Requests that some instance can never hold: which others can is not known here."
 
     def clear(self) -> None:
-        """The router begins anew."""
+        """The router restarts without state."""
         self._nodes.clear()
         self._homes.clear()
 
     def was_frozen(self) -> None:
-        """How long something has lasted is not known any more."""
+        """Forget since when instances are stalled or well: the router was frozen."""
         for instance in self._nodes.values():
             instance.stalled_before |= instance.stalled_since is not None
             instance.stalled_since = instance.well_since = None
@@ -64,7 +63,7 @@ class StallWatch:
     def gone(self, session: Session) -> None:
         self._nodes.pop(session, None)
 
-    # What the router says
+    # Messages that the router sends
 
     def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
@@ -79,7 +78,7 @@ class StallWatch:
                     self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker stood still for long, and its requests were moved")
 
-    # What it hears
+    # Messages that the router receives
 
     def received(self, session: Session, message: Any, now: float) -> None:
         instance = self._nodes.get(session)
@@ -111,7 +110,7 @@ class StallWatch:
         return 0.0 if instance is None or instance.stalled_since is None else now - instance.stalled_since
 
     def _may_be_moved(self, session: Session, now: float) -> bool:
-        """Whether a request that is forgotten there now may have been moved because the worker stands still."""
+        """Whether a `Forget` to this session may be a move off a stalled worker."""
         instance = self._nodes.get(session)
         return instance is not None and (instance.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
 

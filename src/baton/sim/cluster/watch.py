@@ -1,5 +1,5 @@
-"""The checks of a cluster beside those of its machines: what is offered is there, what is released was kept, an attempt is over
-before the next begins. Also who is where in its hand-off, so that faults can strike at a stage. Numbers are those of
+"""Checks of a cluster beside those of its machines: offered blocks are computed, released blocks were kept, each attempt is
+adopted once. Also tracks the stage of each hand-off, so that faults can strike there. Numbers are those of
 docs/internals/reliability.md.
 """
 
@@ -29,7 +29,7 @@ OFFERS_MIN = 4
 
 
 class WatchedEngine(Protocol):
-    """One life of an instance (engine.py)."""
+    """An incarnation of an instance (engine.py)."""
 
     @property
     def instance(self) -> Instance: ...
@@ -46,14 +46,14 @@ class Kept:
         self.index = index
         self.life: object = None
         self.weights = 0
-        "That it was computed with."
+        "Weights that the prompt was computed with."
         self.tokens = 0
         self.blocks: list[tuple[BlockId, int]] = []
-        "With the generation that each had when it was offered."
+        "Each block, with its generation at the time of the offer."
 
 
 class Parties:
-    """Who works on a request."""
+    """Processes that work on a request, by number."""
 
     __slots__ = ("decode", "prefill", "router")
 
@@ -80,20 +80,19 @@ class ClusterWatch(Watch):
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
         self._intact = False
-        "What an instance is being asked about was kept until now."
+        "The blocks of the `Release` being handled were kept until now."
         self._computed_with: dict[tuple[str, int, int, int], int] = {}
-        "Weights of each token that an instance has told: request, attempt, sequence, position."
+        "Weights of each token that an instance has sent: request, attempt, sequence, position."
         self._pulling: dict[int, str] = {}
-        "Of an instance: whose blocks it was offered last."
+        "By instance: request of the last offer that it was sent."
 
     def arrives(self, request: str, router: int) -> None:
         self.parties[request] = Parties(router)
         self.at_stage("H0", request)
 
-    # What routers tell instances
-
+    # Messages from routers to instances
     def told_instance(self, instance: int, engine: WatchedEngine, message: Any) -> None:
-        """It reads this now."""
+        """Called just before the instance handles the message."""
         match message:
             case GenerateRequest():
                 self.parties[message.id].decode = instance
@@ -120,7 +119,7 @@ class ClusterWatch(Watch):
                 elif (message.request, message.attempt) not in self._granted:
                     raise InvariantBroken(f"{message.request} is told to be released, and nobody said so", invariant=37)
 
-    # What instances say
+    # Messages from instances
 
     def said(self, engine: WatchedEngine | None, effect: Any) -> None:
         match effect:
@@ -161,7 +160,8 @@ class ClusterWatch(Watch):
             raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
     def has_content(self, engine: WatchedEngine, request: str, kept: Kept, begin: int = 0) -> bool:
-        """Its blocks from there on hold what its tokens imply, with the weights that they were computed with."""
+        """Whether the kept blocks from `begin` on hold the tags of the request's tokens, under the weights they were
+        computed with."""
         memory, oracle = engine.process.worker.pool, self.requests[request].oracles_of(kept.weights)[kept.index]
         for place in range(begin, len(kept.blocks)):
             first, last = place * self._size, min((place + 1) * self._size, kept.tokens)
@@ -181,7 +181,7 @@ class ClusterWatch(Watch):
         )
 
     def _released(self, released: Released) -> None:
-        """37: what is said to have been kept has been kept."""
+        """37: blocks reported as kept have been kept."""
         if not released.kept:
             self.saw("a lease had lapsed")
         elif not self._intact:
@@ -222,16 +222,16 @@ class ClusterWatch(Watch):
             self.at_stage("H5", request)
 
     def emitted(self, emit: Emit, weights: int) -> None:
-        """By an instance whose worker has these."""
+        """Record the tokens that an instance with these weights sends."""
         for request, attempt, index, position, _ in each_token(emit.tokens):
             self._computed_with[untagged(request), attempt, index, position] = weights
         for ended in emit.ended:
             self.at_stage("H9", untagged(ended.request))
 
-    # What clients are told
+    # Messages to clients
 
     def delivered(self, emit: Emit) -> None:
-        """59: all that a client is told of one answer is computed with the same weights."""
+        """59: all tokens of one answer are computed with the same weights."""
         for request, attempt, index, position, _ in each_token(emit.tokens):
             asked, weights = self.requests[request], self._computed_with[request, attempt, index, position]
             if asked.weights is None:
@@ -244,7 +244,7 @@ class ClusterWatch(Watch):
 
 
 def _holds(engine: WatchedEngine | None, request: RequestId) -> bool:
-    """It has the blocks that were copied for it: they did not make way for the growth of others."""
+    """Whether the request has blocks: the copied ones were not preempted for the growth of others."""
     view = None if engine is None else engine.instance.view
     ours = [] if view is None else [each for each in view.request_ids() if untagged(each) == request]
     return view is not None and any(sequence.blocks for each in ours for sequence in view.sequences(each))

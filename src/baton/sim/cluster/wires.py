@@ -1,11 +1,11 @@
-"""Sessions between instances and routers, as runtime/wire/link.py gives them: messages come in order and once, or it is over.
+"""Sessions between instances and routers, as of runtime/wire/link.py: messages arrive in order and once, or the session ends.
 
     instance  --up-->    router        each direction is a queue; a message takes its time, and never overtakes another
           <--down--
 
-What goes wrong belongs to the *path* (a stall: nothing gets through, in one direction or both, also in the next session) or to
-one session (a cut: what arrives later than a moment is lost, in both directions, and a side may be told late or never). What
-was sent before a cut may come after the next session has begun: whoever gets it must know that it is of an earlier one.
+Faults strike the *path* (a stall: nothing gets through, in one direction or both, also in the next session) or one session (a
+cut: messages that would arrive later than a moment are lost, in both directions, and a side may notice late or never).
+Messages sent before a cut may arrive after the next session has begun: the receiver must see that their session has ended.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ HANGUP = Hangup()
 
 
 class Party(Protocol):
-    """One end of sessions."""
+    """An end of sessions: an instance or a router."""
 
     def arrived(self, wire: Wire, message: Any) -> None:
         """HANGUP: nothing more comes."""
 
 
 class Path:
-    """Between one instance and one router, whatever session they have."""
+    """The network between an instance and a router; outlives their sessions."""
 
     __slots__ = ("stalled_until",)
 
@@ -48,7 +48,7 @@ class Path:
 
 
 class Wire:
-    """One session."""
+    """A session."""
 
     __slots__ = ("_last", "_lost_after", "_queues", "_wires", "instance", "number", "open", "path", "router")
 
@@ -59,7 +59,7 @@ class Wire:
         self.router = router
         self.path = path
         self.open = True
-        "What is sent gets on its way."
+        "Neither side has closed the session, and the network has not cut it."
         self._queues: dict[Direction, deque[Any]] = {"up": deque(), "down": deque()}
         self._last: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self._lost_after: dict[Direction, float] = {"up": inf, "down": inf}
@@ -69,7 +69,8 @@ class Wire:
             self._post(direction, self._wires.over_the_wire(message))
 
     def close(self, direction: Direction, *, in_order: bool = True) -> None:
-        """By the side that sends in this direction. Not in order, as when a process dies: what is under way may be lost."""
+        """Close the session, by the side that sends in this direction. Not `in_order` (the process dies): messages in flight
+        may be lost."""
         if not self.open:
             return
         if not in_order:
@@ -78,7 +79,7 @@ class Wire:
         self.open = False
 
     def cut(self, seconds: float, *, unseen: bool) -> None:
-        """By the network. What arrives within these seconds still arrives."""
+        """End the session by a network fault. Messages due within `seconds` still arrive."""
         if not self.open:
             return
         end = self._wires.now + seconds
@@ -97,7 +98,7 @@ class Wire:
         self._wires.timeline.at(arrival, self._arrive, direction)
 
     def _arrive(self, direction: Direction) -> None:
-        """The next one of the queue, whichever entry of the heap this is: order is kept."""
+        """Deliver the head of the queue, whichever heap entry this is: order is kept."""
         timeline = self._wires.timeline
         until = self.path.stalled_until[direction]
         if timeline.now < until:
@@ -142,15 +143,15 @@ class Wires:
 
     @property
     def flow(self) -> bool:
-        """Nothing is held up."""
+        """Whether no path is stalled."""
         return all(until <= self.now for path in self._paths.values() for until in path.stalled_until.values())
 
     def heal(self) -> None:
-        """What is held up comes at the times that it was promised for; nothing new is."""
+        """Bound the jitter. Stalls end at the times they were given."""
         self._jitter = min(self._jitter, 1.0)
 
     def over_the_wire(self, message: Any) -> Any:
-        """27: in a tenth of the seeds through the codec."""
+        """27: in a tenth of the seeds, encode and decode the message."""
         if self._seed % 10:
             return message
         received = decode(encode(message))
