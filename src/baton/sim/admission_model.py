@@ -1,6 +1,6 @@
 """Which sequences must be admitted, which must give way, and the reserve: computed again for every plan.
 
-A step: the head of the queue preempts less urgent sequences, if that lets it in; running sequences continue and grow, at the
+Each step: the head of the queue preempts less urgent sequences, if that lets it in; running sequences continue and grow, at the
 cost of the last one if no block is left; then, if none was preempted, sequences are admitted while the head fits: if there is a
 prompt token left, a slot, and its blocks beside the reserve for the growth of running sequences that are as urgent.
 
@@ -282,7 +282,7 @@ class AdmissionModel:
         return sum(self._position[slot] >= self._prefill[slot] for slot in self.cache.held)
 
     def _prompt_room(self, decoding: int) -> int:
-        """Prompt tokens of a step in which `decoding` sequences decode."""
+        """Prompt tokens that fit beside `decoding` decoding sequences."""
         left = self._scenario.tokens_per_step - decoding
         bound = self._scenario.prefill_tokens_beside_decodes
         return min(left, bound) if decoding and bound is not None else left

@@ -1,9 +1,9 @@
 """The cache service and the storage behind it, modelled: blocks are copied byte by byte, in two halves, at times of their own.
 
-Memory is what the real one has: the device pool it is attached to, by incarnation (a dead worker's is still there, and
-nobody's), and host blocks that outlive it. Storage keeps objects with their key and checksum, as the real backends do, so
-that what is damaged there counts as missing. Completions come in any order. It may die, hang, answer twice or be slow; storage
-fails as its faults say.
+The service has the memory of the real one: device pools by incarnation (a dead worker's pool stays mapped, without an owner),
+and host blocks that outlive the service. Storage keeps objects with their key and checksum, as the real backends do, so that a
+damaged object counts as missing. Completions come in any order. The service may die, hang, answer twice or be slow; storage
+fails as the scenario's `cache_faults` demand.
 """
 
 from __future__ import annotations
@@ -92,26 +92,26 @@ class CacheService:
         self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
         self.storage: dict[bytes, StoredObject] = {} if storage is None else storage
         self._taken_by_storage: dict[bytes, None] = {}
-        "Keys of what it took or brought, if only for a moment."
+        "Keys of objects that were ever put or fetched."
         self._pools: dict[PoolIncarnation, Pool] = {}
         self._peers = peers
         self._mapped: dict[tuple[str, PoolIncarnation], Pool] = {}
-        "Pools of peers: memory that stays as long as somebody has it."
+        "Pools of peers: a mapping outlives the peer."
         self._gone = False
-        "Its whole instance is dead."
+        "The whole instance is dead."
         self._newest = PoolIncarnation(0)
         self._dispatch: Callable[[Event], None]
         self._life = 0
-        "Odd: it lives. What an earlier life had under way is never done."
+        "Odd: the service lives. Operations in flight end with their life."
         self._taken = 0
         self._faults = {fault.move: fault for fault in scenario.cache_faults}
         self._hung = False
         self._stuck: list[Callable[[], None]] = []
-        "Copies of a service that hangs: it may still make them, until it is dead."
+        "Copies of a hanging service: it may still make them, until it is dead."
         self._untold = False
-        "The host memory is another, and the instance does not know yet."
+        "The host memory was lost, and the instance does not know yet."
         self._unmet = False
-        "The instance does not know of this life yet: what it says is for the one before, whose socket is closed."
+        "The instance does not know of this life yet: its messages go to the closed socket of the one before."
         self._silent = False
         "A put or fetch of this life never comes back from storage."
         self._healed = False
@@ -155,14 +155,14 @@ class CacheService:
         self._pools[incarnation] = pool
 
     def vanish(self) -> None:
-        """With its whole instance: nobody hears of it, and nothing that was under way goes on."""
+        """Die with the whole instance: no event is sent, and operations in flight end."""
         self._life += self._life % 2
         self._gone = True
         self._stuck.clear()
         self._mapped.clear()
 
     def pool_for_peer(self, incarnation: PoolIncarnation) -> Pool | None:
-        """The memory that a peer asks for, if it is here and somebody is there to pass it on."""
+        """The pool that a peer asks for, or None: another incarnation, or a service that does not answer."""
         answers = self.is_alive and not self._hung and incarnation == self._newest
         return self._pools[incarnation] if answers else None
 
@@ -186,7 +186,7 @@ class CacheService:
         self._dispatch(CacheReady(kept, self._scenario.storage_tokens))
 
     def crash(self, *, kept: bool = True) -> None:
-        """It dies. Nothing that it had under way goes on."""
+        """Die: operations in flight end. `kept`: the host memory survives."""
         if self._life % 2 == 0:
             return
         self._life += 1
@@ -203,22 +203,22 @@ class CacheService:
             self._saw("the cache service hung")
 
     def restart(self, *, excused: bool) -> None:
-        """The instance has found that it hangs; `excused`: its clock was set ahead, so it had to think so."""
+        """Kill a service that the instance takes for hanging. `excused`: its clock was set ahead, so it had to."""
         if not self._hung and not self._silent and not excused:
             raise InvariantBroken("a cache service that works is restarted", invariant=46)
         self._timeline.at(self._timeline.now + KILL_SECONDS, self._killed, self._life)
 
     def _killed(self, life: int) -> None:
-        """Its last breath: what it was about to copy is copied before it is dead."""
+        """Make the stuck copies, then die: a hanging service may still write until it is dead."""
         if life == self._life:
             for copy in self._stuck:
                 copy()
             self.crash()
 
-    # What the instance knows
+    # The instance's knowledge
 
     def received(self, event: Event) -> None:
-        """It reads this now."""
+        """The instance handles this event now."""
         match event:
             case CacheReady():
                 self._untold = self._unmet = False
@@ -296,7 +296,7 @@ class CacheService:
         self.later(seconds, lambda: self.done(move, MoveResult(move.id, moved, seconds), fault))
 
     def target(self, move: BlockMove) -> Pool:
-        """The device pool that a move is about, which is the present one or nobody's any more."""
+        """The device pool of a move: the present one, or that of a dead worker. 17: the service has been given it."""
         pool = self._pools.get(move.pool)
         if pool is None:
             raise InvariantBroken(f"a move is about pool {move.pool}, which it was never given", invariant=17)
@@ -327,7 +327,7 @@ class CacheService:
                 pool[device][part] = self.host[host][part]
 
     def _touch(self, move: BlockMove) -> None:
-        """A call that was stuck goes on at last, before its process is dead: it reads or writes the blocks it was given."""
+        """Finish a stuck call just before its process dies: it still reads or writes its host blocks."""
         for key, host in zip(move.keys, move.host, strict=True):
             if move.kind == "put":
                 self._watch.put(key, bytes(self.host[host]))

@@ -36,7 +36,7 @@ PAIR = " + "
 """Between two kinds of faults."""
 
 Progress = Callable[[int, int], None]
-"""Told (seeds done, violations so far), in the caller's thread."""
+"""Called with (seeds done, violations so far), in the caller's thread."""
 
 
 class Violation(Struct, frozen=True):
@@ -50,7 +50,7 @@ class Campaign(Struct, frozen=True):
     seeds: int
     requests: int
     events: int
-    "Counted ones: what happened to one party, and was checked (world.py)."
+    "Checked events, each at one process or client (world.py)."
     heap_events: int
     "Entries of the timeline alone."
     tokens: int
@@ -59,7 +59,7 @@ class Campaign(Struct, frozen=True):
     "On the clock on the wall."
     cpu_seconds: float
     events_per_second: float
-    "Of one core: counted events by CPU seconds. The start of the processes is not counted."
+    "Events per CPU second, without the start of the processes."
     violations: list[Violation]
     sometimes: dict[str, int]
     "In how many seeds each state was reached."
@@ -145,7 +145,7 @@ class Part(Struct):
 
 
 def check_seed(seed: int, kind: Kind = "instance") -> Outcome:
-    """One seed, from scratch. A scenario that cannot even be built is a finding too, and must not stop the other seeds."""
+    """Generate and run a seed. A scenario that cannot be built is a violation too: the other seeds still run."""
     try:
         return run(make(seed, kind))
     except Exception as error:
@@ -154,7 +154,7 @@ def check_seed(seed: int, kind: Kind = "instance") -> Outcome:
 
 
 def part_of(outcome: Outcome, cpu_seconds: float = 0.0, kind: Kind = "instance") -> Part:
-    """One outcome as the smallest part of a campaign."""
+    """An outcome as the smallest part of a campaign."""
     return Part(
         seeds=1,
         requests=outcome.requests,
@@ -230,7 +230,7 @@ def _submit(pool: ProcessPoolExecutor, chunk: range, kind: Kind) -> Future[bytes
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
     """A process started in here never sees Ctrl-C, which a terminal sends to the whole group: only the parent acts on it,
-    and lets each process finish its chunk. One that arrives in the parent meanwhile is kept, not lost."""
+    and lets each process finish its chunk. A Ctrl-C that arrives in the parent meanwhile stays pending."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -261,11 +261,11 @@ def _kinds_of(pair: str) -> tuple[str, str]:
 
 
 def _sum(one: bytes, other: bytes) -> bytes:
-    """Of two digests. Addition, because it does not care in which order the seeds come in."""
+    """Sum of two digests: addition does not depend on the order of the seeds."""
     return (int.from_bytes(one) + int.from_bytes(other) & (1 << 128) - 1).to_bytes(16)
 
 
 def _in_declared_order(reached: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
-    """Every declared state, reached or not; then what nobody has declared."""
+    """Every declared state, reached or not; then the undeclared ones."""
     declared = {name: reached.get(name, 0) for name in names}
     return declared | {name: reached[name] for name in sorted(reached) if name not in declared}

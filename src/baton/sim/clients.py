@@ -48,7 +48,7 @@ class Clients:
                 if at is not None:
                     self._timeline.at(at, action, request)
 
-    # What they do
+    # Actions
 
     def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
         raise NotImplementedError
@@ -75,7 +75,7 @@ class Clients:
             self._stopped[request.client.id] = None
             self._withdraw(request, request.client.n - 1, FinishReason.STOP)
 
-    # What they get
+    # Answers
 
     def delivered(self, emit: Emit) -> None:
         """21: tokens are a prefix of the undisturbed output. 22, 23, 26: one end, with the right reason and usage."""

@@ -36,7 +36,7 @@ class DirectClients(Clients):
         self._leaving: list[SimulatedRequest] = []
         "Clients that leave when their request comes into a certain phase."
 
-    # What they do
+    # Actions
 
     def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
         request, client = entry[0], entry[0].client
@@ -52,7 +52,7 @@ class DirectClients(Clients):
             self.after_event()
 
     def _again(self, request: SimulatedRequest) -> None:
-        """The same id once more. While the first is open: refused, and the first goes on untouched. After it: a new request."""
+        """Submit the same id once more. While the first is open: refused, and the first continues. After it: a new request."""
         if self._waits(self._again, request) or not request.submitted or request.refused:
             return
         if request.is_answered:
@@ -70,7 +70,7 @@ class DirectClients(Clients):
         self._sent_again = False
 
     def _ask(self, request: SimulatedRequest) -> None:
-        """Refused or not: as the reference says."""
+        """Submit the request; the reference knows whether it is refused, and why."""
         gone = self.watch.machine.worker.state.value == "gone"
         self._submitting = request, self.watch.reference.refusal(request.client, request.request.sampling, gone)
         self._dispatch(Submit(request.request))
@@ -119,10 +119,10 @@ class DirectClients(Clients):
         assert self._instance.engine is not None
         self._instance.engine.dispatch(event)
 
-    # What they get
+    # Answers
 
     def answered(self, effects: list[Effect]) -> None:
-        """Everything that one event brought, before anything of it is done."""
+        """Compare the effects of an event with the reference, before any of them is performed."""
         if self._submitting is None:
             return
         (request, expected), self._submitting = self._submitting, None
@@ -191,5 +191,5 @@ class DirectClients(Clients):
         self.watch.failed(request, index, ended)
 
     def _may_be_refused(self, request: SimulatedRequest) -> bool:
-        """It may be larger than the pool or the queue."""
+        """Whether the refusal is for size: the request is larger than the pool, or the queue is full."""
         return request.refused in ("never_fits", "never_queued", "queue_full", "queue_tokens_full")

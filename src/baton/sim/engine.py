@@ -1,8 +1,7 @@
-"""One life of an engine process: a real instance, its worker process, its cache service, the pool that these share.
+"""A life of an engine process: a real instance, its worker process, its cache service, the pool that these share.
 
-The engine's owner (instance.py) gets what the machine wants of the outside: answers to clients and routers. An `EngineWatch`
-may check every event. The memory of a dead engine may still be read by processes that have mapped it; nothing else is left of
-it.
+The engine's owner (instance.py) gets the machine's answers to clients and routers. An `EngineWatch` may check every event.
+The memory of a dead engine may still be read by processes that have mapped it; nothing else is left of it.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class EngineOwner(Protocol):
     """The simulated instance that an engine is a life of (instance.py)."""
 
     def gets(self, effects: list[Outward]) -> None:
-        """What an event brought for clients and routers."""
+        """Effects of an event that go to clients and routers."""
 
     def defer(self, event: Event) -> bool:
         """The engine is frozen. False: the event waits in the engine's inbox."""
@@ -88,7 +87,7 @@ class EngineOwner(Protocol):
         """The effect is about to be performed."""
 
     def has_other_weights(self) -> None:
-        """A worker has come back with others than the one before had."""
+        """A restarted worker has other weights than the one before."""
 
 
 class SimulatedEngine:
@@ -125,13 +124,13 @@ class SimulatedEngine:
         self.process.on_disk = on_disk
         self.network.connect(self.process.take, self._receive)
         self._shares = scenario.prefix_caching
-        "Otherwise each request has keys of its own."
+        "Requests share cached blocks. Otherwise each has keys of its own."
         self.results = 0
         "Results that the instance was handed."
         self.was_ready = False
-        "Its worker was, once."
+        "The worker has been ready at least once."
         self.identity = b""
-        "Of its last worker."
+        "Identity of the last worker."
         self.dead = False
         self.frozen = False
         self._by_priority = scenario.order == "priority"
@@ -144,7 +143,7 @@ class SimulatedEngine:
         self._contents = contents
         self._onlooker = onlooker
         self._inbox: list[Event] = []
-        "What came while it was frozen."
+        "Events that came while the engine was frozen."
         self._broken = False
         self._armed: float | None = None
         self._told = 0.0
@@ -152,7 +151,7 @@ class SimulatedEngine:
         self._progress = ProgressWatch()
         self._word = 0
         self._looked_after = False
-        "Somebody replaces a worker that is given up."
+        "An operator replaces a worker that is gone."
 
     def begin(self) -> None:
         self.process.begin()
@@ -160,9 +159,9 @@ class SimulatedEngine:
             self.cache.begin()
 
     def die(self) -> None:
-        """With its children. Peers that have mapped its pool keep that memory."""
+        """Die with the child processes. Peers that have mapped the pool keep that memory."""
         self.dead = True
-        self.network.freeze(None)  # what waits to be read comes to nobody
+        self.network.freeze(None)  # unread results reach a dead engine
         self.process.vanish()
         if self.cache is not None:
             self.cache.vanish()
@@ -189,7 +188,7 @@ class SimulatedEngine:
     # The instance
 
     def hear(self, event: Event) -> None:
-        """Of its children."""
+        """Receive an event of the worker process or the cache service."""
         if self.dead:
             return
         if not self.frozen:
@@ -271,7 +270,7 @@ class SimulatedEngine:
         self.network.freeze(until)
 
     def thaw(self) -> None:
-        """What came meanwhile is read first, then the timer is looked at."""
+        """Handle the events that came meanwhile, then arm the timer."""
         self.frozen = False
         self.network.freeze(None)
         inbox, self._inbox = self._inbox, []
@@ -317,14 +316,14 @@ class SimulatedEngine:
         self.clock.jump(seconds)
         self._rearm_now()
 
-    # What is done to it
+    # Faults
 
     def kill_worker(self) -> None:
         if self.process.epoch == self.instance.worker.epoch and self.instance.worker.state.value == "ready":
             self.process.crash("from outside", "killed")
 
     def hang_worker(self) -> None:
-        """It does nothing more, and says nothing."""
+        """Stop the worker without a message."""
         if self.process.epoch == self.instance.worker.epoch:
             self._onlooker.saw("the worker hung")
             self.process.epoch = NO_EPOCH
@@ -337,7 +336,7 @@ class SimulatedEngine:
     # Questions
 
     def look_at_progress(self) -> bool:
-        """Does the worker stand still, though there is work? To be asked with every beat (runtime/engine/worker_health.py)."""
+        """Whether the worker is stalled though there is work. Called with every heartbeat (runtime/engine/worker_health.py)."""
         now = self.clock.now()
         self._word += self.process.computes
         ready = self.instance.worker.state.value == "ready"
@@ -350,7 +349,7 @@ class SimulatedEngine:
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
 
     def ask(self, event: Submit | Reserve | Prefill) -> None:
-        """34: whoever comes has the place in line of its first attempt. 49: one that comes again is not queued again."""
+        """34: a request keeps the queue position of its first attempt. 49: a replay does not count against the queue."""
         request, view = event.request, self.instance.view
         before = {sequence.attempt for sequence in view.sequences(request.id)}
         room = self._room_for(request) if type(event) is Reserve else None
@@ -370,12 +369,12 @@ class SimulatedEngine:
         return request.priority if self._by_priority else 0, self.clock.now() - request.age_seconds
 
     def _room_for(self, request: GenerateRequest) -> RoomWatch:
-        """What there is now, and what of it is promised to others."""
+        """Blocks available now, and the part promised to others."""
         order = self._order_of(request)
         return RoomWatch(self.instance.view, request.id, order, self._block_size, cached=self._shares)
 
     def full_check(self) -> None:
-        """12: what can be found in the device's cache is what its key says."""
+        """12: each block in the device's cache holds the content of its key."""
         self.instance.check()
         self._watch.full_check()
         # The instance may not know yet that its worker died, and the memory with it.

@@ -1,6 +1,6 @@
-"""Excuses: what a fault that has happened may cost a client. An error that no such fault excuses is a violation (22).
+"""Excuses: errors that a client may get after a fault has happened. An error without such a fault is a violation (22).
 
-A plain instance has no row here: whom it may refuse or fail, and when, is worked out exactly (reference.py).
+A plain instance has no row here: its refusals and failures are computed exactly (reference.py).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final, Literal
 
 Cost = Literal["delay", "refusal", "move", "poison"]
-"""delay: requests wait, so that a queue may be full. refusal: there is nobody for a request that has not begun. move: a request
-loses its instance; more moves than `migrations_max` break it off. poison: a worker is lost amid a step, so that what it ran
-is suspect; a bystander may be given up after two of them."""
+"""delay: requests wait, so that a queue may be full. refusal: no instance is left for a request that has not begun. move: a
+request loses its instance; more moves than `migrations_max` end it with an error. poison: a worker is lost amid a step, so that
+the requests in that step are suspects; a bystander may be given up after two such losses."""
 
 _AWAY: Final[tuple[Cost, ...]] = ("delay", "refusal", "move")
 _WORKER: Final[tuple[Cost, ...]] = ("delay", "refusal", "move", "poison")
@@ -20,7 +20,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "kill": _AWAY,
     "freeze": _AWAY,
     "reload": _AWAY,
-    "stray": _AWAY,  # it was taken, and leaves
+    "stray": _AWAY,  # a router has accepted it, and it leaves
     "cut": _AWAY,
     "stall": _AWAY,
     "stall_up": _AWAY,
@@ -33,7 +33,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "reload_worker": _WORKER,
     "drain": ("delay", "refusal"),  # an instance that drains gives back what it has
     "sleep": ("delay", "refusal"),
-    "preempt": ("delay",),  # one that is short of memory keeps it
+    "preempt": ("delay",),  # the instance keeps the request
     "evict": ("delay",),
     "leave": (),
     "not taken": ("delay", "refusal", "move"),  # a router has refused the instance for a while
@@ -47,7 +47,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "lose_result": _WORKER,
     "garble": _WORKER,
     "oom": _WORKER,
-    "slow": _WORKER,  # it may take longer than a step may
+    "slow": _WORKER,  # possibly longer than step_seconds_max
     "plod": _WORKER,
     "late": _AWAY,  # a hand-off may wait for the step
     "repeat": (),

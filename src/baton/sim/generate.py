@@ -1,11 +1,11 @@
-"""One seed -> one scenario. A swarm: each feature is on in about half of the seeds, each kind of fault in some.
+"""Scenarios from seeds. A swarm: each feature is on in about half of the seeds, each kind of fault in some.
 
 70 % of the seeds have one to three kinds of faults, 5 % about half of all kinds, 5 % none; 10 % are long (500 requests and
-more, at most two kinds), 10 % have a pool so tight that requests are preempted, and no fault at all. One in 500 is a burst of
-10,000 requests at once.
+more, at most two kinds), 10 % have a pool so tight that requests are preempted, and no fault at all. A seed in 500 is a burst
+of 10,000 requests at once.
 
 Every part draws from a stream of its own, named by the seed and what it is for, so that taking one part out does not re-roll
-the others. Sizes are tiny on purpose: collisions, evictions and preemptions are what is wanted.
+the others. Sizes are tiny on purpose, so that collisions, evictions and preemptions are frequent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort"
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs", "lose_plan",
           "freeze", "oom", "crash_loop")  # fmt: skip
 CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind not in ("full", "silent"))
-"""Drawn one by one. Storage that is full stays so for a while (`_full_and_cleared`); one that is silent is `_silent`."""
+"""Kinds drawn independently. Storage stays full for a while (`_full_and_cleared`), and is silent by `_silent_and_bounded`."""
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -131,7 +131,7 @@ def _plan_bounds(scenario: Scenario, rng: Random) -> None:
 
 
 def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
-    """Of the seeds with lower tiers: some storages take no more for a while, some caches are cleared."""
+    """With lower tiers: some storages are full for a while, some caches are cleared."""
     if scenario.storage and rng.random() < 0.25:
         begin, taken = rng.randint(1, 80), {fault.move for fault in scenario.cache_faults}
         moves = [move for move in range(begin, begin + rng.randint(10, 80)) if move not in taken]
@@ -142,7 +142,7 @@ def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
 
 
 def _silent_and_bounded(scenario: Scenario, rng: Random) -> None:
-    """Of the seeds with lower tiers: some storages never come back from a few calls, some bounds are small."""
+    """With lower tiers: some storages never return from a few calls, some bounds are small."""
     if scenario.storage and rng.random() < 0.25:
         taken = {fault.move for fault in scenario.cache_faults}
         moves = [move for move in sorted(rng.sample(range(1, 80), rng.choice((1, 3, 9)))) if move not in taken]
@@ -277,7 +277,7 @@ def _client_faults(scenario: Scenario, faults: list[str], rng: Random) -> None:
 
 
 def step_faults(faults: list[str], long: float, rng: Random) -> list[StepFault]:
-    """The first few hundred steps each have a chance; the rate is drawn once a kind. `long`: what a step may take."""
+    """Draw faults of the first 399 steps, with a rate per kind. `long`: `step_seconds_max`."""
     rates = {fault: 10 ** rng.uniform(-2.5, -0.7) for fault in FAULTS}
     steps: list[StepFault] = []
     for step in range(1, 400):

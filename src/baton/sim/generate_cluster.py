@@ -1,9 +1,8 @@
-"""One seed -> one cluster. As for a plain instance (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
+"""Clusters from seeds. As for a plain instance (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
 
-One in eight has no fault at all; the others one to three kinds, of which each strikes a few times: at a stage of a hand-off (so
-that the short ones are hit too) or at any time. In one of 32 a few long requests are hunted from one instance to
-the next. In one of six, beside whatever else happens, other weights come: the files of an instance, or of all, are replaced, or
-a stray dials.
+A seed in eight has no fault at all; the others have one to three kinds, of which each strikes a few times: at a stage of a
+hand-off (so that short stages are hit too) or at any time. In 1 of 32 a few long requests are hunted from one instance to the
+next. In 1 of 6, beside all else, weights change: the files of an instance, or of all, are replaced, or a stray dials.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ def _node(role: InstanceRole, worst: int, tiers: bool, rng: Random) -> InstanceS
 
 
 def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
-    """Some instances cannot hold every request; one that answers can. Now and then that very instance restarts."""
+    """Some instances cannot hold every request; one decode or mixed instance can. Now and then that instance restarts."""
     decoders = [number for number, instance in enumerate(cluster.instances) if instance.role != "prefill"]
     if rng.random() >= UNEQUAL or len(decoders) < 2:
         return
@@ -226,7 +225,7 @@ def _faults(scenario: Scenario, cluster: Cluster, kinds: list[ClusterFaultKind],
                 fault.at, fault.router = rng.uniform(0.0, end), rng.randrange(cluster.routers)
                 fault.target = rng.randrange(len(cluster.instances) + (cluster.routers if rng.random() < 0.3 else 0))
             cluster.faults.append(fault)
-    if "kill" in kinds and rng.random() < 0.1:  # nobody is left, for longer than a request waits for that
+    if "kill" in kinds and rng.random() < 0.1:  # no instance for longer than a request waits for one
         at = rng.uniform(0.0, end)
         cluster.faults += [
             ClusterFault("kill", at=at, target=instance, seconds=12.0) for instance in range(len(cluster.instances))
@@ -258,8 +257,8 @@ def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
 
 
 def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
-    """One after the other preempts all it has, is late to resume it, and loses its session: a request has been at several
-    instances, with room everywhere, when it is placed once more."""
+    """Instance after instance preempts its requests, is late to resume them, and loses its session: a request has been at
+    several instances, with room everywhere, when it is placed once more."""
     scenario.clients = scenario.clients[: rng.randint(2, 6)]
     for number, client in enumerate(scenario.clients):
         client.at, client.max_tokens, client.n, client.stop, client.timeout = 0.05 * number, rng.randint(100, 250), 1, [], None
@@ -323,7 +322,8 @@ def _reload(rng: Random, at: float, instance: int, kind: ClusterFaultKind | None
 
 
 def _strays(cluster: Cluster, at: float, rng: Random) -> None:
-    """And, in most, a moment in which a router has nobody: it is killed, its sessions are cut, or all instances are killed."""
+    """Add strays and, in most seeds, a moment in which a router has no instance: it is killed, cut off or stalled, or all
+    instances are killed."""
     instances = len(cluster.instances)
     for _ in range(rng.choice((1, 1, 2))):
         begins, seconds = max(0.0, at + rng.uniform(-2.0, 1.0)), rng.choice((0.5, 4.0, 15.0, 30.0))

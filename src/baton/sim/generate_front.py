@@ -1,4 +1,4 @@
-"""One seed -> one engine behind the front of `baton serve`: a few clients with tiny prompts, one to four faults."""
+"""Scenarios of `baton serve` from seeds: an engine behind its front, a few clients with tiny prompts, one to four faults."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class SimulatedInstance:
         self.name = name
         self.kind = number if kind is None else kind
         self.weights = 0
-        "That its files are now."
+        "Weights in the model's files now."
         self.spec = spec
         self.role = spec.role
         self.engine: SimulatedEngine | None = None
@@ -62,7 +62,7 @@ class SimulatedInstance:
 
     @property
     def address(self) -> str:
-        """Of the messenger of this life."""
+        """Address of this life's messenger."""
         return f"{self.name}{f'~{self.number}' if self.is_stray else ''}#{self.lives}"
 
     @property
@@ -81,7 +81,7 @@ class SimulatedInstance:
                 self.links.begin(engine)
 
     def kill(self, down_seconds: float | None) -> None:
-        """None: for good."""
+        """Kill the engine, and start another after `down_seconds`. None: never."""
         if self.engine is None:
             return
         self.note("is killed")
@@ -96,7 +96,7 @@ class SimulatedInstance:
             self._timeline.at(self._timeline.now + down_seconds, self.start)
 
     def freeze(self, seconds: float) -> None:
-        """The engine process is stopped (SIGSTOP, say) and goes on later. What came meanwhile is read first, then the timer."""
+        """Stop the engine process (SIGSTOP) for `seconds`. Then it reads its messages first, and its timer after them."""
         if self.engine is not None and self.frozen_until is None:
             self.note(f"freezes for {seconds:.2f} s")
             self._watch.saw("an engine froze")
@@ -123,7 +123,7 @@ class SimulatedInstance:
             engine.dispatch(Resume())
 
     def sleep(self, seconds: float) -> None:
-        """It drains, stops its worker, which frees weights and cache, and wakes again."""
+        """Drain, stop the worker, which frees weights and cache, and wake again."""
         if self.engine is not None and self.frozen_until is None:
             self.engine.dispatch(Pause(seconds / 4))
             self._timeline.at(self._timeline.now + seconds / 2, self._sleep, self.engine)

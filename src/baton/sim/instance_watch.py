@@ -61,20 +61,20 @@ class InstanceWatch(Watch, EngineWatch):
         self.plans = ExactPlanWatch(scenario, machine.view, self, self.reference, self.line)
         self.model = self.plans.model
         self.weights = 0
-        "Of the worker, as the instance was told."
+        "Weights of the worker, as far as the instance knows."
         self._outdated: list[SimulatedRequest] = []
-        "Those that have begun when a worker with other weights is ready."
+        "Requests that had begun when a worker with other weights got ready."
         self._event: Event
         self._in_flight: list[StepPlan] = []
         "Plans in flight when the present event began."
         self._lost_before = self._stale_before = 0
-        "Of the instance's figures, when the present event or result came."
+        "The instance's statistics when the present event or result came."
         self._idle = False
         "The worker owed nothing when the present event began."
         self._due = False
         "The result at hand is that of the oldest step in flight."
         self._results: dict[int, StepResult] = {}
-        "Of this life of the worker, and not absorbed yet."
+        "By step: results of this worker epoch that are not absorbed yet."
         self._absorbed: list[tuple[int, StepResult]] = []
         self._broken = self._broken_early = False
         "A broken result overtook an older one, and is found out when its turn comes."
@@ -111,7 +111,7 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("token 0 was delivered")
 
     def take_in(self, *, given: bool = False) -> None:
-        """Steps that were absorbed in this event: clients have their tokens, and nobody has ended yet."""
+        """Update the models with the steps absorbed in this event, after tokens are delivered and before sequences end."""
         if given:
             self._idle_steps = 0
         absorbed, self._absorbed = self._absorbed, []
@@ -163,7 +163,7 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("a bystander was given up: the worker was lost twice at its place")
 
     def _mode_changed(self, mode: Mode) -> None:
-        """9: paused means that nobody is owed anything."""
+        """9: a paused instance has answered all requests."""
         self._timeline.note("instance", f"is {mode}")
         self.reference.mode_changed(mode.value)
         owed = [request for request in self.requests.values() if request.submitted and not request.is_answered]
@@ -218,7 +218,7 @@ class InstanceWatch(Watch, EngineWatch):
             self._losses[suspect] = self._losses.get(suspect, 0) + 1
 
     def _begin_event(self, event: Event, absorbed: list[tuple[int, StepResult]], planned: bool) -> None:
-        """What the models must know before clients are told anything."""
+        """Update the models before anything is delivered to clients."""
         self._absorbed = absorbed
         changed = isinstance(event, WorkerReady) and self._reloaded(event.fingerprint)
         model = self.model
@@ -238,7 +238,7 @@ class InstanceWatch(Watch, EngineWatch):
             self._pool_spoiled = False
 
     def _reloaded(self, identity: bytes) -> bool:
-        """A worker is ready. With other weights whoever has nothing yet begins with those, and the others must end."""
+        """Whether the ready worker has other weights. Requests without tokens begin with those, the others must end."""
         if identity == identity_of(self.weights):
             return False
         self.saw("a worker came back with other weights")

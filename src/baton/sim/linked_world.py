@@ -1,6 +1,6 @@
-"""Worlds whose clients speak to a router or to a front: a cluster, and `baton serve`.
+"""Worlds whose clients talk to a router or to a front: a cluster, and `baton serve`.
 
-Beats never end, so a run is over when nobody is owed anything and every process is at rest, within the bounds of
+Heartbeats never end, so a run ends when all requests are answered and every process is at rest, within the bounds of
 docs/internals/reliability.md; not when the heap is empty.
 """
 
@@ -55,14 +55,14 @@ class LinkedWorld(World):
         return instance
 
     def _dial(self, links: RouterLinks, router: int) -> Wire | None:
-        """None: there is nobody, or nothing gets through."""
+        """Open a session. None: the other end does not accept, or the path is stalled."""
         raise NotImplementedError
 
     def _clock(self, number: int) -> Clock:
         return Clock(self.timeline, self.scenario.seed, number, skewed=self.cluster.skew)
 
     def _engine(self, instance: SimulatedInstance) -> SimulatedEngine:
-        """A new life."""
+        """Start a new life of the instance."""
         scenario, watch = self.scenario.of_instance(instance.kind), self.watch
         machine = Instance(config_of(scenario, instance.role))
         plans = self.plans_type(scenario, machine.view, watch)
@@ -130,7 +130,7 @@ class ClusterWorld(LinkedWorld):
         )
 
     def _stray(self, fault: ClusterFault) -> SimulatedInstance:
-        """It is started when its fault strikes."""
+        """The stray of a fault, not started yet."""
         number, kind = len(self.instances) + len(self.strays), fault.target % len(self.instances)
         name = self.instances[kind].name if fault.alias else f"stray{number}"
         stray = self._instance(number, kind, name, self.cluster.routers)

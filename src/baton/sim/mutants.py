@@ -47,7 +47,7 @@ class NoMutants(Exception):
 class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     fault: str
-    "What a developer would have got wrong."
+    "The developer's mistake, in words."
     module: str
     "Below baton."
     old: str

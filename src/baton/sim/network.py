@@ -41,11 +41,11 @@ class Network:
         self.deliver_result: Callable[[StepResult], None]
 
     def connect(self, worker: Callable[[StepPlan], None], instance: Callable[[StepResult], None]) -> None:
-        """Who gets what is sent."""
+        """Set the receivers of plans and of results."""
         self.deliver_plan, self.deliver_result = worker, instance
 
     def begin(self) -> None:
-        """It does nothing of its own accord."""
+        """The network acts only when called."""
 
     def heal(self) -> None:
         """The faults of results are those of steps, which the worker process stops to have."""
@@ -85,7 +85,7 @@ class Network:
             self._arrive(result)
 
     def flush(self, epoch: WorkerEpoch) -> None:
-        """What a worker sent before it died is read before its channel ends, in order."""
+        """Deliver all results that a worker sent before it died, in order: its channel ends after them."""
         under_way = self._timeline.withdraw(self._arrive)
         for time, result in under_way:
             if result.epoch != epoch:
@@ -94,7 +94,7 @@ class Network:
             self._arrive(result)
 
     def freeze(self, until: float | None) -> None:
-        """The engine reads nothing until then. None: it reads again, and that may be earlier than was said."""
+        """The engine reads nothing until then. None: it reads again now, possibly before the time announced."""
         said, self._frozen_until = self._frozen_until, until
         if until is None and said is not None and self._timeline.now < said:
             for time, result in self._timeline.withdraw(self._arrive):

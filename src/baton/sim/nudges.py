@@ -1,4 +1,4 @@
-"""What is done to an instance from outside, at a time of the scenario (`Nudge`)."""
+"""Actions on an instance from outside, at a time of the scenario (`Nudge`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MESSAGES = ("preempt", "evict", "clear", "clock", "pause", "resume")
 
 
 def nudge(instance: SimulatedInstance, each: Nudge, watch: InstanceWatch) -> bool:
-    """False: the engine is frozen, and must be asked again."""
+    """Perform the nudge. False: the engine is frozen, and the caller must try again."""
     engine, amount = instance.engine, max(1, int(each.amount))
     assert engine is not None
     if instance.frozen_until is not None and each.kind in MESSAGES:

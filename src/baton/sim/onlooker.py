@@ -16,7 +16,7 @@ class Onlooker(Protocol):
         """A fault strikes now (excuses.py)."""
 
     def client_of(self, slot: int, incarnation: int) -> Client:
-        """Whose request it is that has the slot."""
+        """The client whose request has the slot."""
 
     def worker_dies(self) -> None:
         """The process is dead; the instance does not know yet."""
@@ -26,7 +26,7 @@ class Onlooker(Protocol):
 
 
 class PlansSeen(Protocol):
-    """What is remembered of the plans that a worker was sent."""
+    """Record of the plans that a worker was sent."""
 
     @property
     def rows(self) -> int: ...

@@ -1,7 +1,7 @@
 """30, for instances with a goal for the gap between tokens: prompts beside decodes keep near it.
 
-The cost of a step is known here: `step_seconds` and `token_seconds` of the scenario. The instance has to learn it, from times
-that vary, so it has some steps for that, and may exceed the goal by as much as times vary.
+The cost per step is known here: `step_seconds` and `token_seconds` of the scenario. The instance has to learn it, from times
+that vary, so the check allows some steps for that, and steps longer than the goal by as much as times vary.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PlanWatch:
         self.rows = 0
         self.saw, self.happened = watch.saw, watch.happened
         self.weights: Callable[[], int] = lambda: 0
-        "Of the worker that the plans are for."
+        "Weights of the worker that executes the plans."
         self._scenario = scenario
         self._size = scenario.block_size
         self._view = view
@@ -186,7 +186,7 @@ class PlanWatch:
         """Counted where the instance restarts it."""
 
     def poisoned(self, client: Client | None) -> None:
-        """That the culprit is found is checked of a plain instance (invariant 47, instance_watch.py)."""
+        """Only a plain instance checks that the culprit is found (invariant 47, instance_watch.py)."""
 
 
 class ExactPlanWatch(PlanWatch):

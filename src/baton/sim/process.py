@@ -1,6 +1,6 @@
 """The worker process: takes plans in order, one step after the other, and dies, hangs or dawdles as the scenario says.
 
-What it computes is worker.py's. It has one life after the other, each with an epoch; what a dead one had queued is never done.
+The computation is in worker.py. The process has one life after the other, each with an epoch; queued plans die with their life.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from baton.sim.timeline import Timeline
 from baton.sim.worker import SimWorker, WorkerDied
 
 PROGRESS_SHARE = 0.4
-"""Of the time that a step may take: as often it shows that it goes on, while it takes longer."""
+"""Interval between signs of progress in a long step, as a share of `step_seconds_max`."""
 POOLS_FREED = 100
 """Pool incarnations between those before and after a sleep: more than a worker has lives in a run."""
 NO_EPOCH = WorkerEpoch(-1)
-"""Of a process that is dead or does nothing any more."""
+"""Epoch of a dead or hanging process."""
 
 
 class WorkerProcess:
@@ -39,7 +39,7 @@ class WorkerProcess:
         first_pool: int = 0,
         label: str = "worker",
     ) -> None:
-        """`first_pool`: incarnations of its pools come after it, unlike all others. `label`: its name in a trace."""
+        """`first_pool`: pool incarnations start after it, unique among all processes. `label`: the name in a trace."""
         self._label = label
         self.epoch = WorkerEpoch(1)
         self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.client_of)
@@ -60,17 +60,17 @@ class WorkerProcess:
         self._restarts_to_hang = 0
         self._lives_to_loop = 0
         self._last_step = 0
-        "What it executed last, or what its predecessor was sent last."
+        "The step executed last; at the begin of a life, the last one sent to its predecessor."
         self._life_steps = 0
         self._oom: tuple[int, float] | None = None
-        "Tokens of a step from which on memory is short, and until when."
+        "Steps of at least this many tokens run out of memory, until this time."
         self._healed = False
         self.on_disk: Callable[[], int] = lambda: 0
         "The weights that the next life loads."
         self._frozen_until = self._plods_until = 0.0
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
-        """Who is told that it is ready, goes on, or is dead."""
+        """Set the receiver of readiness, progress and loss."""
         self._dispatch = instance
 
     def begin(self) -> None:
@@ -80,14 +80,14 @@ class WorkerProcess:
         self._healed = True
         now = self._timeline.now
         left = max(self._frozen_until, self._plods_until) - now
-        if left > 0:  # it goes on now
+        if left > 0:  # it continues now
             self._frozen_until = self._plods_until = now
             self._busy_until = max(now, self._busy_until - left)
             for time, plan in self._timeline.withdraw(self._step):
                 self._timeline.at(max(now, time - left), self._step, plan)
 
     def at_rest(self) -> None:
-        """Its seats were checked with every plan."""
+        """Nothing to check: slots were checked with every plan."""
 
     # Lives
 
@@ -108,11 +108,11 @@ class WorkerProcess:
         self._dispatch(WorkerReady(epoch, pool, identity_of(self.worker.weights)))
 
     def scribble(self) -> None:
-        """One that broke the protocol may have written anywhere."""
+        """Overwrite the pool: a worker that broke the protocol may have written anywhere."""
         self.worker.scribble()
 
     def restart(self, order: RestartWorker) -> None:
-        """Whatever the old one does, it is killed now."""
+        """Kill the present process, whatever it does, and start the next."""
         self._timeline.note(self._label, f"killed ({order.reason}); starting epoch {order.epoch}")
         self.worker.die(self._scenario.pool_kept)
         self._begin_life(order.epoch)
@@ -125,7 +125,7 @@ class WorkerProcess:
         self._timeline.at(ready, self._worker_ready, order.epoch)
 
     def replace(self, epoch: WorkerEpoch) -> None:
-        """An operator starts another one by hand."""
+        """Start another process by hand, as an operator does."""
         self._watch.saw("a gone worker was replaced")
         self.worker.die(self._scenario.pool_kept)
         self._begin_life(epoch)
@@ -152,7 +152,7 @@ class WorkerProcess:
         self._dispatch(WorkerLost(dead, f"died {when}", cause))
 
     def vanish(self) -> None:
-        """With its whole instance: nobody hears of it, and nothing that was queued is executed."""
+        """Die with the whole instance: no event is sent, and no queued plan is executed."""
         self.epoch = NO_EPOCH
 
     def fail_restarts(self, times: int) -> None:
@@ -162,11 +162,11 @@ class WorkerProcess:
         self._restarts_to_hang += 1
 
     def loop(self, lives: int) -> None:
-        """So many lives end in their second step."""
+        """Let the next `lives` lives end in their second step."""
         self._lives_to_loop += lives
 
     def freeze(self, seconds: float) -> None:
-        """It stands still for so long (SIGSTOP), and so every step that is queued ends later."""
+        """Stop for `seconds` (SIGSTOP): every queued step ends later by as much."""
         if self.epoch != NO_EPOCH:
             now = self._timeline.now
             self._frozen_until = max(self._frozen_until, now + seconds)
@@ -176,13 +176,13 @@ class WorkerProcess:
 
     @property
     def computes(self) -> bool:
-        """It works on a step now: a real one would advance its progress word."""
+        """Whether the worker is in a step: a real one would advance its progress counter."""
         return self.epoch != NO_EPOCH and self._frozen_until <= self._timeline.now < self._busy_until
 
     # Steps
 
     def take(self, plan: StepPlan) -> None:
-        """A plan has arrived: it is done when those before it are."""
+        """Queue a plan behind those before it."""
         scenario = self._scenario
         seconds = scenario.step_seconds + scenario.token_seconds * plan.tokens
         seconds *= 1.0 + scenario.noise * noise(scenario.seed, plan.step)
@@ -190,7 +190,7 @@ class WorkerProcess:
         self._timeline.at(self._busy_until, self._step, plan)
 
     def _step(self, plan: StepPlan) -> None:
-        """The end of a step is reached: execute it now, send the result, unless something goes wrong."""
+        """Execute the plan at the end of its step and send the result, unless a fault strikes."""
         if plan.epoch != self.epoch:
             return  # the process that had this plan is dead
         if plan.step != self._last_step + 1:
@@ -201,7 +201,7 @@ class WorkerProcess:
             self._watch.happened(kind)
         if "hang" in faults:
             self._watch.saw("the worker hung")
-            self.epoch = NO_EPOCH  # it does nothing more, and says nothing
+            self.epoch = NO_EPOCH  # it does and sends nothing more
         elif (slow := faults.get("slow") or faults.get("plod")) is not None:
             self._steps_begun -= 1  # the same step comes again, later
             self._faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault is not slow]

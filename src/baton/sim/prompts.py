@@ -1,4 +1,4 @@
-"""What all generators draw from: named random streams, and prompts that share their beginnings."""
+"""Shared by all generators: named random streams, and prompts with common prefixes."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Reference:
         self._deadlines: list[tuple[float, str, int]] = []
         "With the arrival: an id may be used again."
         self.now = 0.0
-        "The instance's time: the latest one that it got, since a clock may go backwards."
+        "The instance's time: the latest it was given, since a clock may go backwards."
         self.mode = "serving"
         self._drain_deadline: float | None = None
         self._resumed = False
@@ -40,7 +40,7 @@ class Reference:
         self._kills = 0
         self._restarts = 0
         self._unsure = False
-        "It is unknown whether the life that was lost last was a healthy one."
+        "Whether the last lost life of the worker was healthy is unknown."
         self._steps = 0
 
     # Refusals

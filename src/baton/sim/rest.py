@@ -38,15 +38,15 @@ def _cached(cache: Any) -> int:
 
 
 BOUNDED: Final[dict[tuple[str, str], Bound]] = {
-    # One entry per block of the device
+    # Per block of the device
     **{("BlockPool", name): _device for name in ("_free", "_requests", "_moves", "_cached", "_generation")},
     **{("PrefixCache", name): _cached for name in ("_block_of", "_key_of", "_parent", "_children", "_last_used", "_hits")},
     ("PrefixCache", "_heap"): lambda cache: 2 * cache.pool.idle + STALE,
     ("TokenLinks", "_of_device"): lambda links: links._cache.pool.total,
-    # One per block of the host
+    # Per block of the host
     **{("HostTier", name): _device for name in ("_free", "_block_of", "_unstored", "_key_of", "_pins", "_writing", "_stored")},
     ("TokenLinks", "_of_host"): lambda links: links._host.total,
-    # One per slot
+    # Per slot
     **{("SlotTable", name): _device for name in ("_free", "slot_owners", "incarnations")},
     # Lazy deletion
     **dict.fromkeys((("WaitingQueue", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),

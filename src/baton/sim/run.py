@@ -1,4 +1,4 @@
-"""One seed or one scenario, of whatever kind: how it is made and run."""
+"""Make a scenario from a seed, and run a scenario, of any kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.sim.scenario import Scenario
 from baton.sim.world import PlainWorld, Tracer, World
 
 Kind = Literal["instance", "cluster", "front"]
-"""Of a scenario: one instance, several behind routers, one behind the front of `baton serve`."""
+"""Kind of a scenario: one instance, several behind routers, or one behind the front of `baton serve`."""
 GENERATORS = {"instance": generate, "cluster": generate_cluster, "front": generate_front}
 
 

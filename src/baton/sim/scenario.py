@@ -16,7 +16,7 @@ from baton.protocol.request import GenerateRequest, SamplingParams
 
 VOCAB = 16
 PULL_SHARE, RELEASE_SHARE = 0.4, 0.3
-"Of the time that a router gives a hand-off. The rest is for the messages."
+"Shares of the time that a router allows a hand-off. The rest is for the messages."
 
 TIERS, SCHEDULER = TierConfig(), SchedulerConfig()
 "The defaults of production."
@@ -25,7 +25,7 @@ Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempti
 
 
 class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """One request, and what its client does with it."""
+    """A request, and its client's actions."""
 
     id: str
     at: float
@@ -39,15 +39,15 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     timeout: float | None = None
     salt: str = ""
     abort_at: float | None = None
-    "Leaves at this time, whatever the request is doing; also before it was submitted, which nobody may remember."
+    "Leaves at this time, whatever the request is doing; before it was submitted, too, which must have no effect."
     abort_in: Abortable | None = None
     "Leaves as soon as one of its sequences is in this phase ('end': in the tick of its first end)."
     again_at: float | None = None
     "Uses its id once more at this time: refused while the first is running, another request after that."
     stop_string_at: int | None = None
-    "Its front sees a stop string in the last of the n sequences after this many tokens, and ends that one alone."
+    "The front finds a stop string in the last of the n sequences after this many tokens, and ends that sequence alone."
     stop_last_at: float | None = None
-    "Its front ends the last of the n sequences alone at this time, whatever the request is doing. In a cluster only."
+    "The front ends the last of the n sequences alone at this time, whatever the request is doing. In a cluster only."
     poison_at: int | None = None
     "Kills the worker that computes it with this many outputs known."
     nan_at: int | None = None
@@ -56,7 +56,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     prompt_logprobs: int | None = None
     repetition: RepetitionStop | None = None
     vocab: int = VOCAB
-    "Its answer is drawn from this many tokens. Of few tokens patterns are made."
+    "Number of tokens that the answer is drawn from. Few tokens give repetitions."
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -95,7 +95,7 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: StepFaultKind
     seconds: float = 0.0
     """slow: added to the step; plod: likewise, with signs of progress all the while; late, repeat: added to the (second)
-    delivery; garble: which of five ways; oom: for so long every step of that size or larger fails."""
+    delivery; garble: which of five ways; oom: time in which every step of that size or larger fails."""
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
@@ -110,7 +110,7 @@ CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect",
 
 
 class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Something goes wrong with the k-th message that the cache service takes, if it is one that this can happen to."""
+    """A fault of the k-th message that the cache service receives, if it can strike that kind of message."""
 
     move: int
     kind: CacheFaultKind
@@ -141,48 +141,48 @@ UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_nodes_are_i
 """The n-th turns a file of version n into one of version n + 1: a change of
 fields adds one, and no kept file changes."""
 VERSION = 1 + len(UPGRADES)
-"""Of the files that are written now. A file without a version has version 1."""
+"""Version of the files that are written now. A file without a version has version 1."""
 
 
 InstanceRole = Literal["prefill", "decode", "mixed"]
 Stage = Literal["H0", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"]
-"""Of a hand-off: H0 arrived at the router, H1 sent to prefill, H2 a chunk is computed, H3 all is computed and the first token
-sampled, H4 decode keeps room, H5 it pulls, H6 it asks for the release, H7 that was granted, H8 it goes on by itself, H9 the end
-is on its way."""
+"""Stage of a hand-off: H0 arrived at the router, H1 sent to prefill, H2 a chunk is computed, H3 all is computed and the first
+token sampled, H4 decode has reserved room, H5 it pulls, H6 it asks for the release, H7 that was granted, H8 decode continues
+alone, H9 the end is sent."""
 
 ClusterFaultKind = Literal[
     "kill", "freeze", "worker", "worker_hang", "worker_freeze", "cache", "cache_hang", "drain", "preempt", "evict",
     "cut", "stall_up", "stall_down", "stall", "leave", "reload", "reload_worker", "stray", "sleep",
 ]  # fmt: skip
-"""kill, freeze: the whole process (engine or router). worker, cache: these processes die, or hang; a frozen worker goes on
+"""kill, freeze: the whole process (engine or router). worker, cache: these processes die, or hang; a frozen worker continues
 after a while. cut: a session ends. stall: nothing gets through for a while, towards the router (up), from it (down), or
-both ways. leave: a client goes. reload: the model's files are replaced, and the engine or the worker is killed and comes
+both ways. leave: a client leaves. reload: the model's files are replaced, and the engine or the worker is killed and comes
 back with them. stray: one more instance, with other weights, dials all routers for a while.
-sleep: the instance drains, stops its worker, and wakes when the time is over."""
+sleep: the instance drains, stops its worker, and wakes when the time has passed."""
 WEIGHTS_FAULTS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker", "stray")
 
 
 class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Something goes wrong at a time, or the n-th time that a request comes to a stage: then with one of its own parties."""
+    """A fault at a time, or the n-th time that a request reaches a stage: then at a process that works on the request."""
 
     kind: ClusterFaultKind
     at: float | None = None
     stage: Stage | None = None
     nth: int = 1
     party: Literal["prefill", "decode", "router"] = "decode"
-    "With a stage: whose. Stalls and cuts are of its session with the request's router."
+    "With a stage: the process that is struck. Stalls and cuts strike its session with the request's router."
     target: int = 0
     "With a time: number of the instance; those of routers come after them."
     router: int = 0
     "With a time: the other end of a stall or a cut."
     seconds: float = 0.5
-    "How long it lasts. A cut: what arrives later than so is lost. preempt, evict: how many."
+    "Duration. A cut: messages due later than this are lost. preempt, evict: how many."
     unseen: bool = False
-    "A cut: neither side is told; each finds out by not hearing the other."
+    "A cut: neither side is notified; each notices the silence of the other."
     weights: int = 1
-    "reload: those that its files are now. stray: those that it has."
+    "reload: the weights in its files from now on. stray: its weights."
     alias: bool = False
-    "stray: it has the name of its target, of whose kind it is in any case."
+    "stray: it has the name of its target. It is of the target's kind in any case."
 
 
 class InstanceSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -198,19 +198,19 @@ class InstanceSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Routers, and instances that dial all of them. What a scenario says beside this is true of every instance."""
+    """Routers, and instances that dial all of them. The other fields of a scenario hold for every instance."""
 
     instances: list[InstanceSpec]
     routers: int = 1
     delay: float = 0.0005
-    "Of a message, at least; up to `jitter` times longer."
+    "Least delay of a message; up to `jitter` times more is added."
     jitter: float = 1.0
     remote: bool = False
     "The memory of a dead instance cannot be read."
     skew: bool = False
     "Clocks begin at other times, and run at other speeds (1 %)."
     measured: bool = False
-    "Nodes tell what a prompt token costs them; short prompts are then not handed over."
+    "Instances report what a prompt token costs them; short prompts are then not handed over."
     front: bool = False
     "No router: clients, the front of one engine, and the first instance (front_world.py)."
     faults: list[ClusterFault] = []
@@ -221,7 +221,7 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     router_queue_max: int = 1024
     lease_seconds: float = 10.0
     handing_seconds_max: float = 10.0
-    "Nodes give up copying in less: a router takes no others (core/cluster/membership.py)."
+    "Instances give up copying in less: a router accepts no others (core/cluster/membership.py)."
     silence_seconds_max: float = 600.0
     prefill_seconds_max: float = 600.0
     queue_seconds_max: float = 300.0
@@ -241,7 +241,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     prefill_tokens_beside_decodes: int | None = None
     prompts_at_once: int = 4
     decode_gap_seconds: float | None = None
-    "Goal of a step in which prompts are computed beside decodes."
+    "Goal for the duration of steps with prompts beside decodes."
     new_bytes_max: int = SCHEDULER.new_bytes_max
     plan_bytes_max: int = SCHEDULER.plan_bytes_max
     steps_in_flight: int = 2
@@ -262,7 +262,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     step_seconds: float = 0.01
     token_seconds: float = 0.001
     noise: float = 0.5
-    "A step takes up to this share longer."
+    "Each step takes up to this share longer."
     restart_seconds: float = 0.5
     steps: list[StepFault] = []
     nudges: list[Nudge] = []
@@ -275,17 +275,17 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     storage_warm: bool = False
     "Storage has the blocks of every prompt from the beginning."
     storage_rot: int = 0
-    "Every so many-th of those is damaged. 0: none."
+    "Every n-th of those blocks is damaged. 0: none."
     storage_tokens: bool = False
-    "Storage finds blocks by token ids, and is to be told them."
+    "Storage finds blocks by token ids, and must be sent them."
     bound: int = 0
-    "Of questions, of blocks stored or put at once, of reservations and of kept prompts. 0: as large as in production."
+    "Bound of queries, of blocks stored or put at once, of reservations and of kept prompts. 0: as in production."
     cache_faults: list[CacheFault] = []
     pull_seconds_max: float = 5.0
     "Less in a cluster whose router gives a hand-off less time."
     release_seconds_max: float = 2.0
     cluster: Cluster | None = None
-    "Several instances behind routers, each with sizes of its own. Of the faults above only those of clients are looked at."
+    "Several instances behind routers, each with sizes of its own. Of the faults above only those of clients count."
     fails: int | None = None
     "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
     note: str = ""
@@ -348,13 +348,13 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     @property
     def weights_known(self) -> tuple[int, ...]:
-        """All that anybody may compute with. Whoever begins has 0."""
+        """All weights that instances may load in this run. They start with 0."""
         faults = [] if self.cluster is None else self.cluster.faults
         known = {0, *(fault.weights for fault in faults if fault.kind in WEIGHTS_FAULTS)}
         return tuple(sorted(known | {int(nudge.amount) for nudge in self.nudges if nudge.kind == "reload"}))
 
     def of_instance(self, number: int) -> Scenario:
-        """What an instance of the cluster sees of it."""
+        """The scenario of one instance of the cluster."""
         assert self.cluster is not None
         spec = self.cluster.instances[number]
         return msgspec.structs.replace(

@@ -1,7 +1,7 @@
 """A failing scenario becomes a small one that fails the same invariant.
 
 Works on the scenario, not on the seed. Passes, repeated until none of them helps: take faults out, take clients out, lower
-numbers towards the smallest that makes sense, switch features off. A candidate counts if the *same* invariant fails.
+numbers towards their minimum, switch features off. A candidate counts if the *same* invariant fails.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Shrinker:
             self._lower(lambda s, at=place: _cluster(s).faults[at], "nth", 1)  # type: ignore[misc]
 
     def _focus(self) -> None:
-        """One client and one step fault, aimed anew: a fault counts steps, so it misses when the clients before it go."""
+        """Try each client with one step fault, at a new step: a fault counts steps, so it misses without earlier clients."""
         clients, faults = len(self.best.clients), len(self.best.steps)
         for client, fault in product(range(clients), range(min(faults, 3))) if clients > 1 else ():
             for step in range(1, 25):

@@ -1,4 +1,4 @@
-"""One client's request, as the client sees it."""
+"""A client's request, as the client sees it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SimulatedRequest:
         """`weights_known`: all weights that instances may compute with in this run."""
         self.client = client
         self.name = name or client.id
-        "Unlike its id it is used once."
+        "Unique in a run, unlike the id."
         self.request: GenerateRequest = client.request()
         self.weights_known = weights_known
         self.weights: int | None = None
@@ -55,7 +55,7 @@ class SimulatedRequest:
         self.orders: list[QueueKey] = []
         "Places of its sequences in the queue, once it is accepted."
         self.siblings_wait = False
-        "Its leader has a token, or has ended."
+        "The siblings are in the queue: their leader has a token, or has ended."
         self.sequences: list[Sequence] = []
         "The instance's sequences of this request."
         self.prompt_places: list[tuple[int, ...]] = [()] * len(client.prompt)

@@ -1,7 +1,7 @@
 """When a worker that owes a result is given up: neither before its deadline nor after it.
 
-The deadline is computed again, with its own numbers: a step may take `step_seconds_max`, and as much again from each sign of
-progress on, but never more than 20 times that.
+The deadline is computed independently: each step may take `step_seconds_max`, and as much again from each sign of progress on,
+but never more than 20 times that.
 """
 
 from __future__ import annotations

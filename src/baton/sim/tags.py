@@ -1,7 +1,7 @@
 """The tag machine that replaces the model.
 
 In place of tensors each KV slot holds a 64-bit tag, `tag(pos) = H(tag(pos - 1), token)`, seeded by the weights and the
-request's salt. A step reads the tags of its whole context through its block table, and the next token is a pseudo-random
+request's salt. Each step reads the tags of its whole context through its block table, and the next token is a pseudo-random
 function of the tags read. So the right output of any request is known in closed form (`Oracle`), and any stale, foreign, torn
 or misordered block changes it.
 """

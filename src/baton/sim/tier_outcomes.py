@@ -1,6 +1,6 @@
-"""What lower tiers should do does happen: the watches of each copy (tiers_watch.py) hold where none is ever made.
+"""Copies to lower tiers are made, and storage is asked: the checks of each copy (tiers_watch.py) would pass without any.
 
-Checked at rest, of a plain instance whose worker and cache service lose nothing.
+Checked at rest, on a plain instance whose worker and cache service lose nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton.sim.simulated_request import SimulatedRequest
 
 
 def check_tier_outcomes(scenario: Scenario, requests: list[SimulatedRequest], machine: Instance, queries: int) -> None:
-    """65: what is computed is copied to the host, and storage is asked for prompts before they are computed."""
+    """65: computed blocks are copied to the host, and storage is asked for prompts before they are computed."""
     lost = scenario.steps or scenario.cache_faults or any(nudge.kind not in ("evict", "preempt") for nudge in scenario.nudges)
     if lost or not scenario.host_blocks or scenario.bound:
         return

@@ -1,7 +1,7 @@
-"""What lower tiers may hold and do, held against what each key implies. Numbers are those of docs/internals/reliability.md.
+"""Checks of the lower tiers against the content that each key implies. Numbers are those of docs/internals/reliability.md.
 
-The content of every key is known beforehand: it follows from the prompts and the undisturbed outputs of all clients. So a copy
-that is not what its key says is found when it can be found by others, and not only when somebody reads it.
+The content of every key is known beforehand: it follows from the prompts and the undisturbed outputs of all clients. So a
+wrong copy is detected as soon as a lookup could find it, and not only when a request reads it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tags import first_tag, identity_of, next_tag, tag_bytes
 
 FAILURES_MAX = 3
-"""Of storage, in a row: then it is left alone ..."""
+"""Failures of storage in a row after which it is not used ..."""
 LEFT_ALONE_SECONDS = 1.0
-"""... for so long at least."""
+"""... for at least this long."""
 
 STORES_MAX = 100
-"""In a row, with no step between them. Evictions from outside, and a service that was away, cause a few."""
+"""Stores without a step between them. Evictions from outside, and a service that was away, cause a few."""
 
 
 class KeyContents:
-    """What each key says: it follows from the prompts and the undisturbed outputs of all clients."""
+    """Content of each key, from the prompts and the undisturbed outputs of all clients."""
 
     def __init__(self, block_size: int, client_requests: list[SimulatedRequest]) -> None:
         self.requests = client_requests
@@ -46,7 +46,7 @@ class KeyContents:
         return self._contents.get(key)
 
     def keys_of(self, tokens: Sequence[int], last: bytes) -> list[bytes] | None:
-        """Of the full blocks of these tokens, with salt and weights of whoever has this key. None: nobody has."""
+        """Keys of the full blocks of these tokens, with salt and weights of the key `last`. None: the key is unknown."""
         if self.of(last) is None:
             return None
         salt, weights = self._roots[last]
@@ -81,19 +81,19 @@ class TierWatch:
         self.contents = contents
         self._stores = self._steps = 0
         self.queries = 0
-        "Questions to storage."
+        "Number of queries to storage."
         self._ways: dict[int, str] = {}
-        "Questions to storage, puts and fetches that are not answered: whether they read or write."
+        "By id: direction of queries, puts and fetches that are not answered."
         self._sent: dict[str, dict[int, float]] = {"read": {}, "write": {}}
-        "Those whose answer counts: when they were sent."
+        "By direction: send times of the calls whose answer counts."
         self._failed: dict[str, list[float]] = {"read": [], "write": []}
-        "When those were sent that failed since the last success."
+        "By direction: send times of the calls that failed since the last success."
         self._to_host: dict[int, None] = {}
-        "Stores and fetches that are under way."
+        "Stores and fetches in flight."
         self._forgotten: dict[int, None] = {}
-        "Those of them that were when the cache was cleared."
+        "Stores and fetches that were in flight when the cache was cleared."
 
-    # What a key says
+    # Contents
 
     def entries(self, blocks: Sequence[HostBlockId], memory: Sequence[bytearray]) -> None:
         """11, 12: those of these host blocks that can be found hold what their keys say."""
@@ -112,11 +112,11 @@ class TierWatch:
         if content != payload:
             raise InvariantBroken(f"{what} does not hold what its key says", invariant=12)
 
-    # What is told to the service
+    # Messages to the service
 
     def sent(self, message: BlockMove | StorageQuery, now: float, *, worker_ready: bool) -> None:
-        """16: a load waits for every plan that may read or write its targets. 45: storage that fails is left alone. 55: it is
-        told the token ids of its keys if it wants them, and nobody is told any otherwise. Reads and writes fail apart."""
+        """16: a load waits for every plan that may read or write its targets. 45: failing storage is not used for a while;
+        reads and writes fail independently. 55: token ids are sent only to storage that wants them, and then always."""
         if message.tokens or self._wants_tokens:
             self._tokens(message)
         self.queries += isinstance(message, StorageQuery)
@@ -146,7 +146,7 @@ class TierWatch:
                 raise InvariantBroken(f"the token ids of message {message.id} are not those of its keys", invariant=55)
 
     def _store(self) -> None:
-        """35: what nobody changed is not copied again and again."""
+        """35: unchanged blocks are not copied again and again."""
         steps = self._plans.rows
         self._stores = self._stores + 1 if steps == self._steps else 1
         self._steps = steps
@@ -162,7 +162,7 @@ class TierWatch:
                 raise InvariantBroken(f"{move.kind} {move.id} goes out while a plan uses block {block}", invariant=16)
 
     def answered(self, number: int, error: str | None) -> None:
-        """The instance has read how a question, put or fetch ended."""
+        """The instance has read the result of a query, put or fetch."""
         self._to_host.pop(number, None)
         way = self._ways.pop(number, None)
         if way is None:
@@ -198,10 +198,10 @@ class TierWatch:
             if any(self._view.host_key(block) is not None for block in move.host):
                 raise InvariantBroken(f"{move.kind} {move.id} is of a cache that was cleared, and is found", invariant=57)
 
-    # What the service does
+    # Actions of the service
 
     def copies(self, move: BlockMove) -> None:
-        """15: a block that is brought is held by its load, and nobody can find it."""
+        """15: a block that is being loaded is held by its load, and no lookup finds it."""
         for block in move.device if move.kind != "store" else ():
             if not self._view.is_held(block) or self._view.is_cached(block):
                 raise InvariantBroken(f"{move.kind} {move.id} writes to block {block}, which it does not hold", invariant=15)
@@ -215,7 +215,7 @@ class TierWatch:
                 raise InvariantBroken(f"{sequence!r} is a suspect and loads", invariant=47)
 
     def quiet(self) -> None:
-        """35: nothing is to come any more, so nobody may wait for a lower tier."""
+        """35: no event is left, so no sequence may wait for a lower tier."""
         for client_request in self.contents.requests:
             if any(sequence.phase is Phase.LOADING for sequence in client_request.sequences):
                 raise InvariantBroken(f"{client_request.name} loads, and nothing will end that", invariant=35)

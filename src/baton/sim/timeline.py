@@ -1,18 +1,18 @@
-"""Virtual time: one heap of things to come, ordered by (time, counter), and the digest of everything that is said.
+"""Virtual time: one heap of future actions, ordered by (time, counter), and the digest of all messages.
 
 Every actor of a world shares one `Timeline`. An actor is a plain class that
 
-- is made by the world (world.py) with the timeline and the actors that it speaks to,
+- is created by the world (world.py) with the timeline and the actors that it calls,
 - puts its first entries on the heap in `begin`, and every later one while it handles an earlier one,
 - acts only in functions that the heap or another actor calls, and reads no clock but `timeline.now`,
-- tells `timeline.record` what it says to another process, so that the digest covers it, and `timeline.note` what a reader
-  of a trace should see,
+- passes messages to another process to `timeline.record`, so that the digest covers them, and texts for a trace to
+  `timeline.note`,
 - stops misbehaving in `heal`, and raises in `at_rest` if something is left of it.
 
 Actors today: clients (clients.py), instances (instance.py), their engines (engine.py), worker processes (process.py), networks
-(network.py), cache services (cache.py), routers and fronts (cluster/). Another one is one more class, made by its world
-(world.py, linked_world.py). What it may do wrong is data: a kind of `StepFault`, `Nudge` or `ClusterFault` (scenario.py), which
-the generators draw.
+(network.py), cache services (cache.py), routers and fronts (cluster/). A new actor is one more class, created by its world
+(world.py, linked_world.py). Its faults are data: a kind of `StepFault`, `Nudge` or `ClusterFault` (scenario.py), which the
+generators draw.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Timeline:
         self.heap_events = 0
         "Entries that were taken from the heap."
         self.traced = note is not None
-        "Somebody reads the notes: a text that is costly to make is made only then."
+        "A tracer reads the notes. Costly texts are built only then."
         self._note = note
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = count()
@@ -66,7 +66,7 @@ class Timeline:
         return [(time, argument) for time, _, _, argument in found]
 
     def run_until(self, condition: Callable[[], bool], limit: float, after_each: Callable[[], None]) -> bool:
-        """Until the condition holds, or that time is over: then False. For worlds that are never quiet."""
+        """Run until the condition holds. False: it does not by `limit`, or the heap is empty."""
         digest, heap = self._digest.update, self._heap
         while not condition():
             if not heap or heap[0][0] > limit:
@@ -82,7 +82,7 @@ class Timeline:
         return True
 
     def record(self, message: Any) -> None:
-        """Part of what is said in this run."""
+        """Add a message to the digest."""
         self._digest.update(_ENCODE(message))
 
     def note(self, actor: str, text: str) -> None:

@@ -1,10 +1,10 @@
 """Two ways to look at one run.
 
-ColumnTrace     a line a happening, a column an actor: to be read from top to bottom
+ColumnTrace     a line per note, a column per actor: to be read from top to bottom
 PerfettoTrace   a JSON file for https://ui.perfetto.dev (or chrome://tracing): to see a whole run at once
 
-Both are told what happens (`note`) and look at the world after each event (`after`). Neither changes anything: a traced run
-has the digest of an untraced one.
+Both receive notes (`note`) and read the world after each event (`after`). Neither changes anything: a traced run has the
+digest of an untraced one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LiveRequests:
         self._seen = 0
 
     def look(self, world: PlainWorld) -> Iterator[SimulatedRequest]:
-        """Those that are submitted; a request that is over is shown one last time."""
+        """Submitted requests; an ended request is shown one last time."""
         client_requests = world.watch.all_requests
         live = (
             self._live + client_requests[self._seen :] if len(client_requests) > self._seen else self._live
@@ -78,7 +78,7 @@ class LiveRequests:
 
 
 class LineTrace:
-    """A line a happening: time, actor, text. For a cluster, which has more actors than a line has columns."""
+    """A line per note: time, actor, text. For a cluster, which has more actors than a line has columns."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -87,7 +87,7 @@ class LineTrace:
         self._write(f"{now:{TIME_WIDTH}.6f} | {actor:10} | {text}")
 
     def after(self, now: float, world: PlainWorld) -> None:
-        """Nobody calls it: the world of a cluster is another one."""
+        """Never called: the world of a cluster is no `PlainWorld`."""
 
 
 # Columns
@@ -97,7 +97,7 @@ WIDTHS = {"client": 30, "instance": 38, "worker": 26, "cache": 22, "world": 16}
 
 
 class ColumnTrace:
-    """time | client | instance | worker | cache | world, in 158 columns. Changes of phase are told in the instance's column."""
+    """time | client | instance | worker | cache | world, in 158 columns. Changes of phase appear in the instance's column."""
 
     def __init__(self, write: Callable[[str], None] | None = None) -> None:
         """`write` gets each line as it comes; without it they are collected in `lines`."""
@@ -109,7 +109,7 @@ class ColumnTrace:
         self._write("-|-".join(["-" * TIME_WIDTH, *("-" * width for width in WIDTHS.values())]))
 
     def note(self, now: float, actor: str, text: str) -> None:
-        """A text that is too long goes on below, without a time."""
+        """Write the text; a long text continues below, without a time."""
         time = f"{now:{TIME_WIDTH}.6f}"
         for part in wrap(text, WIDTHS[actor]) or [""]:
             self._row(time, {actor: part})
@@ -146,7 +146,7 @@ _FIRST_SEQUENCE = 101
 
 
 class _Row:
-    """What has been drawn of one sequence."""
+    """A sequence's track, and the part of it that is drawn."""
 
     __slots__ = ("ended", "tokens", "track")
 
@@ -157,7 +157,7 @@ class _Row:
 
 
 class PerfettoTrace:
-    """Tracks: the instance's mode, the worker's life, its steps, the faults; then one a sequence, a slice a phase.
+    """Tracks: the instance's mode, the worker's life, its steps, the faults; then one per sequence, with a slice per phase.
 
     All times are whole microseconds of virtual time, rounded before durations are taken: what touches in the run touches in
     the picture, and nothing overlaps.
@@ -181,7 +181,7 @@ class PerfettoTrace:
     # Tracer
 
     def note(self, now: float, actor: str, text: str) -> None:
-        """Faults, and what becomes of the worker. The rest is read off the world, which knows it as data."""
+        """Draw faults and the worker's notes. The rest is read off the world, which has it as data."""
         self._now = _micros(now)
         if actor == "world":
             self._instant(_WORLD, text)
@@ -203,7 +203,7 @@ class PerfettoTrace:
     # The file
 
     def encode(self, outcome: Outcome | None = None) -> bytes:
-        """The run is over; what is still open ends now. A violation stands on the world's track, where the run broke off."""
+        """The trace as JSON. Open slices end now; a violation appears on the world's track, where the run stopped."""
         if outcome is not None:
             self._now = max(self._now, _micros(outcome.virtual_seconds))
             if outcome.invariant is not None:

@@ -19,7 +19,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.step import StepPlan
 
 SPARE_PLANS = 2
-"""One that preempts, one that admits."""
+"""A plan that preempts, and a plan that admits."""
 
 
 class UrgencyWatch:

@@ -1,4 +1,4 @@
-"""What all checks of a run share: the requests, the rare states that were reached, and the faults that happened."""
+"""State shared by all checks of a run: the requests, the rare states that were reached, the faults that happened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watch:
         self.sometimes[what] = self.sometimes.get(what, 0) + 1
 
     def add(self, request: SimulatedRequest) -> None:
-        """A request that is not in the scenario. One that has its id has been answered."""
+        """Add a request that is not in the scenario. An earlier request with its id has been answered."""
         self.requests[request.client.id] = request
         self.all_requests.append(request)
 

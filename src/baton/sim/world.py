@@ -132,7 +132,7 @@ class World:
 
 
 class PlainWorld(World):
-    """One instance: a cluster without a router."""
+    """The world of a plain instance: a cluster without a router."""
 
     full_check_every = 64
 
@@ -150,7 +150,7 @@ class PlainWorld(World):
             self.watch.looks = lambda: tracer.after(self.timeline.now, self)
 
     def _engine(self, instance: SimulatedInstance) -> SimulatedEngine:
-        """Its only life."""
+        """The only life of the instance's engine."""
         if self._engines:
             return self._engines[0]
         scenario, watch = self.scenario, self.watch
@@ -190,7 +190,7 @@ class PlainWorld(World):
             raise InvariantBroken(f"three small requests took {took} events", invariant=35)
 
     def _drained(self) -> bool:
-        """That nothing is to come says it, and what is left is for `at_rest`."""
+        """Always False: this world runs until the heap is empty, and `at_rest` checks what is left."""
         return False
 
     def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:

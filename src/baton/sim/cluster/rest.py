@@ -53,6 +53,6 @@ def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
         **dict.fromkeys(LAZY, lambda _: STALE_MAX + 1),
         **dict.fromkeys(FIXED, lambda _: FIXED_MAX),
         ("PrefixIndex", "_holders"): lambda _: max(config.prefix_keys_max, instances),
-        # One entry per pair of size classes of the instances, for requests of one token and for others.
+        # An entry per pair of size classes of the instances, for requests of one token and for others.
         ("Placement", "_counts_of"): lambda _: 2 * (instances + 1) ** 2,
     }

@@ -33,7 +33,7 @@ class RequestBegun:
         self.silences = 0
         "Number of gaps as long as a router may wait for a token."
         self.broken = False
-        "Its router died: nothing more arrives, and no check fails for that."
+        "The router died: nothing more arrives, and no check fails for that."
 
     def hears(self, now: float, patience: float) -> None:
         """A token, or an end."""
@@ -68,7 +68,7 @@ class ClusterClients(Clients):
         self._begun[request.client.id] = RequestBegun(router, self._timeline.now)
         self._of_cluster.arrives(request.client.id, router)
 
-    # What they get
+    # Answers
 
     def delivered(self, emit: Emit) -> None:
         self._of_cluster.delivered(emit)
@@ -112,7 +112,7 @@ class RoutedClients(ClusterClients):
         super().__init__(scenario, timeline, watch)
         self._routers = routers
 
-    # What they do
+    # Actions
 
     def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
         request, number = entry
@@ -148,7 +148,7 @@ class RoutedClients(ClusterClients):
         if router.machine is not None:
             router.submit(WithdrawRequest(RequestId(request.client.id), index, reason))
 
-    # What they get
+    # Answers
 
     def turned_away(self, effect: RejectRequest) -> None:
         request = self._watch.requests[effect.request]
