@@ -30,7 +30,7 @@ STORAGE_SECONDS = 0.002
 RESTART_SECONDS = 0.3
 KILL_SECONDS = 0.05
 SLOW_COPY = 2.0
-"A slow copy in memory takes so much longer than its fault says, and less than makes the service look hung."
+"Factor on a slow copy's `seconds` in memory: still less than makes the service look hung."
 
 Pool = list[bytearray]
 SEEN = {
@@ -40,7 +40,7 @@ SEEN = {
     "lost_stores": "a block was handed on before its copy was whole",
     "voided_loads": "a load came for a pool that is gone",
 }
-"""By counter of TierStats."""
+"""Rare states by counter of TierStats."""
 
 
 class StoredObject(NamedTuple):
@@ -53,10 +53,10 @@ class StoredObject(NamedTuple):
 
 
 class SimulatedPeers(Protocol):
-    """The cache services of other instances, by the address that their instances tell."""
+    """The cache services of other instances, by the address that their instances report."""
 
     remote: bool
-    "They are on other machines: what is dead cannot be read."
+    "Peers are on other machines: the memory of a dead one cannot be read."
 
     def find(self, address: str) -> CacheService | None: ...
 

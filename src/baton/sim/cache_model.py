@@ -43,7 +43,7 @@ class Held:
 class CacheModel:
     def __init__(self, scenario: Scenario, view: SchedulerView) -> None:
         self.held: dict[int, Held] = {}
-        "By slot."
+        "Sequences on the worker, by slot."
         self._scenario = scenario
         self._view = view
         self._size = scenario.block_size

@@ -62,7 +62,7 @@ class Campaign(Struct, frozen=True):
     "Events per CPU second, without the start of the processes."
     violations: list[Violation]
     sometimes: dict[str, int]
-    "In how many seeds each state was reached."
+    "Number of seeds that reached each state."
     missing: list[str]
     "States of SOMETIMES that fewer than 0.1 % of the seeds reached."
     digest: str
@@ -95,7 +95,7 @@ class Part(Struct):
     violations: list[Violation] = field(default_factory=list)
     sometimes: dict[str, int] = field(default_factory=dict)
     pairs: dict[str, int] = field(default_factory=dict)
-    "By two kinds of faults, in how many seeds both happened; a kind with itself is the kind alone."
+    "Number of seeds in which both kinds of faults happened; a kind with itself is the kind alone."
     kind: Kind = "instance"
     "Each kind of scenario has rare states of its own."
 

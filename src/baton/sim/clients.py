@@ -108,10 +108,10 @@ class Clients:
         return None
 
     def _gets(self, request: SimulatedRequest, index: int, token: int) -> None:
-        """A token that was checked."""
+        """Hook: a token was checked and delivered."""
 
     def _tokens_are_in(self, emit: Emit) -> None:
-        """All tokens of a message are checked, and none of its ends."""
+        """Hook: all tokens of a message are checked, and none of its ends."""
 
     def _ended(self, ended: Ended) -> None:
         request, index = self._watch.requests[ended.request], ended.index
@@ -148,7 +148,7 @@ class Clients:
         return request.client.id in self._stopped or (wanted is not None and len(given) >= wanted)
 
     def _ends(self, request: SimulatedRequest, ended: Ended) -> None:
-        """23: what is cached is a part of the prompt."""
+        """23: cached tokens are a part of the prompt."""
         if not 0 <= ended.host_tokens + ended.storage_tokens <= ended.cached_tokens < len(request.client.prompt):
             raise InvariantBroken(f"{ended.request}.{ended.index}: usage is {ended}", invariant=23)
 
@@ -187,7 +187,7 @@ class Clients:
         return Client(f"fresh{len(self._fresh)}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)
 
     def check_fresh(self) -> None:
-        """35: whatever happened before, what is healed serves."""
+        """35: after healing, fresh requests are served, whatever happened before."""
         for request in self._fresh:
             if not self._may_be_refused(request) and not all(reason in COMPLETE for reason in request.ended):
                 raise InvariantBroken(
@@ -198,7 +198,7 @@ class Clients:
         return False
 
     def at_rest(self) -> None:
-        """22: everyone was answered; without faults, everything that fits succeeded."""
+        """22: all requests were answered; without faults, all that fit succeeded."""
         if left := self.unanswered():
             raise InvariantBroken(f"{left[0]} was never answered", invariant=22)
         for request in self._watch.all_requests if self._quiet else ():

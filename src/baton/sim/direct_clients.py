@@ -1,4 +1,4 @@
-"""Clients of a plain instance: they speak to it without a router.
+"""Clients of a plain instance: they talk to it without a router.
 
 Their requests reach the instance in the moment that they are sent, unless it is frozen. So the answer to each is known exactly
 (instance_watch.py).
@@ -91,7 +91,7 @@ class DirectClients(Clients):
         self._withdraw(request, None, FinishReason.ABORT)
 
     def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
-        """22: an abort ends what is open in that very event."""
+        """22: an abort ends the open sequences in the same event."""
         self._dispatch(
             Abort(RequestId(request.client.id), index, FinishReason.STOP if reason is FinishReason.STOP else FinishReason.ABORT)
         )

@@ -36,9 +36,9 @@ Outward = Emit | Refuse | Reserved | Offer | Release | Released | Adopted | Mode
 TIME_MARGIN = 1e-6
 STOP_SECONDS = 0.05
 REPLACED_SECONDS = 1.0
-"""After healing, a worker that is given up is replaced by hand so soon."""
+"""Time after which a worker that is gone is replaced by hand, once faults are healed."""
 POOLS_EACH = 1_000
-"""Pool incarnations of one life of one instance: no other has the same."""
+"""Pool incarnations per life of an instance: no two lives share one."""
 
 
 class Plans(PlansSeen, Protocol):
@@ -75,7 +75,7 @@ class EngineWatch:
 
 
 class EngineOwner(Protocol):
-    """The simulated instance that an engine is a life of (instance.py)."""
+    """The simulated instance whose engine this is (instance.py)."""
 
     def gets(self, effects: list[Outward]) -> None:
         """Effects of an event that go to clients and routers."""

@@ -58,7 +58,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "copy silent": _AWAY,
     "copy repeat": (),
 }
-"""By kind of fault: what one occurrence of it excuses."""
+"""Costs that one occurrence of a fault excuses, by its kind."""
 
 
 class FaultLog:
@@ -73,7 +73,7 @@ class FaultLog:
         self.happened.append((at, kind))
 
     def excuses(self, cost: Cost, since: float) -> int:
-        """How many faults since then may have had this cost."""
+        """Number of faults since then that may have had this cost."""
         return sum(at >= since and cost in EXCUSES.get(kind, ()) for at, kind in self.happened)
 
     @property

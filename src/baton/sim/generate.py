@@ -94,7 +94,7 @@ def stop_last(clients: list[Client], share: float, rng: Random) -> None:
 
 
 def stop_repetitions(clients: list[Client], rng: Random) -> None:
-    """In a quarter of the seeds some answers end when they repeat themselves. They have few words, so that many do."""
+    """In a quarter of the seeds some answers end when they repeat themselves. Small vocabularies make that frequent."""
     if rng.random() < 0.25:
         for client in clients:
             if rng.random() < 0.6:
@@ -106,7 +106,7 @@ def stop_repetitions(clients: list[Client], rng: Random) -> None:
 
 
 def long_prompts(scenario: Scenario, rng: Random) -> None:
-    """In one of eight some prompts take many steps, most of them of clients that are not urgent."""
+    """In one of eight seeds some prompts take many steps, most of them of clients that are not urgent."""
     scenario.prompts_at_once = rng.choice((1, 2, 4, 4))
     if rng.random() < 1 / 8:
         _lengthen(scenario.clients, rng)
@@ -152,7 +152,7 @@ def _silent_and_bounded(scenario: Scenario, rng: Random) -> None:
 
 
 def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:
-    """In one of sixteen the model's files are replaced, once or several times, also by those that were there before."""
+    """In one of sixteen seeds the model's files are replaced, once or several times, also by earlier ones."""
     if rng.random() < 1 / 16:
         for _ in range(rng.choice((1, 1, 2, 4))):
             scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.3), "reload", rng.choice((1, 1, 2, 0))))
@@ -242,7 +242,7 @@ def _clients(seed: int, scenario: Scenario, kind: Kind, swarm: Random) -> list[C
 
 
 def _burst(seed: int) -> list[Client]:
-    """All at once, small and alike."""
+    """Clients of a burst: all at once, small and alike."""
     rng = stream(seed, "burst")
     return [
         Client(f"r{number}", 0.0, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))], rng.randint(1, 2))
@@ -251,7 +251,7 @@ def _burst(seed: int) -> list[Client]:
 
 
 def _size_pool(scenario: Scenario, kind: Kind, rng: Random) -> None:
-    """From 'the largest request just fits, alone' to roomy; now and then too small for some, which must be refused."""
+    """Size the pool: from 'the largest request just fits, alone' to roomy; now and then some are too large for it."""
     worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
     factor = rng.choice((1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 40.0) if kind != "tight" else (1.0, 1.2, 1.5, 2.0))
     scenario.blocks = max(1, round(worst * factor))

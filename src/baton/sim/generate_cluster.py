@@ -304,7 +304,7 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 
 
 def _sleeps(cluster: Cluster, end: float, rng: Random) -> None:
-    """In one of ten instances sleep and wake, beside whatever else happens. Some storages never come back from a call."""
+    """In a tenth of the seeds instances sleep and wake, beside all else. Some storages never return from a call."""
     if rng.random() < 0.1:
         for _ in range(rng.choice((1, 1, 2, 4))):
             seconds, target = rng.choice((0.2, 1.0, 4.0)), rng.randrange(len(cluster.instances))

@@ -1,7 +1,7 @@
-"""An instance of the simulator: engine processes, one life after the other, that freeze, drain, die and are started again.
+"""An instance of the simulator: engine processes, one life after the other, that freeze, drain, die and restart.
 
-Each life has a machine of its own (engine.py). Routers and fronts speak to an instance through its links (cluster/links.py); a
-plain instance has none, and its clients speak to the engine directly.
+Each life has a machine of its own (engine.py). Routers and fronts talk to an instance through its links (cluster/links.py); a
+plain instance has none, and its clients talk to the engine directly.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from baton.sim.watch import Watch
 
 
 class Links(Protocol):
-    """The sessions of an instance with those that ask it."""
+    """The sessions of an instance with its routers or its front."""
 
     def begin(self, engine: SimulatedEngine) -> None: ...
     def close(self) -> bool:
-        """The engine is dead. Was there a session?"""
+        """Close all sessions: the engine is dead. Returns whether a router had accepted it."""
 
     def thaw(self, engine: SimulatedEngine) -> None: ...
     def performs(self, effect: Effect) -> None: ...
@@ -54,7 +54,7 @@ class SimulatedInstance:
         self.lives = 0
         self.links: Links | None = None
         self.frozen_until: float | None = None
-        "The engine process does nothing until then; what is sent to it waits."
+        "The engine process does nothing until then; messages to it wait."
         self._timeline = timeline
         self._watch = watch
         self._start_engine = start
@@ -166,7 +166,7 @@ class SimulatedInstance:
             self.links.gets(effects)
 
     def defer(self, event: Event) -> bool:
-        """Where clients speak to the engine, its events come in the order in which all was sent."""
+        """Without links: deliver the event when the engine thaws, in the order in which messages were sent."""
         if self.links is not None or self.frozen_until is None:
             return False
         self._timeline.at(self.frozen_until, self._hear, event)

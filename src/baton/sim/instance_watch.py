@@ -1,4 +1,4 @@
-"""The checks of a plain instance, whose clients speak to it directly: every event, every result, every answer, and rest.
+"""The checks of a plain instance, whose clients talk to it directly: every event, every result, every answer, and rest.
 
 The core audits itself (core/engine/proof.py); this looks at it from outside, with knowledge of its own: the closed-form
 output of every request, who must be let in and when (reference.py), who owns which block (plans.py). The instance is asked
@@ -146,7 +146,7 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("the last token was in flight at a preemption")
 
     def failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
-        """An error is allowed to those that cause one, and to all when the worker is given up."""
+        """22: an error is allowed for the requests that cause one, and for all when the worker is given up."""
         outputs, client = len(request.delivered[index]), request.client
         if client.nan_at == outputs and ended.error == "row_failed":
             self.saw("one row failed, alone")
@@ -375,8 +375,8 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("the worker was lost twice in a row")
 
     def poisoned(self, client: Client | None) -> None:
-        """47: one client's request takes at most log2(suspects) + 2 workers for each of its sequences with it, and before that
-        those that seem to be killed from outside, while such kills do not count."""
+        """47: a client's request kills at most log2(suspects) + 2 workers per sequence and culprit, beside those that seem to
+        be killed from outside, while such kills do not count."""
         if client is not None:
             self._deaths[client.id] = self._deaths.get(client.id, 0) + 1
             unseen = self._scenario.worker_kills_max if self._scenario.poison_unseen else 0

@@ -25,14 +25,14 @@ from baton.sim.scenario import ClusterFault, Scenario
 from baton.sim.world import Tracer, World
 
 CHAOS_SECONDS_MAX = 60.0
-"""After the last fault and the last arrival, things are healed, whatever is still open."""
+"""Time after the last fault and the last arrival at which all faults are healed, whatever is still open."""
 ANSWER_SECONDS_MAX = 30.0
-"""After healing every request is answered within this time; more where there is much to compute."""
+"""Time after healing within which every request is answered; longer where there is much to compute."""
 FRESH_SECONDS_MAX = 10.0
 
 
 class LinkedWorld(World):
-    """Instances that routers or a front speak to."""
+    """The world of instances with routers or a front."""
 
     watch_type: type[ClusterWatch] = ClusterWatch
     plans_type: type[PlanWatch] = PlanWatch

@@ -89,7 +89,7 @@ class MutantResult(Struct):
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
-    """All of them, in the order of their files."""
+    """All mutants, in the order of their files."""
     if not FOLDER.is_dir():
         raise NoMutants(
             "the planted bugs are text of the source tree and no part of an installed package: run this in a checkout of Baton "
@@ -146,7 +146,7 @@ def find(name: str) -> Mutant:
 
 
 def apply(mutant: Mutant) -> None:
-    """From now on this process runs the mutant. The core must not have been loaded."""
+    """Let this process import the mutant. RuntimeError: the core is loaded already."""
     if any(name.startswith(("baton.core", "baton.protocol")) for name in sys.modules):
         raise RuntimeError("the core is loaded already")
     sys.meta_path.insert(0, _Finder(mutant))
@@ -264,7 +264,7 @@ def _plant(mutant: Mutant) -> bool:
 
 
 def _signature(function: str, source: str) -> str:
-    """Everything about it that is evaluated when its module is loaded. Empty: it is a class."""
+    """The function's arguments, which are evaluated when its module is loaded. Empty: a class."""
     first, last = _lines_of(function, source)
     node = ast.parse(textwrap.dedent("".join(source.splitlines(keepends=True)[first:last]))).body[0]
     return ast.dump(node.args) if isinstance(node, ast.FunctionDef) else ""

@@ -1,4 +1,4 @@
-"""The network: carries plans to a worker process and its results back, in order and at once unless a fault says otherwise.
+"""The network: carries plans to a worker process and its results back, in order and at once unless a fault strikes.
 
 In a tenth of the seeds both go through the codec, as they do between processes. Broken results are made here too: the one
 who reads them must find out.
@@ -23,7 +23,7 @@ Wired = TypeVar("Wired", StepPlan, StepResult)
 
 
 class Network:
-    """Between one instance and its worker."""
+    """The channel between an instance and its worker."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, watch: Onlooker) -> None:
         self._scenario = scenario

@@ -25,7 +25,7 @@ from baton.sim.urgency_watch import UrgencyWatch
 from baton.sim.watch import Watch
 
 MARK = "|"
-"""Behind the tag of a session, in the ids of an instance that routers speak to."""
+"""Separates the tag of a session from the router's request id."""
 
 
 def untagged(request: RequestId) -> RequestId:
@@ -209,7 +209,7 @@ class ExactPlanWatch(PlanWatch):
         "Sequences that the present plan drops and that have not ended."
 
     def check(self, plan: StepPlan) -> None:
-        """Also 14, 34, 52 to 54: what is admitted is what the models admit."""
+        """Also 14, 34, 52 to 54: the plan admits the sequences that the models admit."""
         if plan.run.counts and min(plan.run.counts) < 1:
             raise InvariantBroken(f"step {plan.step} runs no token of a sequence", invariant=30)
         self._dropped = []
@@ -272,7 +272,7 @@ class ExactPlanWatch(PlanWatch):
 
 
 def _begins(request: SimulatedRequest, index: int, outputs: list[int], weights: int) -> bool:
-    """With these weights its answer begins so."""
+    """Whether the sequence's answer begins with `outputs` under these weights."""
     oracle = request.oracles_of(weights)[index]
     if outputs:
         oracle.token(len(outputs) - 1)

@@ -1,4 +1,4 @@
-"""The worker process: takes plans in order, one step after the other, and dies, hangs or dawdles as the scenario says.
+"""The worker process: executes plans in order, one step after the other, and dies, hangs or is slow as the scenario demands.
 
 The computation is in worker.py. The process has one life after the other, each with an epoch; queued plans die with their life.
 """

@@ -35,7 +35,7 @@ class SimulatedPull:
         self._move = move
         self._fault = fault
         self._whole = True
-        "Everything could be read so far."
+        "All parts could be read so far."
         self._moved = 0
 
     def begin(self, seconds: float) -> None:

@@ -30,7 +30,7 @@ class Reference:
         "Sequences that were never admitted: their prompt tokens."
         self._queued_tokens = 0
         self._deadlines: list[tuple[float, str, int]] = []
-        "With the arrival: an id may be used again."
+        "Deadline, id and arrival number: an id may be used again."
         self.now = 0.0
         "The instance's time: the latest it was given, since a clock may go backwards."
         self.mode = "serving"

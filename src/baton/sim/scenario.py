@@ -89,7 +89,7 @@ StepFaultKind = Literal[
 
 
 class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Something goes wrong with the k-th step that the worker begins. Addressed by occurrence, so it survives shrinking."""
+    """A fault of the k-th step that the worker begins. Addressed by occurrence, so it survives shrinking."""
 
     step: int
     kind: StepFaultKind
@@ -120,7 +120,7 @@ class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Something happens at a time."""
+    """An action on a plain instance at a time."""
 
     at: float
     kind: NudgeKind

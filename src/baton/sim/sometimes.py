@@ -201,4 +201,4 @@ SOMETIMES: dict[str, tuple[str, ...]] = {
     "cluster": CLUSTER_SOMETIMES,
     "front": FRONT_SOMETIMES,
 }
-"""By kind of scenario (run.py)."""
+"""Declared rare states by kind of scenario (run.py)."""

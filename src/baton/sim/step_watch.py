@@ -1,4 +1,4 @@
-"""When a worker that owes a result is given up: neither before its deadline nor after it.
+"""A worker that owes a result is given up at its deadline, neither before nor after.
 
 The deadline is computed independently: each step may take `step_seconds_max`, and as much again from each sign of progress on,
 but never more than 20 times that.

@@ -39,7 +39,7 @@ class KeyContents:
         "Salt and weights of a key."
 
     def of(self, key: bytes) -> bytes | None:
-        """None: no client's tokens give this key."""
+        """Content of the key. None: no client's tokens give this key."""
         while key not in self._contents and self._known < len(self.requests):
             self._learn(self.requests[self._known])
             self._known += 1
@@ -96,7 +96,7 @@ class TierWatch:
     # Contents
 
     def entries(self, blocks: Sequence[HostBlockId], memory: Sequence[bytearray]) -> None:
-        """11, 12: those of these host blocks that can be found hold what their keys say."""
+        """11, 12: each of these host blocks that a lookup can find holds the content of its key."""
         for block in blocks:
             key = self._view.host_key(block)
             if key is not None:

@@ -66,7 +66,7 @@ class Timeline:
         return [(time, argument) for time, _, _, argument in found]
 
     def run_until(self, condition: Callable[[], bool], limit: float, after_each: Callable[[], None]) -> bool:
-        """Run until the condition holds. False: it does not by `limit`, or the heap is empty."""
+        """Run until the condition holds. False: it does not by `limit`, or the heap is empty. Raises after `events_max`."""
         digest, heap = self._digest.update, self._heap
         while not condition():
             if not heap or heap[0][0] > limit:

@@ -47,7 +47,7 @@ def sequences_of(world: PlainWorld, client_request: SimulatedRequest) -> list[An
 
 
 def is_over(client_request: SimulatedRequest) -> bool:
-    """Nothing more can be seen of it: it is answered, and its sequences hold nothing."""
+    """Whether the request is answered and its sequences hold nothing."""
     if client_request.refused is not None:
         return True
     return (
@@ -272,7 +272,7 @@ class PerfettoTrace:
     # Events
 
     def _switch(self, track: Track, name: str | None) -> None:
-        """From now on the track is in this state; the slice of the one before ends."""
+        """Begin a slice of this state on the track, and end the one before. None: only end it."""
         before = self._open.get(track)
         if (before and before[0]) == name:
             return

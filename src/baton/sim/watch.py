@@ -12,7 +12,7 @@ class Watch:
     def __init__(self, scenario: Scenario, timeline: Timeline) -> None:
         self.weights_known = scenario.weights_known
         self.requests = {client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients}
-        "By id: the present user of it."
+        "The present request of each id."
         self.all_requests = list(self.requests.values())
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."

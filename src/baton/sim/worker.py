@@ -67,7 +67,7 @@ class SimWorker:
         self._size = block_size
         self._client_of = client_of
         self.weights = 0
-        "The weights that this life has loaded."
+        "Weights that this process has loaded."
         self.seats: dict[int, Seat] = {}
         self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
 

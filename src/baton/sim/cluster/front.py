@@ -72,13 +72,13 @@ class FrontProcess:
         self._watch = watch
         self._wire: Wire | None = None
         self._unread: list[tuple[Wire, Any]] = []
-        "From the next engine. The front reads a lost one to its end first."
+        "Messages of the next engine. The front reads a lost engine's messages to their end first."
         self._sinks: dict[RequestId, SinkWatch] = {}
         self._closing = False
         self._attempts: dict[RequestId, int] = {}
         "The last attempt of each request that was sent."
         self._sent_to: dict[RequestId, bytes] = {}
-        "The weights of the engine that a request was sent to while its client had nothing of it."
+        "By request: identity of the engine that it was sent to while its client had no token."
 
     # The engine
 
@@ -157,7 +157,7 @@ class FrontProcess:
                     self.hearers.failed(self._watch.requests[sink.request])
 
     def _is_true(self, request: RequestId, reason: str) -> bool:
-        """22: what is too large for the engine is refused, and nothing else."""
+        """22: a request is refused if and only if it is too large for the engine."""
         client = self._watch.requests[request].client
         needed = -(-(len(client.prompt) + client.max_tokens - 1) // self._block_size)
         return reason == "never_fits" and needed > self._blocks

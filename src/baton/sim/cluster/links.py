@@ -33,7 +33,7 @@ from baton.sim.timeline import Timeline
 PREEMPTED_TOLD = 64
 REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 REFUSED_SECONDS = 8.0
-"""After a refusal, with jitter."""
+"""Wait before the next dial after a refusal, with jitter."""
 
 
 class RouterLink:

@@ -1,4 +1,4 @@
-"""Clients of a cluster: each speaks with one router, and hears of the end when that dies."""
+"""Clients of a cluster: each has a stream with one router, and the stream breaks when the router dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton.sim.timeline import Timeline
 
 AFTERMATH_SECONDS = 10.0
 TIMEOUT_MARGIN = 1.1
-"""Clocks may differ by a hundredth, and an instance that times out tells its router, which tells the client."""
+"""Clocks may differ by a hundredth, and a timeout travels from the instance through the router to the client."""
 
 
 class RequestBegun:

@@ -181,7 +181,7 @@ class SimulatedRouter:
     # Clients
 
     def submit(self, event: SubmitRequest | WithdrawRequest) -> None:
-        """The process lives. What is sent to a frozen one waits."""
+        """Handle a client's event; a frozen router handles it later. The process must be alive."""
         if self.frozen:
             self._inbox.append(lambda: self.submit(event))
         else:
@@ -318,7 +318,7 @@ class SimulatedRouter:
             self._lose(session)
 
     def _look_at_rows(self, emit: Emit) -> None:
-        """44: nothing is taken from an attempt once the next has begun."""
+        """44: no token of an attempt is delivered once the next has begun."""
         for request, attempt, *_ in emit.tokens:
             if attempt < self._attempts[request]:
                 raise InvariantBroken(f"{request}: a token of attempt {attempt} is taken", invariant=44)

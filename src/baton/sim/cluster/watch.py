@@ -75,7 +75,7 @@ class ClusterWatch(Watch):
         self._size = scenario.block_size
         cluster = scenario.cluster
         self._calm = cluster is not None and not scenario.faults and not any(each.host_blocks for each in cluster.instances)
-        "Nothing goes wrong, and no lower tier has what is missing."
+        "The scenario has no faults and no host tier."
         self._kept: dict[Attempt, Kept] = {}
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
@@ -141,7 +141,7 @@ class ClusterWatch(Watch):
                 self._adoption(engine, effect)
 
     def _offered(self, engine: WatchedEngine, offer: Offer) -> None:
-        """38: what is offered is computed, all of it."""
+        """38: all offered blocks are computed."""
         kept = self._kept.get((offer.request, offer.attempt))
         if kept is None:
             raise InvariantBroken(f"{offer.request} is offered, and nobody asked for it", invariant=36)
