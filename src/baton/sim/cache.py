@@ -108,9 +108,9 @@ class CacheService:
         self._hung = False
         self._stuck: list[Callable[[], None]] = []
         "Copies of a hanging service: it may still make them, until it is dead."
-        self._untold = False
+        self._memory_lost = False
         "The host memory was lost, and the instance does not know yet."
-        self._unmet = False
+        self._unannounced = False
         "The instance does not know of this life yet: its messages go to the closed socket of the one before."
         self._silent = False
         "A put or fetch of this life never comes back from storage."
@@ -177,9 +177,9 @@ class CacheService:
             return
         self._life += 1
         self._hung = self._silent = False
-        self._unmet = True
+        self._unannounced = True
         if not kept:
-            self._untold = True
+            self._memory_lost = True
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
         self._timeline.note(self._label, f"ready, memory {'kept' if kept else 'lost'}")
@@ -221,7 +221,7 @@ class CacheService:
         """The instance handles this event now."""
         match event:
             case CacheReady():
-                self._untold = self._unmet = False
+                self._memory_lost = self._unannounced = False
             case BlocksMoved(result):
                 self._watch.answered(result.id, result.error)
             case StorageAnswered(answer):
@@ -230,13 +230,13 @@ class CacheService:
                 self._watch.service_died()
 
     def full_check(self) -> None:
-        if not self._untold:
+        if not self._memory_lost:
             self._watch.full_check(self.host, self._taken_by_storage)
 
     # Messages
 
     def take(self, message: BlockMove | StorageQuery) -> None:
-        if self._life % 2 == 0 or self._hung or self._unmet:
+        if self._life % 2 == 0 or self._hung or self._unannounced:
             return
         self._taken += 1
         fault = None if self._healed else self._faults.get(self._taken)
@@ -388,7 +388,7 @@ class CacheService:
         self._timeline.record(result)
         self._timeline.note(self._label, f"{result.id}: {result.moved} moved")
         self._dispatch(BlocksMoved(result))
-        if not self._untold:
+        if not self._memory_lost:
             self._watch.entries(move.host, self.host)
         self._watch.arrived(move)
         if fault is not None and fault.kind == "repeat":

@@ -146,10 +146,10 @@ class SimulatedEngine:
         "Events that came while the engine was frozen."
         self._broken = False
         self._armed: float | None = None
-        self._told = 0.0
+        self._latest_time = 0.0
         "The latest time that the instance knows."
         self._progress = ProgressWatch()
-        self._word = 0
+        self._progress_count = 0
         self._looked_after = False
         "An operator replaces a worker that is gone."
 
@@ -199,7 +199,7 @@ class SimulatedEngine:
     def dispatch(self, event: Event, at_least: float = 0.0) -> None:
         instance, owner, watch = self.instance, self._owner, self._watch
         now = Instant(max(self.clock.now(), at_least))
-        self._told = max(self._told, now)
+        self._latest_time = max(self._latest_time, now)
         watch.before(event, now)
         if self.cache is not None:
             self.cache.received(event)
@@ -244,7 +244,7 @@ class SimulatedEngine:
                 self._timeline.at(self._timeline.now + STOP_SECONDS, self._worker_stopped)
             case SendToCache(message) if self.cache is not None:
                 ready = self.instance.worker.state.value == "ready"
-                self.tiers.sent(message, self._told, worker_ready=ready)
+                self.tiers.sent(message, self._latest_time, worker_ready=ready)
                 self.cache.take(message)
             case RestartCache() if self.cache is not None:
                 self.cache.restart(excused=self.clock.jumped_ahead)
@@ -338,9 +338,9 @@ class SimulatedEngine:
     def look_at_progress(self) -> bool:
         """Whether the worker is stalled though there is work. Called with every heartbeat (runtime/engine/worker_health.py)."""
         now = self.clock.now()
-        self._word += self.process.computes
+        self._progress_count += self.process.computes
         ready = self.instance.worker.state.value == "ready"
-        self._progress.look(self._word, ready and bool(self.instance.in_flight), now)
+        self._progress.look(self._progress_count, ready and bool(self.instance.in_flight), now)
         return self._progress.stalled_seconds(now) > 0
 
     @property

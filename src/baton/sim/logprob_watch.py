@@ -12,14 +12,14 @@ from baton.sim.simulated_request import SimulatedRequest
 
 class LogprobWatch:
     def __init__(self, client_requests: Mapping[str, SimulatedRequest], saw: Callable[[str], None]) -> None:
-        self._trips = client_requests
+        self._requests = client_requests
         self._saw = saw
 
     def sent(self, emit: Emit) -> dict[tuple[str, int], list[TokenLogprob]]:
         """51: log-probabilities of prompts are right, and only delivered if wanted. Returns those of tokens, in order."""
         sent: dict[tuple[str, int], list[TokenLogprob]] = {}
         for request, index, row in emit.logprobs:
-            client_request = self._trips[request]
+            client_request = self._requests[request]
             prompt = client_request.client.prompt
             if row.sampled is not None:
                 sent.setdefault((request, index), []).append(row.sampled)

@@ -95,10 +95,10 @@ class Network:
 
     def freeze(self, until: float | None) -> None:
         """The engine reads nothing until then. None: it reads again now, possibly before the time announced."""
-        said, self._frozen_until = self._frozen_until, until
-        if until is None and said is not None and self._timeline.now < said:
+        announced, self._frozen_until = self._frozen_until, until
+        if until is None and announced is not None and self._timeline.now < announced:
             for time, result in self._timeline.withdraw(self._arrive):
-                self._timeline.at(self._timeline.now if time == said else time, self._arrive, result)
+                self._timeline.at(self._timeline.now if time == announced else time, self._arrive, result)
 
     def has_unread(self, epoch: WorkerEpoch, step: int) -> bool:
         """Was the answer to this plan here before the engine looked?"""

@@ -33,8 +33,8 @@ class LineWatch:
 
     def clear(self) -> None:
         """The router restarts."""
-        for books in (self._orders, self._untried, self._attempts):
-            books.clear()
+        for table in (self._orders, self._untried, self._attempts):
+            table.clear()
 
     def arrives(self, request: GenerateRequest) -> None:
         priority = request.priority if self._config.order == "priority" else 0

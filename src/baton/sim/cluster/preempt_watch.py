@@ -59,8 +59,8 @@ class PreemptWatch:
 
     def clear(self) -> None:
         """The router restarts without state."""
-        for books in (self._nodes, self._lost, self._homes, self._had, self._marks):
-            books.clear()
+        for table in (self._nodes, self._lost, self._homes, self._had, self._marks):
+            table.clear()
 
     def gone(self, session: Session) -> None:
         instance = self._nodes.pop(session, None)

@@ -90,7 +90,7 @@ class SimulatedRouter:
         self._dialled: dict[Session, Wire] = {}
         "Sessions without a message so far."
         self._heard: dict[Session, float] = {}
-        self._legs: dict[str, dict[Session, int]] = {}
+        self._assigned: dict[str, dict[Session, int]] = {}
         "By request: attempt of each session that was given one and not sent a `Forget`."
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
@@ -123,7 +123,7 @@ class SimulatedRouter:
         self.machine = None
         self.frozen = False
         self._inbox.clear()
-        self._legs.clear()
+        self._assigned.clear()
         self._attempts.clear()
         self._stalls.clear()
         self._preemptions.clear()
@@ -219,7 +219,7 @@ class SimulatedRouter:
                 wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds))
             return
         if type(message) in (RefusedRequest, Released):  # it has nothing of it any more
-            self._legs.get(message.request, {}).pop(wire.number, None)
+            self._assigned.get(message.request, {}).pop(wire.number, None)
         self._dispatch(InstanceMessage(wire.number, message))
 
     def _lose(self, session: Session) -> None:
@@ -232,7 +232,7 @@ class SimulatedRouter:
         self._paths.gone(session)
         self.fit.gone(session, self._timeline.now)
         self._given.gone(session)
-        for assigned in self._legs.values():
+        for assigned in self._assigned.values():
             assigned.pop(session, None)
 
     def _beat(self, life: int) -> None:
@@ -275,7 +275,7 @@ class SimulatedRouter:
                 case SchedulePass():  # behind all that happens at this moment
                     self._timeline.at(self._timeline.now, self._run_pass, self._lives)
                 case RejectRequest():
-                    self._legs.pop(effect.request, None)
+                    self._assigned.pop(effect.request, None)
                     self.hearers.turned_away(effect)
                 case FailRequest():
                     self.hearers.broken_off(effect)
@@ -326,11 +326,11 @@ class SimulatedRouter:
     def _look(self, session: Session, message: Any) -> None:
         """43: an attempt has ended, or is sent a `Forget`, before the next begins. 46: silent instances get no new work."""
         if isinstance(message, Forget):
-            self._legs.get(message.request, {}).pop(session, None)
+            self._assigned.get(message.request, {}).pop(session, None)
         request = request_of(message)
         if request is None:
             return
-        assigned = self._legs.setdefault(request.id, {})
+        assigned = self._assigned.setdefault(request.id, {})
         self._attempts[request.id] = request.attempt
         for index in request.wanted:
             if list(request.delivered(index)) != self._watch.requests[request.id].delivered[index]:
