@@ -105,7 +105,7 @@ ELSEWHERE = {f"--{name.replace('_', '-')}" for name in FOREIGN} | {letters for t
 OPTIONS = {name: options_of(command) for name, command in COMMANDS.items()}
 KNOWN = set().union(*OPTIONS.values(), ELSEWHERE, options_of(typer.main.get_command(app)))
 OTHERS = re.compile(
-    r"(vllm|llama-|ollama|docker|pip|git|curl|guidellm|lm_eval|redis-cli|[A-Z]+_\w+=|pytest|make|claude|codex|npm|npx"
+    r"(vllm|llama-|ollama|docker|kubectl|pip|git|curl|guidellm|lm_eval|redis-cli|[A-Z]+_\w+=|pytest|make|claude|codex|npm|npx"
     r"|python -m (?!baton))|--(?:profile|constraint) kind="
 )
 """Programs of others: their options are their own."""
