@@ -306,6 +306,17 @@ def test_words_are_those_of_the_field(page: Path):
     assert not [words for words in private if words in text]
 
 
+@current_page
+def test_sentences_have_subjects(page: Path):
+    """Pages for readers of the code, too: the table of mutants and code spans are names of their own."""
+    text = re.sub(r"<!-- mutants -->.*?<!-- /mutants -->", "", prose(page), flags=re.S)
+    text = re.sub(r'`[^`\n]*`|"[^"\n]*"', "", text)
+    found = re.findall(
+        r"\b(?:whoever|nobody|somebody|stands still|rehears\w+|(?:is|are|was) told|so many|goes on)\b", text, re.I
+    )
+    assert not found
+
+
 def test_every_page_is_in_the_index():
     index = set(links(ROOT / "docs" / "README.md"))
     assert {page.name for page in READERS if page.parent.name == "docs" and page.name != "README.md"} <= index

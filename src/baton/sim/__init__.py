@@ -1,1 +1,1 @@
-"""REHEARSES: the real core in virtual time, with a modelled worker, clients, clock, and faults."""
+"""SIMULATES: the real core in virtual time, with a modelled worker, clients, clock, and faults."""
