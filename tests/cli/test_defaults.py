@@ -11,9 +11,8 @@ from baton.config import EngineConfig, ServeConfig, WorkerConfig
 
 OF_THE_MACHINE = {"blocks", "prefill_tokens_beside_decodes", "decode_gap_seconds"}
 """The machine's own values hold without a server (simulator, tests). There they are other numbers, said for another reason."""
-OTHER_THINGS = {"storage", "preempted", "peer", "cluster_secret"}
-"""TierConfig has the first two resolved (is there storage?), TiersConfig as they are given (its address). The others the cache
-service has of the engine, which always says them."""
+OTHER_THINGS = {"peer", "cluster_secret"}
+"""The cache service gets these from the engine, which always sends them."""
 
 
 def literal_defaults() -> dict[str, list[str]]:
