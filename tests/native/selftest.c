@@ -353,11 +353,14 @@ static double kept(const float *x, int64_t d, const Case *c) {
     return rint((double)(x[d] * (127.0f / most))) * most / 127.0;
 }
 
+/* Cases with a window have sinks too, as gpt-oss has: one more score per head, whose value is zero. */
+static double sink_of(int64_t head) { return 0.25 * (double)head - 0.5; }
+
 /* One query against everything that it may see, in doubles. */
 static void attend_expected(const World *world, const Case *c, int64_t s, int64_t token, int64_t head, double *out) {
     int64_t stride = (c->heads + 2 * c->kv_heads) * c->dim, kv = c->heads + head / (c->heads / c->kv_heads);
     const float *q = world->qkv[s] + token * stride + head * c->dim;
-    double scores[token + 1], top = -1e300, total = 0.0;
+    double scores[token + 1], top = c->window ? sink_of(head) : -1e300, total = 0.0;
     int64_t from = c->window ? max_int(0, token - c->window + 1) : 0;
     for (int64_t t = from; t <= token; t++) {
         const float *k = world->qkv[s] + t * stride + kv * c->dim;
@@ -366,6 +369,7 @@ static void attend_expected(const World *world, const Case *c, int64_t s, int64_
         else for (int64_t d = 0; d < c->dim; d++) scores[t] += 0.125 * q[d] * kept(k, d, c);
         top = scores[t] > top ? scores[t] : top;
     }
+    if (c->window) total = exp(sink_of(head) - top);
     for (int64_t d = 0; d < c->dim; d++) out[d] = 0.0;
     for (int64_t t = from; t <= token; t++) {
         const float *v = world->qkv[s] + t * stride + (kv + c->kv_heads) * c->dim;
@@ -383,6 +387,8 @@ static void attend_in_chunks(Decoder *decoder, World *world, const Case *c, void
     Shape shape = {c->heads, c->kv_heads, c->dim, c->block, 2 * half_block, half_block, 0.125f};
     int64_t done[SEQUENCES] = {0}, slots[SEQUENCES], starts[SEQUENCES + 1], contexts[SEQUENCES];
     float *qkv = alloc_aligned(SEQUENCES * most * stride * 4), *results = alloc_aligned(SEQUENCES * most * q_width * 4);
+    float sinks[c->heads];
+    for (int64_t head = 0; head < c->heads; head++) sinks[head] = (float)sink_of(head);
     for (;;) {
         int64_t count = 0;
         starts[0] = 0;
@@ -395,7 +401,7 @@ static void attend_in_chunks(Decoder *decoder, World *world, const Case *c, void
         if (!count) break;
         Step step = {.sequences = count, .tokens = starts[count], .table_stride = TABLE, .tables = world->tables,
                      .slots = slots, .starts = starts, .contexts = contexts};
-        baton_attention(decoder, &step, &shape, pool, qkv, c->window, c->kv, results);
+        baton_attention(decoder, &step, &shape, pool, qkv, c->window, c->window ? sinks : NULL, c->kv, results);
         for (int64_t i = 0; i < count; i++) {
             int64_t s = slots[i], chunk = starts[i + 1] - starts[i];
             memcpy(out[s] + done[s] * q_width, results + starts[i] * q_width, (size_t)(chunk * q_width) * 4);
