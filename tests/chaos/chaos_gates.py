@@ -4,7 +4,8 @@
     FOLDER/NAME.PLACE.reached   one is held
     the first is removed        it goes on
 
-NAME is the instance's. What to do is JSON in $BATON_CHAOS: {"name": NAME, "gates": FOLDER, "delay": [seed, seconds]}.
+NAME is the instance's. What to do is JSON in $BATON_CHAOS: {"name": NAME, "gates": FOLDER, "delay": [seed, seconds],
+"tiers": settings of the core's tiers}.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@ router about a hand-off waits at a gate that has the message's name (chaos_gates
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from chaos_gates import POLL_SECONDS, Gate
+from chaos_gates import ORDERS, POLL_SECONDS, Gate
 
+from baton.config.engine import TiersConfig
+from baton.config.instance import TierConfig
 from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.runtime.engine.process import Engine, main
 from baton.runtime.processes.process_table import ENGINE_CHILDREN, with_modules
@@ -36,5 +39,17 @@ class ChaosNode(Engine):
         self._pass_on(message)
 
 
+def with_tiers(**changes: Any) -> None:
+    """Sets what no option sets."""
+    usual = TiersConfig.machine
+
+    def changed(self: TiersConfig, block_bytes: int) -> TierConfig:
+        return replace(usual(self, block_bytes), **changes)
+
+    TiersConfig.machine = changed  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    if "tiers" in ORDERS:
+        with_tiers(**ORDERS["tiers"])
     main(ChaosNode)

@@ -18,7 +18,9 @@ STREAMS = 8
 SMALL = {"kv_blocks": 80, "tokens_per_step": 64, "slots": STREAMS}
 """All prompts fit, and not a third of the answers."""
 SLOW = {"delay": [1, 0.02]}
-"""Workers that take their time, as with a real model: else nothing would be worth loading."""
+"""Each step takes a while: the test acts in the middle of an answer."""
+ALWAYS_LOADS = {"tiers": {"spare_seconds": 60.0, "storage_seconds_max": 60.0, "load_again_after": 1}}
+"""Whether loading is quicker than computing depends on the machine and its load. Here it is loaded in any case."""
 
 
 def body(number: int) -> dict[str, Any]:
@@ -46,7 +48,7 @@ def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 def tiered(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedCluster]:
     folder = tmp_path_factory.mktemp("tiered")
     tiers = {"kv_storage": f"file:{folder / 'blocks'}", "kv_host_gib": 0.01, "kv_write": "through"}
-    with DisturbedCluster(tiny, folder, INSTANCES, orders=SLOW, **SMALL, **tiers).wait_ready() as cluster:
+    with DisturbedCluster(tiny, folder, INSTANCES, orders={**SLOW, **ALWAYS_LOADS}, **SMALL, **tiers).wait_ready() as cluster:
         yield cluster
 
 
