@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from exported import cluster_page, instance_page
 from pages import ALL, READERS, ROOT, anchors, command_lines, fences, links, name_of, prose, spans, text_of
-from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.api.app import PAGE, ROUTES
 from baton.api.routes.cluster import cluster_route
@@ -23,10 +23,6 @@ from baton.familiar import ALIASES, FOREIGN, SHORT
 from baton.models.encoders.families import FAMILIES
 from baton.models.registry import ARCHITECTURES
 from baton.models.text_part import WRAPPERS
-from baton.observe.cluster_metrics import ClusterCollector
-from baton.observe.metrics import Metrics
-from baton.protocol.control import InstanceStats
-from baton.protocol.instance import Build, ClusterView, InstanceView
 
 each_page = pytest.mark.parametrize("page", READERS, ids=name_of)
 every_page = pytest.mark.parametrize("page", ALL, ids=name_of)
@@ -197,29 +193,7 @@ def test_code_can_be_read(page: Path):
 
 
 def metric_names() -> set[str]:
-    counts = {"x": 1}
-    stats = InstanceStats(
-        router_sessions=counts,
-        handoffs=counts,
-        tiers=counts,
-        storage=counts,
-        step_tokens={"+Inf": 1, "sum": 1},
-        pulls={"tcp/copied": 1},
-        readers={"tcp/opened": 1},
-        pull_bytes=counts,
-        pull_microseconds=counts,
-        storage_circuit="closed",
-        storage_write_circuit="closed",
-        host_blocks=1,
-        cache_service=True,
-    )
-    instance = Metrics(model_name="m", engine_stats=lambda: stats)
-    instance.about_process("front", lambda: 0.0, Build())
-    router = CollectorRegistry()
-    view = ClusterView("r", "serving", instances=(InstanceView("d", "decode", "alive", stats=stats),))
-    router.register(ClusterCollector(lambda: view, lambda: counts))
-    page = (instance.exposition() + generate_latest(router)).decode()
-    return set(re.findall(r"^# TYPE (\S+)", page, re.M))
+    return set(re.findall(r"^# TYPE (\S+)", instance_page() + cluster_page(), re.M))
 
 
 def test_metrics_exist():
@@ -238,6 +212,19 @@ def test_routes_exist(page: Path):
         found = re.fullmatch(r"(GET|POST|DELETE) (/\S*)", span)
         if found:
             assert (found[1], found[2]) in routes, span
+
+
+def test_log_lines_of_failures_are_those_of_the_program():
+    """The last column of a table in deploy.md: parts of lines, up to the first value in them."""
+    section = prose(ROOT / "docs" / "deploy.md").split("### What a failure looks like")[1].split("\n## ")[0]
+    rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("| ")][2:]
+    shown = [span for row in rows for span in re.findall(r"`([^`]+)`", row)]
+    assert len(shown) >= len(rows) > 8
+    trees = [ast.parse(path.read_text("utf-8")) for path in (ROOT / "src" / "baton").rglob("*.py")]
+    texts = {
+        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str
+    }
+    assert not [span for span in shown if not any(span in text for text in texts)]
 
 
 # Models
