@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 
 from baton.core.discovery import (
@@ -26,6 +30,12 @@ from baton.core.discovery import (
 )
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
+from baton.sim.mutants import Mutant
+
+MUTANTS = [
+    msgspec.convert(row, Mutant)
+    for row in tomllib.loads((Path(__file__).parent.parent / "mutants" / "discovery.toml").read_text())["mutant"]
+]
 
 
 class Rig:
@@ -162,8 +172,30 @@ def test_the_check_finds_what_is_dialled_for_no_reason():
         rig.machine.check()
 
 
-@pytest.mark.parametrize("seed", range(50))
+SEEDS = range(50)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_the_last_answers_are_dialled(seed: int):
+    draw(seed)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_killed_by_drawn_events(mutant: Mutant, monkeypatch: pytest.MonkeyPatch):
+    changed: dict[str, Any] = {"__name__": "baton.core.discovery"}
+    exec(compile(mutant.change(mutant.path.read_text()), str(mutant.path), "exec"), changed)
+    name = mutant.function.removeprefix("Discovery.")
+    monkeypatch.setattr(getattr(Discovery, name), "__code__", getattr(changed["Discovery"], name).__code__)
+    with pytest.raises((AssertionError, InvariantBroken)):
+        draw_all()
+
+
+def draw_all() -> None:
+    for seed in SEEDS:
+        draw(seed)
+
+
+def draw(seed: int) -> None:
     """Against a plain oracle: the last answer that was not empty, and sessions of missing addresses for GONE_SECONDS."""
     rng, rig = Random(seed), Rig("dns", "file", fixed=("f",))
     last: dict[str, tuple[str, ...]] = {"dns": (), "file": ()}
@@ -181,6 +213,7 @@ def test_whatever_happens_the_last_answers_are_dialled(seed: int):
         before, was = set(rig.dialled), rig.now
         looking += [effect.source for effect in rig(event, rng.choice([0.0, 0.5, 5.0, 30.0])) if isinstance(effect, LookUp)]
         assert len(looking) == len(set(looking))
+        assert len(looking) == 2 or (rig.due is not None and rig.due <= LOOK_SECONDS), "a source is looked up, or will be"
         match event:
             case SessionOpened(name) if name in before:
                 opened.add(name)
