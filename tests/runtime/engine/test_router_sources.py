@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -20,6 +21,7 @@ from baton.errors import InvalidConfig
 from baton.runtime.engine import router_links, router_sources
 from baton.runtime.engine.router_sources import addresses_of
 from baton.trust.dialling import Place
+from baton.trust.secret import Secret
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -53,6 +55,7 @@ def test_every_address_in_a_file_is_dialled_and_one_that_is_gone_is_given_up(tmp
             file.write_text("no address at all")
             await rig.until(lambda: "line 1: " in caplog.text)
             file.unlink()
+            await rig.until(lambda: caplog.text.count("No such file") == 2)
             kept.ask("a")
             await rig.until(lambda: "a" in kept.ended)
             assert kept.tokens["a"] == expected(5, 12)
@@ -89,6 +92,45 @@ def test_a_name_that_answers_nothing_and_changes_ends_no_instance(
             again.ask("a")
             await rig.until(lambda: "a" in again.ended)
             assert again.tokens["a"] == expected(5, 12)
+        assert rig.running.exception() is None
+
+    finish(main())
+
+
+def test_strangers_at_a_name_are_reported_and_disturb_no_other_router(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A web server, a router of another cluster, and a program that accepts and says nothing."""
+    file = tmp_path / "routers"
+
+    async def web_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    async def main() -> None:
+        web, silent = [await asyncio.start_server(each, "127.0.0.1", 0) for each in (web_server, silence)]
+        places = ["{}:{}".format(*each.sockets[0].getsockname()) for each in (web, silent)]
+        async with (
+            FakeRouter(SECRET) as ours,
+            FakeRouter(Secret(b"of another cluster, and as long")) as theirs,
+            rig_of(tmp_path, f"file:{file}") as rig,
+        ):
+            file.write_text("\n".join([*places, str(theirs.address), str(ours.address)]))
+            visit = await ours.visit()
+            await rig.until(lambda: "there is no Baton router" in caplog.text)
+            await rig.until(lambda: "does not know our cluster secret" in caplog.text)
+            visit.ask("a")
+            await rig.until(lambda: "a" in visit.ended)
+            assert visit.tokens["a"] == expected(5, 12)
+            assert len(ours.visits) == 1
+            assert not theirs.visits
+            file.write_text(str(ours.address))
+            await rig.until(lambda: rig.engine.stats().routers == 1)
+            assert not visit.over
+        web.close()
+        silent.close()
         assert rig.running.exception() is None
 
     finish(main())
