@@ -39,12 +39,14 @@ class InterpretedSteps:
         step.run(views(packing, torch.from_numpy(self._ints.copy())), draws=batch.draws, even=batch.decodes and batch.even)
         done = SimpleNamespace(synchronize=lambda: None)
         broken = None if batch.decodes else step.broken(len(batch.token_ids)).clone()
-        due, told, prompts = int(batch.due.sum()), None, None
+        due, words, prompts = int(batch.due.sum()), None, None
         if batch.tells:
-            told = step.adjustments.told[:due].clone()
+            words = step.adjustments.logprob_words[:due].clone()
         if batch.prompts is not None:
-            step.tell_prompts(*map(torch.from_numpy, (batch.prompts.rows, batch.prompts.tokens, batch.prompts.told)))
-            prompts = step.adjustments.prompts_told[: len(batch.prompts.rows)].clone()
+            step.write_prompt_logprobs(
+                *map(torch.from_numpy, (batch.prompts.rows, batch.prompts.tokens, batch.prompts.top_logprobs))
+            )
+            prompts = step.adjustments.prompt_words[: len(batch.prompts.rows)].clone()
         pooled = None if batch.pooled is None else step.pool_rows(torch.from_numpy(batch.pooled)).clone()
         tokens = step.tokens(due).clone()
-        return SimpleNamespace(done=done, tokens=tokens, broken=broken, told=told, prompts=prompts, pooled=pooled)
+        return SimpleNamespace(done=done, tokens=tokens, broken=broken, logprob_words=words, prompts=prompts, pooled=pooled)

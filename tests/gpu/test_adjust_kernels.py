@@ -60,7 +60,7 @@ class Device:
         self.kept.write(self.host, changed)
 
     def choose(self, logits, *, last_known=True):
-        """Tokens, and what is told of them."""
+        """Tokens, and their log-probabilities."""
         from baton.worker.cuda.kernels.adjust import adjust, tally
         from baton.worker.cuda.kernels.argmax import argmax
         from baton.worker.cuda.kernels.logprobs import write_logprobs
@@ -77,9 +77,11 @@ class Device:
         adjust(on_device, kept.raw, slots, self.last, kept.columns, kept.rows)
         argmax(on_device, slots, self.scratch.argmax, tokens, self.last, kept.rows.adjusted)
         sample(on_device, slots, positions, self.columns, self.scratch, tokens, self.last)
-        write_logprobs(on_device, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told)
+        write_logprobs(
+            on_device, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.top_logprobs, kept.scratch, kept.logprob_words
+        )
         tally(slots, tokens, kept.columns)
-        return tokens.cpu().numpy(), kept.told.cpu().numpy()[: len(self.slots)]
+        return tokens.cpu().numpy(), kept.logprob_words.cpu().numpy()[: len(self.slots)]
 
     def rules(self, last_known):
         from baton.worker.step_rules import Bans
@@ -102,8 +104,10 @@ class Device:
         chosen = sample(logits, rows, draws)
         for row, one in enumerate(self.sequences):
             if row in chosen.logprobs and one.mask is not None:
-                told = describe(log_softmax(raw[row : row + 1]), chosen.tokens[row : row + 1], one.state.params.logprobs)
-                chosen.logprobs[row] = told[0]
+                top_logprobs = describe(
+                    log_softmax(raw[row : row + 1]), chosen.tokens[row : row + 1], one.state.params.logprobs
+                )
+                chosen.logprobs[row] = top_logprobs[0]
         return chosen
 
     def grow(self, tokens):
@@ -113,13 +117,13 @@ class Device:
 
 
 def check(device, logits, *, last_known=True):
-    from baton.worker.cuda.told import read_sampled
+    from baton.worker.cuda.read_logprobs import read_sampled
 
     wanted = device.definition(logits)
     tokens, words = device.choose(logits, last_known=last_known)
     assert tokens.tolist() == wanted.tokens.tolist()
-    told = [one.state.params.logprobs for one in device.sequences]
-    found = read_sampled(words, tokens, np.arange(len(tokens)), told, ())
+    top_logprobs = [one.state.params.logprobs for one in device.sequences]
+    found = read_sampled(words, tokens, np.arange(len(tokens)), top_logprobs, ())
     assert sorted(found) == sorted(wanted.logprobs)
     for row, word in wanted.logprobs.items():
         ours = found[row]
@@ -256,7 +260,7 @@ def test_nothing_is_left(place, temperature):
 def test_log_probabilities_of_any_tokens(place):
     """Ties come by id, and a vocabulary smaller than what was asked for is told whole."""
     from baton.worker.cuda.kernels.logprobs import TOP, WORDS, LogprobScratch, write_logprobs
-    from baton.worker.cuda.told import _read
+    from baton.worker.cuda.read_logprobs import _read
 
     for vocabulary, top in ((VOCABULARY, TOP), (7, TOP), (4096, 1)):
         logits = place.rng.integers(-40, 8, (2, vocabulary)).astype(np.float32) / 4
@@ -265,8 +269,8 @@ def test_log_probabilities_of_any_tokens(place):
         device, every = torch.tensor(logits, device=place.device), place.ints(np.arange(2))
         scratch = LogprobScratch(2, vocabulary, place.device)
         for _ in range(2):  # what is counted must be back at zero
-            told = (place.ints([0] * 2), every, place.ints(tokens), place.ints([top] * 2), scratch, out)
-            write_logprobs(device, device, *told)
+            top_logprobs = (place.ints([0] * 2), every, place.ints(tokens), place.ints([top] * 2), scratch, out)
+            write_logprobs(device, device, *top_logprobs)
         words = out.cpu().numpy()
         for row, wanted in enumerate(describe(log_softmax(logits), tokens, top)):
             found = _read(words[row], words[row].view(np.float32), int(tokens[row]), top)

@@ -34,7 +34,7 @@ Examples:
   baton chat --url http://host:8000       a server that is running already
   echo 'Name three rivers.' | baton chat  one turn per line of input
 
-In the chat: /reset forgets what was said, /exit ends (so does Ctrl-D); Ctrl-C stops an answer.
+In the chat: /reset forgets the conversation, /exit ends (so does Ctrl-D); Ctrl-C stops an answer.
 """
 DEFAULT_URL = "http://127.0.0.1:8000"
 

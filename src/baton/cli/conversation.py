@@ -98,7 +98,7 @@ class Conversation:
                 for choice in content.get("choices", ()):
                     printed.add(choice.get("delta") or {})
         printed.end()
-        self.messages = [*messages, {"role": "assistant", "content": "".join(printed.said)}]
+        self.messages = [*messages, {"role": "assistant", "content": "".join(printed.pieces)}]
         return printed.timing.text()
 
 
@@ -107,7 +107,7 @@ class Printed:
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self.said: list[str] = []
+        self.pieces: list[str] = []
 
     def add(self, delta: dict[str, Any]) -> None:
         if thought := next((delta[name] for name in REASONING_NAMES if delta.get(name)), None):
@@ -117,7 +117,7 @@ class Printed:
             if self.timing.reasoning and not self.timing.answer:
                 typer.echo("\n", err=True)
             self.timing.answer.append(monotonic())
-            self.said.append(piece)
+            self.pieces.append(piece)
             typer.echo(piece, nl=False)
 
     def end(self) -> None:

@@ -91,8 +91,8 @@ async def _exchange(server: ServerAddress, method: str, path: str, body: bytes |
         status, headers = await _read_head(reader)
         pieces = _read_body(reader, headers)
         if status != 200:
-            said = b"".join([piece async for piece in pieces])[:ERROR_BYTES_MAX].decode("utf-8", "replace")
-            message = _message_in(said)
+            reply = b"".join([piece async for piece in pieces])[:ERROR_BYTES_MAX].decode("utf-8", "replace")
+            message = _message_in(reply)
             words = f"{method} {path}: {status}" + (f" {message}" if message else f", which {server.url} does not explain")
             raise HttpError(words, status, explained=bool(message))
         async for piece in pieces:

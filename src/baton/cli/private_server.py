@@ -44,13 +44,13 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
     path = resolve_model(model or DEFAULT_MODEL, command=command)
     config: dict[str, Any] = {"model": str(path), "served_model_name": [name], "log_level": "error"}
     config |= {"host": "127.0.0.1", "port": port, "api_key": [key], "drain_seconds_max": DRAIN_SECONDS, **settings}
-    with tempfile.TemporaryFile() as said:
-        process = _start(config, said)
+    with tempfile.TemporaryFile() as output:
+        process = _start(config, output)
         server = ServerAddress(f"http://127.0.0.1:{port}", key)
         try:
             with stages(stderr_lines(command)) as shown:
                 shown.announce(f"loading {name}", at_once=False)
-                _wait_ready(server, process, said, shown.announce, f"loading {name}")
+                _wait_ready(server, process, output, shown.announce, f"loading {name}")
             yield server, name
         finally:
             _end(process)
@@ -75,7 +75,7 @@ def models_at(server: ServerAddress) -> list[str] | str:
         return f"{server.url} is no OpenAI-style server (GET /v1/models is answered with something else)"
 
 
-def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(config: dict[str, Any], output: IO[bytes]) -> subprocess.Popen[bytes]:
     from baton.runtime.processes.children import nameless_file
 
     settings = nameless_file(json.dumps(config).encode())  # JSON is YAML
@@ -84,7 +84,7 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
             [*COMMAND, "serve", "--config", f"/dev/fd/{settings}", "--until-stdin-ends"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=said,  # the terminal belongs to the chat
+            stderr=output,  # the terminal belongs to the chat
             pass_fds=[settings],
             start_new_session=True,  # Ctrl-C stops an answer, not the server
         )
@@ -93,12 +93,12 @@ def _start(config: dict[str, Any], said: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _wait_ready(
-    server: ServerAddress, process: subprocess.Popen[bytes], said: IO[bytes], announce: Callable[[str], None], stage: str
+    server: ServerAddress, process: subprocess.Popen[bytes], output: IO[bytes], announce: Callable[[str], None], stage: str
 ) -> None:
     """Waits until the server is ready, and announces its stages (e.g. compiling). `stage`: the first one."""
     read = 0
     while process.poll() is None:
-        lines = _lines(said)
+        lines = _lines(output)
         for line in lines[read:]:
             doing = line.removeprefix(PREFIX)
             if line.startswith(PREFIX) and not doing.startswith(f"{stage}:"):  # the same stage, some seconds later
@@ -108,13 +108,13 @@ def _wait_ready(
         if not isinstance(models_at(server), str):
             return
         sleep(LOOK_AGAIN_SECONDS)
-    why = next(reversed(_lines(said)), "it ended without a word")
+    why = next(reversed(_lines(output)), "it ended without a word")
     raise Failed(f"the model could not be started: {why.removeprefix(PREFIX)}")
 
 
-def _lines(said: IO[bytes]) -> list[str]:
+def _lines(output: IO[bytes]) -> list[str]:
     """Complete lines so far. Uses pread: the server writes to the same open file, whose offset is shared."""
-    text = os.pread(said.fileno(), 1 << 20, 0).decode(errors="replace")
+    text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
     return [line for line in text.split("\n")[:-1] if line.strip()]
 
 

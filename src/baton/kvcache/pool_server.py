@@ -118,7 +118,7 @@ class PoolServer:
         if (task := asyncio.current_task()) is not None:
             self._served.add(task)
         if await self._loop.sock_recv(sock, 1):  # empty at its end
-            raise ProtocolError("it said more than was asked of it")
+            raise ProtocolError("it sent more than was asked of it")
 
     def _refusal(self, asked: ReadPool) -> str:
         if self._ready is None:

@@ -154,7 +154,7 @@ class TcpServer:
             async with asyncio.timeout(self._wire.reader_idle_seconds):
                 wanted = await session.receive()
             if not isinstance(wanted, ReadBlocks):
-                raise ProtocolError(f"it said {type(wanted).__name__}")
+                raise ProtocolError(f"it sent {type(wanted).__name__}")
             _verify(wanted, pool)
             reader.sending, reader.asked_at = True, self._loop.time()
             for first, blocks in wanted.runs:

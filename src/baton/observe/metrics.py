@@ -254,7 +254,7 @@ class EngineCollector(Collector):
     def _transfers(self, stats: EngineStats) -> Iterator[Metric]:
         """Copies of KV blocks between instances."""
         both, pulled = "transport/outcome", {name: value * 1e-6 for name, value in stats.pull_microseconds.items()}
-        yield counters("kv_pulls", "Copies of KV blocks from other instances, by what came of them.", both, stats.pulls)
+        yield counters("kv_pulls", "Copies of KV blocks from other instances, by result.", both, stats.pulls)
         text = "Connections of instances that read this one's KV blocks."
         yield counters("kv_readers", text, "transport/event", stats.readers)
         yield counters("kv_pull_bytes", "Bytes of KV blocks copied from other instances.", "transport", stats.pull_bytes)

@@ -115,7 +115,7 @@ class Helper:
                     raise Unavailable(f"the process for {self._work} does not start: {error}") from None
             except _StoodStill:
                 if last:
-                    raise Unavailable(f"the process for {self._work} stands still: try again later") from None
+                    raise Unavailable(f"the process for {self._work} does not answer: try again later") from None
             except (ConnectionError, ValueError):  # the child is gone, or sends no valid reply
                 if last:
                     raise HelperCrash from None

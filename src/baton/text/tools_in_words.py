@@ -62,8 +62,8 @@ def _calls(message: Message) -> str:
         for function in functions
         if isinstance(function, Mapping)
     ]
-    told = _json(calls[0] if len(calls) == 1 else calls)
-    return f"{message['content']}\n{told}" if message["content"] else told
+    answer = _json(calls[0] if len(calls) == 1 else calls)
+    return f"{message['content']}\n{answer}" if message["content"] else answer
 
 
 def _json(value: Any) -> str:

@@ -69,5 +69,5 @@ def test_another_number_of_host_blocks_is_refused():
 
 def test_a_pool_that_others_read_elsewhere_is_refused():
     """Routers were told another address."""
-    with pytest.raises(PeerError, match="elsewhere than it was told"):
+    with pytest.raises(PeerError, match="elsewhere than it was ordered to"):
         Rig(8).keeper.on_hello(CacheHello(PoolIncarnation(1), 8, True, "", "unix:/elsewhere"))

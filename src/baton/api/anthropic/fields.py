@@ -62,8 +62,8 @@ MESSAGES: Final[Table] = {
     "container": refused(),
     "mcp_servers": refused([]),
     "stream_options": refused(),
-    "logprobs": refused(False, about="log-probabilities are told by /v1/chat/completions"),
-    "top_logprobs": refused(0, about="log-probabilities are told by /v1/chat/completions"),
+    "logprobs": refused(False, about="log-probabilities come from /v1/chat/completions"),
+    "top_logprobs": refused(0, about="log-probabilities come from /v1/chat/completions"),
 }
 """Fields of /v1/messages; /v1/messages/count_tokens accepts the same and uses those that belong to the prompt."""
 

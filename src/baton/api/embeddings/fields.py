@@ -15,7 +15,7 @@ _ALL: Final[Table] = {
         "string",
     ),
     "dimensions": own(
-        "so many numbers from the vector's beginning, scaled to length 1 again; the model's width at most", "integer"
+        "how many numbers of the vector are returned, scaled to length 1 again; the model's width at most", "integer"
     ),
     "stream": refused(False),
     "stream_options": refused(),

@@ -97,7 +97,7 @@ def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
         body.messages,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
-        tools=None if body.tools is None else body.tools.told,
+        tools=None if body.tools is None else body.tools.listed,
         tools_in_words=not front.style.template_knows_tools,
         extras=body.template_kwargs,
     )

@@ -33,7 +33,7 @@ Choice = Literal["auto", "required"]
 class Tools:
     """Tools that the model may call in one request."""
 
-    told: tuple[Mapping[str, Any], ...]
+    listed: tuple[Mapping[str, Any], ...]
     "OpenAI's tool objects for the template."
     parameters: Mapping[str, Mapping[str, Any]]
     "JSON schema of the arguments, by name of a callable tool."
@@ -55,13 +55,13 @@ def read_tools(fields: Fields, limits: Limits) -> Tools | None:
         if choice not in (None, "none", "auto"):
             raise bad("tool_choice needs tools", "tool_choice")
         return None
-    told = _checked_tools(value, limits)
-    wanted, names = _choice(choice, tuple(told))
+    listed = _checked_tools(value, limits)
+    wanted, names = _choice(choice, tuple(listed))
     if wanted == "none":
         return None
-    schemas = {name: told[name]["function"].get("parameters") or {"type": "object", "properties": {}} for name in names}
-    strict = frozenset(name for name in names if told[name]["function"].get("strict"))
-    return Tools(told=tuple(told.values()), parameters=schemas, choice=wanted, parallel=parallel, strict=strict)
+    schemas = {name: listed[name]["function"].get("parameters") or {"type": "object", "properties": {}} for name in names}
+    strict = frozenset(name for name in names if listed[name]["function"].get("strict"))
+    return Tools(listed=tuple(listed.values()), parameters=schemas, choice=wanted, parallel=parallel, strict=strict)
 
 
 def _checked_tools(value: Any, limits: Limits) -> dict[str, dict[str, Any]]:

@@ -8,18 +8,18 @@ from baton.api.generate.generation import Usage
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    told: dict[str, Any] | None = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
+    details: dict[str, Any] | None = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
     below = usage.host_tokens + usage.storage_tokens
-    if told is not None and below:
-        device = told["cached_tokens"] - below
-        told["cached_tokens_by_tier"] = {"device": device, "host": usage.host_tokens, "storage": usage.storage_tokens}
+    if details is not None and below:
+        device = details["cached_tokens"] - below
+        details["cached_tokens_by_tier"] = {"device": device, "host": usage.host_tokens, "storage": usage.storage_tokens}
     thoughts = usage.reasoning_tokens
     reasoning = {} if thoughts is None else {"completion_tokens_details": {"reasoning_tokens": thoughts}}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "prompt_tokens_details": told,
+        "prompt_tokens_details": details,
         **reasoning,
         **preemptions_json(usage),
     }

@@ -164,8 +164,8 @@ def _require_json(scope: Scope) -> None:
 def _may_be_a_page(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a browser may have sent the request: browsers send Origin or Sec-Fetch-Site with a POST, and a user agent with
     "Mozilla"."""
-    said = any(name in (b"origin", b"referer", b"cookie") or name.startswith(b"sec-") for name in headers)
-    return said or b"mozilla" in headers.get(b"user-agent", b"").lower()
+    by_header = any(name in (b"origin", b"referer", b"cookie") or name.startswith(b"sec-") for name in headers)
+    return by_header or b"mozilla" in headers.get(b"user-agent", b"").lower()
 
 
 class CrossSite:

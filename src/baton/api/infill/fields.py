@@ -17,7 +17,7 @@ INFILL: Final[Table] = {
         "tokens at most; -1, the default: up to the context; 0: compute the prompt, so that it is cached", "integer"
     ),
     "response_fields": own("answer with these fields alone, by path, such as timings/prompt_n", "array"),
-    "logprobs": refused(False, about="log-probabilities are told by /v1/completions"),
+    "logprobs": refused(False, about="log-probabilities come from /v1/completions"),
     "stream_options": refused(),
     "cache_prompt": harmless("prompts are always cached"),
     "id_slot": harmless("the scheduler chooses"),

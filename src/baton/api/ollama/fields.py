@@ -60,8 +60,8 @@ CHAT: Final[Table] = {
     **_BOTH,
     "messages": own("role, content, tool_calls, tool_name, thinking", "array"),
     "tools": own("functions that the model may call", "array"),
-    "logprobs": refused(False, about="log-probabilities are told by /v1/chat/completions"),
-    "top_logprobs": refused(0, about="log-probabilities are told by /v1/chat/completions"),
+    "logprobs": refused(False, about="log-probabilities come from /v1/chat/completions"),
+    "top_logprobs": refused(0, about="log-probabilities come from /v1/chat/completions"),
 }
 GENERATE: Final[Table] = {
     **_BOTH,
@@ -72,8 +72,8 @@ GENERATE: Final[Table] = {
     "context": refused([], about="send the history as messages to /api/chat"),
     "suffix": own("what follows the gap that the model fills in after the prompt", "string"),
     "images": refused([], about="only text is supported"),
-    "logprobs": refused(False, about="log-probabilities are told by /v1/completions"),
-    "top_logprobs": refused(0, about="log-probabilities are told by /v1/completions"),
+    "logprobs": refused(False, about="log-probabilities come from /v1/completions"),
+    "top_logprobs": refused(0, about="log-probabilities come from /v1/completions"),
 }
 
 

@@ -114,9 +114,9 @@ class Schema:
             return
         if not isinstance(name, str):
             raise bad(f"model must be a string, not {shown(name)}", "model")
-        told = ascii(name) if len(name) <= self._limits.model_bytes else "with a name that long"
+        shown_name = ascii(name) if len(name) <= self._limits.model_bytes else "with a name that long"
         raise ApiError(
-            404, f"there is no model {told} here; there is '{self._model.name}'", param="model", code="model_not_found"
+            404, f"there is no model {shown_name} here; there is '{self._model.name}'", param="model", code="model_not_found"
         )
 
     def prompts(self, value: Any, most: int, *, cut: bool = False) -> tuple[Prompt, ...]:

@@ -110,8 +110,8 @@ def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
                 raise bad(f"{name}.json_schema.strict must be true or false, not {shown(inner['strict'])}", name)
             yield _json(inner.get("schema"), name, f"{name}.json_schema.schema")
     elif kind != "text":
-        told = ascii(kind) if isinstance(kind, str) and len(kind) <= 64 else shown(kind)
-        raise bad(f"{name}.type must be text, json_object or json_schema, not {told}", name)
+        shown_kind = ascii(kind) if isinstance(kind, str) and len(kind) <= 64 else shown(kind)
+        raise bad(f"{name}.type must be text, json_object or json_schema, not {shown_kind}", name)
 
 
 def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[RequestedGrammar]:

@@ -24,7 +24,7 @@ RERANK: Final[Table] = {
     **_ALL,
     "query": own("a text", "string"),
     "documents": own("texts, or objects with a text", "array"),
-    "top_n": own("the best so many; where it is left out: all", "integer"),
+    "top_n": own("how many of the best are returned; default: all", "integer"),
     "return_documents": own("answer with the documents' texts; true where it is left out", "boolean"),
     "max_tokens_per_doc": own("cut each document after this many tokens", "integer"),
     "texts": refused(about="here they are called documents"),

@@ -56,7 +56,7 @@ RESPONSES: Final[Table] = {
     "parallel_tool_calls": same("parallel_tool_calls"),
     "text": own("format: text, json_object or json_schema", "object"),
     "response_format": own("text.format as chat completions have it; beside another text.format 400", "object"),
-    "reasoning": same("reasoning", "effort; with summary the thought is told as its summary"),
+    "reasoning": same("reasoning", "effort; with summary the thought is returned as its summary"),
     "include": own("message.output_text.logprobs", "array"),
     "top_logprobs": own("likeliest tokens to tell with message.output_text.logprobs", "integer"),
     "metadata": own("comes back with the answer", "object"),

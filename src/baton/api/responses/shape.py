@@ -78,8 +78,8 @@ class ResponseShape(Shape):
         """The error in both forms that clients look for: an event of type error, and a body with an error."""
         number = self._events.next_number() if self._events is not None else 0
         error = body["error"]
-        told = {name: error[name] for name in ("code", "message", "param")}
-        return named_event({"type": "error", **told, **body, "sequence_number": number})
+        fields = {name: error[name] for name in ("code", "message", "param")}
+        return named_event({"type": "error", **fields, **body, "sequence_number": number})
 
     def finished(self, piece: Piece, output: list[Item], usage: Usage) -> dict[str, Any]:
         """Builds the final answer, and stores it if requested."""
@@ -384,9 +384,9 @@ def _applied(body: Mapping[str, Any], options: Options, limits: Limits) -> dict[
     if grammar.kind == "json_object":
         return {"type": "json_object"}
     given = (body.get(THEIRS) or {}).get("json_schema")
-    told = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
+    named = {name: given[name] for name in _SCHEMA_PARTS if given.get(name) is not None} if isinstance(given, dict) else {}
     # OpenAI's clients expect a name, which the fields of other servers lack.
-    return {"type": "json_schema", "name": options.grammar_field, **told, "schema": _schema(grammar.text, limits)}
+    return {"type": "json_schema", "name": options.grammar_field, **named, "schema": _schema(grammar.text, limits)}
 
 
 def _schema(text: str, limits: Limits) -> Any:

@@ -120,8 +120,8 @@ class OutputItems:
 
     def reasoning(self, place: int, text: str, status: str = "completed") -> Item:
         parts = [] if status == "in_progress" else [self.reasoning_part(text)]
-        told = {"summary": parts, "content": []} if self.summary else {"summary": [], "content": parts}
-        return {"id": self._named("rs", place), "type": "reasoning", "status": status, **told}
+        written = {"summary": parts, "content": []} if self.summary else {"summary": [], "content": parts}
+        return {"id": self._named("rs", place), "type": "reasoning", "status": status, **written}
 
     def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
         """Clients run a completed call, so a call with partial arguments must not be completed."""

@@ -80,7 +80,7 @@ def _text(front: Front, fields: Fields) -> tuple[str, bool, str]:
         messages,
         add_generation_prompt=fields.boolean("add_generation_prompt", default=True) and not continue_final,
         continue_final_message=continue_final,
-        tools=None if tools is None else tools.told,
+        tools=None if tools is None else tools.listed,
         tools_in_words=not front.style.template_knows_tools,
         extras=front.schema.thinking(fields)[1],
     )

@@ -122,7 +122,7 @@ class CacheSupervisor:
         if hello.host_blocks != books:
             raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
         if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have received the port yet
-            raise PeerError("the cache service lets others read our pool elsewhere than it was told")
+            raise PeerError("the cache service lets others read our pool elsewhere than it was ordered to")
         self._machine.dispatch(CacheReady(hello.kept, hello.wants_tokens))
 
     def on_begun(self) -> None:

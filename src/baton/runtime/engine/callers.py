@@ -231,9 +231,9 @@ class Callers:
         for ended in emit.ended:
             tag, _, request = ended.request.partition(MARK)
             part(tag).ended.append(replace(ended, request=RequestId(request)))
-        for tag, told in parts.items():
+        for tag, emitted in parts.items():
             if (caller := self._tagged.get(tag)) is not None:
-                caller.send(told)
+                caller.send(emitted)
 
 
 class Numbers:

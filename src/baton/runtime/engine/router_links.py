@@ -274,7 +274,7 @@ class RouterLinks:
                 if stalled:  # what stops us stops routers too, and their messages may be unread
                     session.begun = session.heard = now
                 elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:
-                    self._end(session, f"the router said no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
+                    self._end(session, f"the router sent no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
                 elif session.opened is not None and now - session.heard > session.lapse_seconds:
                     self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
             self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])

@@ -100,7 +100,7 @@ class InstanceSet:
             elif hello is not None:
                 self._note_malformed(None, f"its first message is a {type(hello).__name__} and no hello")
         except TimeoutError:
-            self._log(None, f"it said no hello within {self._hello_seconds:g} s")
+            self._log(None, f"it sent no hello within {self._hello_seconds:g} s")
         except PeerError as error:  # malformed bytes, or values outside their ranges
             self._log(instance, str(error))  # link_server.py counts it
         except InvariantBroken as error:

@@ -68,8 +68,8 @@ class DeepseekCalls(TextCalls):
         before = self._at
         self._at = call.feed(self._text, self._at)
         self._begin = self._at
-        told: list[ToolCallDelta] = call.deltas
-        self._parts += told
+        deltas: list[ToolCallDelta] = call.deltas
+        self._parts += deltas
         call.deltas = []
         if call.broken:
             raise NoCall

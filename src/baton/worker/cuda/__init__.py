@@ -5,7 +5,7 @@ executor.py       launches steps before the previous tokens reach the host, and 
 columns.py        settings by slot, host to device
 pooled.py         embeddings: which rows are summed on the device, and vectors of the sums
 loader.py         weights from files to the device, file_bytes.py: reading of files
-adjustments.py    penalties, bias, excluded tokens and log-probabilities; told.py: how the host reads those
+adjustments.py    penalties, bias, excluded tokens and log-probabilities; read_logprobs.py: how the host reads those
 experts.py        a mixture of experts in place of an MLP
 plain_executor.py the same steps in plain torch (--compute torch): slow, and the oracle
 kernels/          one Triton kernel per file, with the function that launches it

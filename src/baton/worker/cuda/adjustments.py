@@ -56,8 +56,8 @@ class Adjustments:
         kept = max(slots, PROMPT_ROWS_MIN)
         self.raw = torch.zeros(kept, vocabulary, dtype=torch.float32, device=device)
         "The model's logits of adjusted rows. After the tokens are chosen: logits of prompts."
-        self.told = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
-        self.prompts_told = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
+        self.logprob_words = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
+        self.prompt_words = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
         self.scratch = LogprobScratch(kept, vocabulary, device)
         self.every_row = torch.arange(kept, dtype=torch.int32, device=device)
         self.nothing_adjusted = column(kept)

@@ -2,7 +2,7 @@
 scatters. (A write per column took a millisecond of a first token, before anything was launched.)
 
     wide     int64   top_p, min_p (bits of float64), seed
-    narrow   int32   temperature, repetition, presence, frequency (bits of float32), top_k, sequence_index, kinds, told
+    narrow   int32   temperature, repetition, presence, frequency (bits of float32), top_k, sequence_index, kinds, top_logprobs
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class SlotColumns:
         self._narrow = torch.zeros(NARROW, padded, dtype=torch.int32, device=device)
         top_p, min_p = self._wide[:2, :slots].view(torch.float64)
         temperature, repetition, presence, frequency = self._narrow[:4, :slots].view(torch.float32)
-        top_k, sequence_index, kinds, told = self._narrow[4:, :slots]
+        top_k, sequence_index, kinds, top_logprobs = self._narrow[4:, :slots]
         top_p.fill_(1.0)
         repetition.fill_(1.0)
-        told.fill_(-1)
+        top_logprobs.fill_(-1)
         self.draws = DrawColumns(temperature, top_k, top_p, min_p, self._wide[2, :slots], sequence_index)
         bias = torch.zeros(slots, vocabulary, dtype=torch.float32, device=device)
         counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
-        self.adjust = AdjustColumns(kinds, told, repetition, presence, frequency, bias, counts)
+        self.adjust = AdjustColumns(kinds, top_logprobs, repetition, presence, frequency, bias, counts)
 
     def write(self, host: SamplingColumns, slots: Int64s) -> None:
         """Writes the settings of the sequences in these slots, without bias and counts (adjustments.py), on the current

@@ -100,9 +100,9 @@ class DecoderStep(LayerSteps):
         """float32 [due, vocabulary] of the last step, adjusted."""
         return self._logits[:due]
 
-    def tell_prompts(self, rows: Tensor, tokens: Tensor, told: Tensor) -> None:
+    def write_prompt_logprobs(self, rows: Tensor, tokens: Tensor, top_logprobs: Tensor) -> None:
         """Log-probabilities of these tokens, each after its row of the last step, which had prompts (PromptRows).
-        `prompts_told` is valid when the stream has reached it."""
+        `prompt_words` is valid when the stream has reached it."""
         kept = self.adjustments
         residual, added = self.last_hidden
         for at in range(0, len(rows), len(kept.raw)):
@@ -112,8 +112,8 @@ class DecoderStep(LayerSteps):
             add_norm(residual, added, self.weights.final_norm, self.config.norm_eps, normed, rows[part])
             self._head(normed, logits)
             write_logprobs(
-                *(logits, logits, kept.nothing_adjusted, kept.every_row[:count], tokens[part], told[part]),
-                *(kept.scratch, kept.prompts_told[part]),
+                *(logits, logits, kept.nothing_adjusted, kept.every_row[:count], tokens[part], top_logprobs[part]),
+                *(kept.scratch, kept.prompt_words[part]),
             )
 
     def pool_rows(self, ranges: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class DecoderStep(LayerSteps):
         adjust(logits, kept.raw, slots, self.last_tokens, columns, kept.rows)
         argmax(logits, slots, scratch.argmax, tokens, self.last_tokens, adjusted)
         sample(logits, slots, inputs.outputs, self.columns.draws, scratch, tokens, self.last_tokens)
-        write_logprobs(logits, kept.raw, adjusted, slots, tokens, columns.told, kept.scratch, kept.told)
+        write_logprobs(logits, kept.raw, adjusted, slots, tokens, columns.top_logprobs, kept.scratch, kept.logprob_words)
         tally(slots, tokens, columns)
 
     def _head(self, x: Tensor, out: Tensor) -> None:

@@ -33,8 +33,8 @@ from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.pooled import pooled_rows, read_vectors
+from baton.worker.cuda.read_logprobs import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
 from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
-from baton.worker.cuda.told import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
@@ -82,7 +82,7 @@ class CudaLaunched:
     starts: Int64s | None
     "First row of each sequence, in a step with prompts."
     sequences: int
-    told: tuple[int | None, ...] = ()
+    top_logprobs: tuple[int | None, ...] = ()
     "Number of top log-probabilities per sequence; empty: none requested."
     prompts: tuple[AskedPrompt, ...] = ()
     pooled: tuple[PromptPart, ...] = ()
@@ -142,9 +142,9 @@ class CudaExecutor:
             of_prompt=self._of_prompt(batch, sampling),
         )
         device = self._steps.launch(step)
-        told = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
+        top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
         starts = None if device.broken is None else spans.starts.copy()
-        return CudaLaunched(device, due, starts, sequences, told, prompts, pooled)
+        return CudaLaunched(device, due, starts, sequences, top_logprobs, prompts, pooled)
 
     def _label_logits(self, labels: tuple[int, ...], state: NDArray[np.float64]) -> bytes:
         """Logits of the labels, from a state after the last norm. A prompt has a few labels; the head's kernels compute all
@@ -214,9 +214,9 @@ def _sampled(launched: CudaLaunched) -> Sampled:
             place = row if places is None else int(places[row])
             failed.setdefault(place, NOT_FINITE if chosen[row] == NOT_FINITE_ID else NOTHING_LEFT)
     sampled = Sampled(tokens, failed)
-    if launched.device.told is not None:
+    if launched.device.logprob_words is not None:
         due = np.arange(launched.sequences) if places is None else places
-        sampled.logprobs = read_sampled(launched.device.told.numpy(), chosen, due, launched.told, failed)
+        sampled.logprobs = read_sampled(launched.device.logprob_words.numpy(), chosen, due, launched.top_logprobs, failed)
     if launched.device.prompts is not None:
         sampled.prompts = read_prompts(launched.device.prompts.numpy(), launched.prompts, failed)
     if launched.device.pooled is not None:

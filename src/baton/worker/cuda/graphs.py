@@ -61,7 +61,7 @@ class GraphLaunch:
     "int32 [due] in pinned memory, valid after `done` and until RING more steps are launched."
     broken: Tensor | None
     "int32 [rows], likewise; None for a decode step."
-    told: Tensor | None = None
+    logprob_words: Tensor | None = None
     "int32 [due, logprobs.WORDS], likewise; None: not requested."
     prompts: Tensor | None = None
     "int32 [prompt rows, logprobs.WORDS], likewise."
@@ -77,7 +77,7 @@ class _Pinned:
         self.packed: NDArray[np.int32] = self.inputs.numpy()
         self.tokens = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
         self.broken = torch.empty(rows, dtype=torch.int32, pin_memory=True)
-        self.told = torch.empty(sequences, WORDS, dtype=torch.int32, pin_memory=True)
+        self.logprob_words = torch.empty(sequences, WORDS, dtype=torch.int32, pin_memory=True)
         self.prompts = torch.empty(rows, WORDS, dtype=torch.int32, pin_memory=True)
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
@@ -151,14 +151,14 @@ class DeviceSteps:
             due = self._queue_decode(batch, pinned) if decodes else self._queue_mixed(batch, pinned, recorded=recorded)
             tokens, broken = pinned.tokens[:due], None
             tokens.copy_(self.step.tokens(due), non_blocking=True)
-            told = self._queue_told(pinned, due) if batch.tells else None
+            logprob_words = self._queue_logprobs(pinned, due) if batch.tells else None
             prompts = self._queue_prompts(pinned, batch.prompts) if batch.prompts is not None else None
             pooled = self._queue_pooled(batch.pooled) if batch.pooled is not None else None
             if not decodes:
                 broken = pinned.broken[: len(batch.token_ids)]
                 broken.copy_(self.step.broken(len(batch.token_ids)), non_blocking=True)
             pinned.done.record()
-        return GraphLaunch(pinned.done, tokens, broken, told, prompts, pooled)
+        return GraphLaunch(pinned.done, tokens, broken, logprob_words, prompts, pooled)
 
     def write_tables(self, slots: NDArray[np.integer], places: NDArray[np.integer], blocks: NDArray[np.integer]) -> None:
         """tables[slot, place] = block, for all later steps."""
@@ -195,15 +195,15 @@ class DeviceSteps:
         step.choose_tokens(inputs, draws=batch.draws)
         return int(batch.due.sum())
 
-    def _queue_told(self, pinned: _Pinned, due: int) -> Tensor:
-        told = pinned.told[:due]
-        return told.copy_(self.step.adjustments.told[:due], non_blocking=True)
+    def _queue_logprobs(self, pinned: _Pinned, due: int) -> Tensor:
+        logprob_words = pinned.logprob_words[:due]
+        return logprob_words.copy_(self.step.adjustments.logprob_words[:due], non_blocking=True)
 
     def _queue_prompts(self, pinned: _Pinned, asked: PromptRows) -> Tensor:
-        rows, tokens, wanted = sent(np.stack((asked.rows, asked.tokens, asked.told)), self._inputs.device)
-        self.step.tell_prompts(rows, tokens, wanted)
+        rows, tokens, wanted = sent(np.stack((asked.rows, asked.tokens, asked.top_logprobs)), self._inputs.device)
+        self.step.write_prompt_logprobs(rows, tokens, wanted)
         prompts = pinned.prompts[: len(rows)]
-        return prompts.copy_(self.step.adjustments.prompts_told[: len(rows)], non_blocking=True)
+        return prompts.copy_(self.step.adjustments.prompt_words[: len(rows)], non_blocking=True)
 
     def _queue_pooled(self, ranges: NDArray[np.int32]) -> Tensor:
         """Rare and large, so without a place in the ring."""

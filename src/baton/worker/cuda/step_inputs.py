@@ -33,7 +33,7 @@ class PromptRows:
     rows: Ints
     tokens: Ints
     "The token that follows."
-    told: Ints
+    top_logprobs: Ints
     "Number of top log-probabilities."
 
 

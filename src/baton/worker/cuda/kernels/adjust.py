@@ -34,7 +34,7 @@ class AdjustColumns(NamedTuple):
 
     kinds: torch.Tensor
     "int32: BIASED, TALLIED."
-    told: torch.Tensor
+    top_logprobs: torch.Tensor
     "int32: number of top log-probabilities beside the sampled token; -1: none."
     repetition: torch.Tensor
     "float32, as are the next two."
@@ -63,7 +63,7 @@ class RowAdjustments(NamedTuple):
 
 @triton.jit
 def _adjust(
-    logits, raw, slots, last_tokens, kinds, told, repetitions, presences, frequencies, bias, counts,
+    logits, raw, slots, last_tokens, kinds, top_logprobs, repetitions, presences, frequencies, bias, counts,
     ban_ends, bans, masked, masks, adjusted, row_stride, raw_stride, vocabulary, words,
     BIASED: tl.constexpr, TALLIED: tl.constexpr, CHUNK: tl.constexpr, BANS: tl.constexpr,
 ):  # fmt: skip
@@ -83,7 +83,7 @@ def _adjust(
     at = part * CHUNK + tl.arange(0, CHUNK)
     inside = at < vocabulary
     x = tl.load(here + at, mask=inside, other=0.0)
-    if tl.load(told + slot) >= 0:
+    if tl.load(top_logprobs + slot) >= 0:
         tl.store(raw + row.to(tl.int64) * raw_stride + at, x, mask=inside)
     finite = (x == x) & (tl.abs(x) != float("inf"))
     of_slot = slot.to(tl.int64) * vocabulary

@@ -44,7 +44,7 @@ def _logit(order):
 
 @triton.jit
 def _write_logprobs(
-    logits, raw, adjusted, slots, tokens, told, out, peaks, sums, larger, best, arrived,
+    logits, raw, adjusted, slots, tokens, top_logprobs, out, peaks, sums, larger, best, arrived,
     row_stride, raw_stride, vocabulary, parts,
     LEAST: tl.constexpr, TOP: tl.constexpr, WORDS: tl.constexpr, MANY: tl.constexpr, MANY_BEST: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -53,7 +53,7 @@ def _write_logprobs(
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    top = tl.load(told + slot)
+    top = tl.load(top_logprobs + slot)
     token = tl.load(tokens + row)
     if (top < 0) | (token < 0):  # not requested, or the row has failed
         return
@@ -103,16 +103,16 @@ def write_logprobs(
     adjusted: torch.Tensor,
     slots: torch.Tensor,
     tokens: torch.Tensor,
-    told: torch.Tensor,
+    top_logprobs: torch.Tensor,
     scratch: LogprobScratch,
     out: torch.Tensor,
 ) -> None:
     """logits, raw: float32 [rows, vocabulary]: raw is used where adjusted int32 [rows] is set. tokens: int32 [rows]; negative
-    ones are skipped. told: AdjustColumns.told -> out int32 [rows, WORDS]."""
+    ones are skipped. top_logprobs: AdjustColumns.top_logprobs -> out int32 [rows, WORDS]."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
     _write_logprobs[(rows, parts)](
-        *(logits, raw, adjusted, slots, tokens, told, out),
+        *(logits, raw, adjusted, slots, tokens, top_logprobs, out),
         *(scratch.peaks, scratch.sums, scratch.larger, scratch.best, scratch.arrived),
         *(logits.stride(0), raw.stride(0), vocabulary, parts),
         LEAST=-(2**63),

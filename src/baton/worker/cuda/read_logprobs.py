@@ -44,19 +44,19 @@ def asked_of_prompts(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[A
             rows.append(np.arange(row, row + end - begin))
     if not asked:
         return (), None
-    told = np.repeat([one.top for one in asked], [len(one.tokens) for one in asked])
-    columns = (np.concatenate(rows), np.concatenate([one.tokens for one in asked]), told)
+    top_logprobs = np.repeat([one.top for one in asked], [len(one.tokens) for one in asked])
+    columns = (np.concatenate(rows), np.concatenate([one.tokens for one in asked]), top_logprobs)
     return tuple(asked), PromptRows(*(column.astype(np.int32) for column in columns))
 
 
 def read_sampled(
-    words: Int32s, tokens: Int64s, places: Int64s, told: Sequence[int | None], failed: Collection[int]
+    words: Int32s, tokens: Int64s, places: Int64s, top_logprobs: Sequence[int | None], failed: Collection[int]
 ) -> dict[int, TokenLogprob]:
     """words: int32 [due, logprobs.WORDS]. Results by batch index, for sequences that requested them."""
     numbers: Floats = words.view(np.float32)
     found = {}
     for row, place in enumerate(places.tolist()):
-        top = told[place]
+        top = top_logprobs[place]
         if top is not None and place not in failed:
             found[place] = _read(words[row], numbers[row], int(tokens[row]), top)
     return found
