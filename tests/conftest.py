@@ -1,8 +1,8 @@
 """Hypothesis here is repeatable: the same examples on every run, and no assert on wall-clock time.
 
 BATON_HYPOTHESIS=explore pytest tests             new examples, 25 times as many
-BATON_HYPOTHESIS=fast pytest tests                a quarter of the examples (make fast)
-BATON_SLOW=1 pytest tests                         also the cases that take long (make chaos)
+BATON_HYPOTHESIS=fast pytest tests                half of the examples (make fast)
+BATON_SLOW=1 pytest tests                         also the cases that take long, twice the examples (make chaos)
 """
 
 import gc
@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 
-settings.register_profile("repeatable", max_examples=40, derandomize=True, deadline=None, print_blob=True)
+SLOW = bool(os.environ.get("BATON_SLOW"))
+settings.register_profile("repeatable", max_examples=40 if SLOW else 20, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("fast", max_examples=10, derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 settings.load_profile(os.environ.get("BATON_HYPOTHESIS", "repeatable"))
@@ -34,9 +35,9 @@ names each that needed one: one that is named often is broken."""
 
 
 def pytest_collection_modifyitems(items):
-    """make test has 20 minutes on two cores: what takes long and is alike to what it runs is left to make chaos."""
+    """make test has 13 minutes on two cores: what takes long and is alike to what it runs is left to make chaos."""
     for item in items:
-        if item.get_closest_marker("slow") and not os.environ.get("BATON_SLOW"):
+        if item.get_closest_marker("slow") and not SLOW:
             item.add_marker(pytest.mark.skip(reason="takes long: make chaos runs it (BATON_SLOW)"))
         if item.path.relative_to(HERE).parts[0] in REAL_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))

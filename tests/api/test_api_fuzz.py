@@ -17,7 +17,7 @@ from baton.api.openai.known_fields import CHAT_ONLY, COMPLETION_ONLY, HARMLESS, 
 from baton.api.openai.structured import CONSTRAINTS
 from baton.protocol.codec import decode, encode
 
-COUNT = int(os.environ.get("BATON_API_FUZZ", "150"))
+COUNT = int(os.environ.get("BATON_API_FUZZ", "80"))
 quick = settings(
     max_examples=COUNT, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -16,7 +16,7 @@ from baton.api.limits import RANGES
 from baton.api.routes.openapi import BODIES
 from baton.protocol.codec import decode, encode
 
-COUNT = int(os.environ.get("BATON_API_FUZZ", "120"))
+COUNT = int(os.environ.get("BATON_API_FUZZ", "60"))
 quick = settings(
     max_examples=COUNT, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

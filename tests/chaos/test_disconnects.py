@@ -1,8 +1,9 @@
-"""Clients that leave: at any moment, in any way, a thousand times. Nothing of theirs may stay."""
+"""Clients that leave: at any moment, in any way, hundreds of times (make chaos: a thousand). Nothing of theirs may stay."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import struct
@@ -11,7 +12,7 @@ from typing import Any
 
 from chaos_server import Server, request_bytes
 
-REQUESTS = 1000
+REQUESTS = 1000 if os.environ.get("BATON_SLOW") else 300
 CONCURRENT = 24
 ROLES = ("supervisor", "front", "engine", "worker")
 
@@ -68,9 +69,9 @@ async def crowd(port: int, count: int, seed: int) -> dict[str, int]:
     return moments
 
 
-def test_a_thousand_clients_that_leave_hold_nothing(tiny: Path, tmp_path: Path):
+def test_clients_that_leave_hold_nothing(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path, kv_blocks=120, slots=8).wait_ready() as server:
-        asyncio.run(crowd(server.port, 200, seed=1))
+        asyncio.run(crowd(server.port, REQUESTS // 3, seed=1))
         server.wait_idle()
         processes = {role: server.process(role) for role in ROLES}
         before = {role: (process.fds, process.threads, process.rss_mib) for role, process in processes.items()}
@@ -80,7 +81,7 @@ def test_a_thousand_clients_that_leave_hold_nothing(tiny: Path, tmp_path: Path):
         print(f"{moments}\nbefore {before}\nafter  {after}")
         assert all(server.process(role).pid == processes[role].pid for role in ROLES), "somebody died"
         assert numbers["baton:worker_losses_total"] == 0
-        assert numbers['baton:answers_broken_total{how="disconnected"}'] > 100
+        assert numbers['baton:answers_broken_total{how="disconnected"}'] > REQUESTS / 10
         for role in ROLES:
             assert after[role][0] <= before[role][0] + 2, f"{role} keeps file descriptors"  # a connection being closed now
             assert after[role][1] <= before[role][1], f"{role} keeps threads"

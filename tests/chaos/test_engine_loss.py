@@ -169,7 +169,7 @@ def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: 
         assert "Traceback" not in server.errors
 
 
-@pytest.mark.parametrize("victim", ["worker", "engine"])
+@pytest.mark.parametrize("victim", [pytest.param("worker", marks=pytest.mark.slow), "engine"])
 def test_an_answer_does_not_go_on_with_other_weights(tmp_path: Path, victim: str):
     """Found by an audit: the model's files were replaced on the disk, and the rest of the answer was another model's."""
     model, other = make_model(tmp_path / "model"), make_model(tmp_path / "other", seed=8)

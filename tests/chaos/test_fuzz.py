@@ -9,8 +9,8 @@ from chaos_fuzz import bombard
 from chaos_products import Products, memory_problems
 from chaos_server import Server
 
-REQUESTS = 400
-PRODUCTS = 100
+REQUESTS = 200
+PRODUCTS = 60
 
 
 def test_no_request_surprises_the_server(tiny: Path, tmp_path: Path):

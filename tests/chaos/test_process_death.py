@@ -71,7 +71,6 @@ PHASES_BY_ROLE.remove(("engine", "serving"))  # that one is started again: test_
 FIRST = {
     ("supervisor", "starting"),
     ("supervisor", "serving"),
-    ("front", "loading"),
     ("front", "serving"),
     ("engine", "loading"),
 }
@@ -105,8 +104,8 @@ def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, t
 @pytest.mark.parametrize(
     ("phase", "number"),
     [
-        ("starting", signal.SIGINT),
         ("loading", signal.SIGTERM),
+        pytest.param("starting", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("starting", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("loading", signal.SIGINT, marks=pytest.mark.slow),
     ],
@@ -166,7 +165,7 @@ def assert_shut_down(reply: Reply | None) -> None:
     assert reply.json["error"]["type"] == "service_unavailable_error"
 
 
-@pytest.mark.parametrize("how", ["the deadline", "a second signal"])
+@pytest.mark.parametrize("how", ["the deadline", pytest.param("a second signal", marks=pytest.mark.slow)])
 def test_requests_that_do_not_finish_end_with_an_openai_error(tiny: Path, tmp_path: Path, how: str):
     """A stream with an error event, a whole answer and a body that never comes with status 503; nobody with a traceback."""
     drain = {"the deadline": 1.0, "a second signal": 60.0}[how]

@@ -61,7 +61,7 @@ def check_vectors(server, folder: Path, oracle) -> None:
 
 
 def test_embeddings_of_an_encoder(folders):
-    """The openai client gets sentence-transformers' vectors, after a killed worker too."""
+    """The openai client gets sentence-transformers' vectors."""
     folder, oracle = folders["embedder"]
     with serving(folder, "--served-model-name", "enc") as server:
         assert "an encoder, for vectors; texts of 64 tokens" in server.text
@@ -69,6 +69,13 @@ def test_embeddings_of_an_encoder(folders):
         with pytest.raises(urllib.error.HTTPError) as refused:
             server.post("/v1/chat/completions", {"model": "enc", "messages": [{"role": "user", "content": "Hello"}]})
         assert refused.value.code == 400
+
+
+@pytest.mark.slow  # torch is loaded once more
+def test_embeddings_after_a_killed_worker(folders):
+    folder, oracle = folders["embedder"]
+    with serving(folder, "--served-model-name", "enc") as server:
+        check_vectors(server, folder, oracle)
         everyone = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family(server.process.pid)}
         os.kill(next(pid for pid, command in everyone.items() if b"runtime.worker" in command), signal.SIGKILL)
         check_vectors(server, folder, oracle)

@@ -90,7 +90,7 @@ SELDOM = [pytest.param(limits, marks=pytest.mark.slow) for limits in ({"top_k": 
 
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 def test_draws(place, limits):
-    rows = 6
+    rows = 3
     seeds = place.rng.integers(0, 2**64, rows, np.uint64)
     found, wanted = choose(
         place,
