@@ -109,6 +109,8 @@ def test_an_instance_of_a_cluster_is_ready_while_it_has_a_router(text, http):
         answer = http.get(server.url + "/ready")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_router")
         assert [http.get(server.url + path).status_code for path in ("/live", "/health")] == [200, 200]
+        server.engine.snapshot.router_refusal = "weights 12ab instead of 34cd"
+        assert http.get(server.url + "/ready").json()["error"]["message"].endswith("is open: weights 12ab instead of 34cd")
         server.engine.snapshot.routers = 1
         assert http.get(server.url + "/ready").status_code == 200
 

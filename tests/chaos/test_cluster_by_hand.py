@@ -173,8 +173,12 @@ def test_who_does_not_fit_or_has_another_secret_is_told_so(cluster: ByHand, tmp_
         return parse_metrics(cluster.ask("/metrics").content.decode())
 
     try:
-        until(lambda: "of the KV identity is" in cluster.log("unfit"), "it is told why", START_SECONDS)
+        until(lambda: "unfit does not fit" in cluster.log("unfit"), "it is told why", START_SECONDS)
         until(lambda: "instance unfit is refused: " in cluster.log("router-1"), "the router says it too")
+        until(lambda: [one["name"] for one in cluster.view()["refused"]] == ["unfit"], "its view has it")
+        (refused,) = cluster.view()["refused"]
+        assert refused["reason"].partition(": weights ")[0].startswith("unfit does not fit "), refused
+        assert "instead of" in refused["reason"]
         until(lambda: "secret" in cluster.log("stranger"), "the other one too", START_SECONDS)
         until(lambda: counted()["baton:router_instances_refused_total"] > 0, "it is counted")
         until(lambda: counted()['baton:router_sessions_total{event="secret"}'] > 0, "that too")

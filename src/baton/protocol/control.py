@@ -258,6 +258,8 @@ class InstanceStats(Struct, kw_only=True):
     "State of the circuit for writes."
     routers: Counter = 0
     "Open sessions with routers."
+    router_refusal: str = ""
+    "Why a router refused the instance, as text for users. Empty: none did since the last session that was opened."
 
     router_sessions: dict[str, Counter] = {}
     "Sessions with routers that began (opened), and by how they ended or why none began (runtime/engine/router_links.py)."

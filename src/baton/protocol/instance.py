@@ -127,6 +127,18 @@ class PathView(Struct, frozen=True):
     "As the reader reports. Empty: unknown."
 
 
+class RefusedView(Struct, frozen=True):
+    """An instance that the router does not accept, for users."""
+
+    name: str
+    "Its name; its address, if the session ended before its hello."
+    reason: str
+    times: int
+    "Refusals so far."
+    seconds_ago: float
+    "Time since the last one."
+
+
 class ClusterView(Struct, frozen=True):
     """The cluster as one router sees it. The router sends it to its parent process, several times per second."""
 
@@ -143,3 +155,5 @@ class ClusterView(Struct, frozen=True):
     "Mean of the last hand-offs, from the last computed block to the adoption."
     failed_paths: tuple[PathView, ...] = ()
     "Pairs of instances between which the last hand-off did not arrive, at most 100."
+    refused: tuple[RefusedView, ...] = ()
+    "Instances that were refused in the last minutes and have not joined since."

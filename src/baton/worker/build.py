@@ -55,7 +55,7 @@ class BuiltWorker:
     pool_plan: dict[str, int | float | str]
     "How the size of the pool was determined, for operators."
     identity_parts: dict[str, str]
-    "KVIdentity.parts()."
+    "KVIdentity.parts(), and in words what two of them are digests of."
     steps: dict[str, int | float] = field(default_factory=dict)
     "Step sizes that were chosen for the device (config/device_defaults.py)."
     pooling: str = UNSTATED
@@ -166,14 +166,15 @@ def _built_worker(
         announce("preparing kernels for this GPU (the first start takes longer)")
     runner.executor.prepare()
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic)
+    quantization = weights_text(opened.weights.stored(), config)
     return BuiltWorker(
         runner,
         size.context_tokens,
         defaults,
         identity.digest(),
         weights,
-        pool_plan(config, runner.pool, profile) | {"weights": weights_text(opened.weights.stored(), config)},
-        identity.parts(),
+        pool_plan(config, runner.pool, profile) | {"weights": quantization},
+        identity.parts() | {"quantization": quantization, "kv_dtype": f"{layout.dtype} {layout.format}"},
         steps,
         opened.pooling or UNSTATED,
         opened.scoring,

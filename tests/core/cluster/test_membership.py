@@ -169,23 +169,6 @@ def test_one_that_does_not_fit_is_refused_with_the_reason(change, word):
     assert names(room) == ["mixed-0"]
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "words"),
-    [
-        ({"weights": "12", "kernels": "avx2"}, {"weights": "12", "kernels": "amx"}, "kernels of the KV identity is avx2, that"),
-        ({"weights": "12ab", "dtype": "b"}, {"weights": "ffff", "dtype": "c"}, "weights of the KV identity is 12ab, that of"),
-        ({"weights": "12ab"}, {}, f"identity is {b'o'.hex()}, "),
-        ({"new_part": "1"}, {"weights": "12ab"}, f"identity is {b'o'.hex()}, "),
-    ],
-)
-def test_a_refusal_names_the_first_part_of_the_identity_that_differs(mine, theirs, words):
-    """O9 of the review. An older instance sends no parts, or other ones: then the digests are shown."""
-    room = Room()
-    room.join(Scripted(hello("first", identity_parts=theirs)))
-    (effect,) = room.dispatch(InstanceJoined(Session(77), hello("other", identity=b"o", identity_parts=mine)))
-    assert effect.reason.startswith(words)
-
-
 def test_pools_of_different_sizes_fit():
     room = Room("mixed")
     room.join(Scripted(hello("large", blocks=500, context_tokens=9000)))

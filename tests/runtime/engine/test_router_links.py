@@ -168,8 +168,10 @@ def test_one_that_is_refused_says_why_and_tries_again(secret_file: Path, caplog:
             await rig.until(lambda: len(router.visits) >= 2)
             assert all(not visit.beats for visit in router.visits)
             await rig.until(lambda: rig.engine.stats().router_sessions.get("refused", 0) >= 1)
+            await rig.until(lambda: rig.stats.router_refusal == "another model")
             router.refusal = ""
             visit = await router.visit()
+            await rig.until(lambda: rig.stats.router_refusal == "")
             told = [each.hello.refused for each in router.visits if each.hello is not None]
             assert (told[0], told[-1]) == (False, True), "a router that is started again lets others say what fits"
             assert visit.hello is not None

@@ -337,6 +337,26 @@ def test_an_instance_that_does_not_fit_is_told_why():
     finish(main())
 
 
+def test_the_view_names_refused_instances_and_why_until_they_join(caplog: pytest.LogCaptureFixture):
+    parts = {"weights": "12ab", "kernels": "avx2 1"}
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            await cluster.instance("m-0", ready=replace(READY, identity_parts=parts))
+            for _ in range(2):
+                other = replace(READY, identity=b"others", identity_parts={**parts, "weights": "34cd"})
+                reason = (await cluster.refused(await cluster.connect("m-1", ready=other))).reason
+            assert "weights 34cd instead of 12ab" in reason
+            assert "kernels" not in reason
+            (shown,) = cluster.client.view().refused
+            assert (shown.name, shown.reason, shown.times) == ("m-1", reason, 2)
+            assert any(reason in record.getMessage() for record in caplog.records)
+            await cluster.instance("m-1", ready=replace(READY, identity_parts=parts))
+            assert cluster.client.view().refused == ()
+
+    finish(main())
+
+
 # Orders
 
 

@@ -49,7 +49,8 @@ async def ready(request: Request) -> Response:
     if front.leaving:
         raise ApiError(503, "the server is shutting down", code="shutting_down")
     if front.config.routers and not stats.routers:
-        raise ApiError(503, "no session with a router is open", code="no_router")
+        why = f": {stats.router_refusal}" if stats.router_refusal else ""
+        raise ApiError(503, f"no session with a router is open{why}", code="no_router")
     return JsonResponse({"status": "ok"})
 
 

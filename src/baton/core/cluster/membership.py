@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.events import Session
+from baton.core.cluster.fit import disagreement
 from baton.core.cluster.prefix_index import PrefixIndex
 from baton.core.cluster.roster import Roster
 from baton.errors import InvariantBroken
-from baton.protocol.control import InstanceReady
 from baton.protocol.ids import Instant
 from baton.protocol.instance import Heartbeat, InstanceHello
 
@@ -105,7 +105,7 @@ class Membership:
                 f"and the router gives up after {self._config.handing_seconds_max:g} s (handing_seconds_max)"
             )
         for instance in self.instances.values():
-            return _disagreement(hello, instance.hello)  # they agree with each other
+            return disagreement(hello, instance.hello)  # they agree with each other
         return self._too_early(hello, now)
 
     def _too_early(self, hello: InstanceHello, now: Instant) -> str:
@@ -115,10 +115,10 @@ class Membership:
         seconds = self._config.no_instance_seconds
         for name, loss in self._losses.items():
             wait = loss.at + seconds - now
-            if name != hello.name and wait > 0 and loss.hello is not None and (why := _disagreement(hello, loss.hello)):
+            if name != hello.name and wait > 0 and loss.hello is not None and (why := disagreement(hello, loss.hello)):
                 return f"{why}, and {name} may come back within {wait:.0f} s"
         mine = self._losses.get(hello.name)
-        if mine is not None and mine.hello is not None and not _disagreement(hello, mine.hello):
+        if mine is not None and mine.hello is not None and not disagreement(hello, mine.hello):
             return ""  # the awaited instances are like this one
         wait = 0.0 if self._nobody_since is None else self._nobody_since + seconds - now
         if hello.refused and wait > 0:
@@ -139,7 +139,7 @@ class Membership:
     def refuse(self, hello: InstanceHello) -> None:
         """The instance does not fit. If it did before it was lost, its return as it was is not awaited any more."""
         loss = self._losses.get(hello.name)
-        if loss is not None and loss.hello is not None and _disagreement(hello, loss.hello):
+        if loss is not None and loss.hello is not None and disagreement(hello, loss.hello):
             self._losses[hello.name] = loss._replace(hello=None)
 
     def join(self, session: Session, hello: InstanceHello, now: Instant) -> ClusterInstance:
@@ -318,28 +318,3 @@ class Membership:
                 raise InvariantBroken(f"{instance!r} has paths that are not looked at", invariant=49)
             if len(instance.paths) >= len(self.instances):
                 raise InvariantBroken(f"{instance!r} remembers {len(instance.paths)} that it cannot read from", invariant=49)
-
-
-def _disagreement(hello: InstanceHello, other: InstanceHello) -> str:
-    """Why these two cannot be in one cluster. Empty: they can."""
-    ready, theirs = hello.ready, other.ready
-    for what, mine, its in (
-        _identity_part(ready, theirs),
-        ("block size", ready.block_size, theirs.block_size),
-        ("vocabulary", ready.vocab_size, theirs.vocab_size),
-        ("context of the model", ready.model_context_tokens, theirs.model_context_tokens),
-        ("layout of KV blocks", hello.layout.hex(), other.layout.hex()),
-    ):
-        if mine != its:
-            return f"{what} is {mine}, that of {other.name} is {its}: all instances of a cluster must agree"
-    return ""
-
-
-def _identity_part(ready: InstanceReady, theirs: InstanceReady) -> tuple[str, str, str]:
-    """The first part of the identity that differs, if both sides have sent the parts; otherwise the digests."""
-    if ready.identity != theirs.identity:
-        for name, part in ready.identity_parts.items():
-            other = theirs.identity_parts.get(name, part)
-            if other != part:
-                return f"{name} of the KV identity", part, other
-    return "identity", ready.identity.hex(), theirs.identity.hex()

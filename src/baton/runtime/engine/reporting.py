@@ -131,6 +131,7 @@ class Reporting:
         stats.loop_lag_microseconds = self._lag.microseconds
         if self.links is not None:
             stats.routers, stats.router_sessions = self.links.open_sessions, {**self.links.counts}
+            stats.router_refusal = self.links.refusal
         return stats
 
     def _after_event(self, event: Event) -> None:

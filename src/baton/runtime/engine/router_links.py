@@ -139,6 +139,8 @@ class RouterLinks:
         "Called when the number of open sessions has changed."
         self.counts: Counter[str] = Counter()
         "Number of sessions by SessionEvent."
+        self.refusal = ""
+        "Why a router refused us. Empty: none did since the last session that was opened."
 
     @property
     def open_sessions(self) -> int:
@@ -188,6 +190,9 @@ class RouterLinks:
             except (LinkFailed, OSError) as error:
                 lasted, why = 0.0, str(error) or type(error).__name__  # `refused` stays as it was
                 self.counts["unreachable"] += 1
+                if isinstance(error, LinkFailed) and error.reason in ("version", "secret"):
+                    self.refusal = why
+                    self.on_sessions()
             else:
                 lasted, why, refused = await self._one_session(address, link, said, refused=refused)
             said.trouble(why, self._loop.time())
@@ -237,6 +242,7 @@ class RouterLinks:
             case RouterHello(router, beat_seconds, lapse_seconds):
                 session.router, session.opened = router, session.heard
                 self.counts["opened"] += 1
+                self.refusal = ""
                 self._sources.dispatch(SessionOpened(session.address))
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
@@ -247,6 +253,7 @@ class RouterLinks:
                 self._arm()
             case InstanceRefused(reason):
                 if session.opened is None:
+                    self.refusal = printable(reason)
                     self._end(session, f"{REFUSED}{printable(reason)}", "refused")
                 else:
                     self._end(session, f"the router has given us up: {printable(reason)}")

@@ -22,6 +22,7 @@ from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.router.instance_session import InstanceSession, counters_of, summed
+from baton.runtime.router.refusals import Refusals
 from baton.runtime.wire.channel import Channel
 
 logger = logging.getLogger("baton.router")
@@ -58,6 +59,7 @@ class InstanceSet:
         "Number of sessions so far."
         self.malformed = 0
         "Sessions that ended because of a malformed message."
+        self.refusals = Refusals()
         self._logged = Repeats()
         self._gone = InstanceStats()
         "Counters of lost instances."
@@ -139,6 +141,7 @@ class InstanceSet:
             return instance  # it does not fit, and was refused
         instance.hello = hello = replace(hello, refused=False)
         instance.welcome(self._hello)
+        self.refusals.forget(hello.name)
         logger.info("instance %s (%s) has joined", hello.name, hello.role)
         self.joined += 1
         self.on_joined(instance)
@@ -171,8 +174,10 @@ class InstanceSet:
         name, why = instance.hello.name, printable(reason)
         if instance.welcomed:
             logger.warning("instance %s is gone: %s", name, why)
-        elif times := self._logged.due(("refused", name, why), self._loop.time()):  # it dials again every few seconds
-            logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
+        else:
+            self.refusals.note(name, reason, self._loop.time())
+            if times := self._logged.due(("refused", name, why), self._loop.time()):  # it dials again every few seconds
+                logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
         self._gone = summed([self._gone, counters_of(instance.stats)])
         instance.hang_up(reason)
         self.on_changed()

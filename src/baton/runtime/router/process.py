@@ -89,6 +89,7 @@ class RouterProcess:
             sessions_max=self._config.router.instances_max + SESSIONS_BEYOND_MAX,
             wire=self._wire,
         )
+        links.on_refused = self._on_refused
         template = read_template(serve.chat_template) if serve.chat_template else None
         reception = Reception("no instance has joined yet: try again later")
         server = make_server(reception, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
@@ -186,6 +187,9 @@ class RouterProcess:
         task = asyncio.create_task(self._client.serve_instance(link))
         self._sessions[task] = None
         task.add_done_callback(lambda task: self._sessions.pop(task, None))
+
+    def _on_refused(self, host: str, reason: str) -> None:
+        self._client.instances.refusals.note(host, reason, asyncio.get_running_loop().time())
 
     def _send_view(self) -> None:
         self._supervisor.send(self._client.view())

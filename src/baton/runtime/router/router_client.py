@@ -283,6 +283,7 @@ class RouterClient:
             counters=counters,
             handoff_seconds=sum(took) / len(took) if took else 0.0,
             failed_paths=self._failed_paths(),
+            refused=self.instances.refusals.view(self._loop.time()),
         )
 
     def _failed_paths(self) -> tuple[PathView, ...]:

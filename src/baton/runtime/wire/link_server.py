@@ -56,6 +56,8 @@ class LinkServer:
         self._repeats = Repeats(LOG_SECONDS)
         self.counts: Counter[str] = Counter()
         "Sessions that began (opened), and by LinkReason those that did not, or ended by their peer's fault."
+        self.on_refused: Callable[[str, str], None] = lambda host, reason: None
+        "Called when a peer speaks no version that this build speaks."
 
     @property
     def sessions(self) -> int:
@@ -100,6 +102,8 @@ class LinkServer:
             link = await welcome(sock, self._secret, self._wire)
         except LinkFailed as failed:
             self._note(failed.reason, peer, str(failed))
+            if failed.reason == "version":
+                self.on_refused(peer.rpartition(":")[0] or peer, str(failed))
             return
         if len(self._sessions) >= self._sessions_max:
             self._note("crowded", peer, f"{self._sessions_max} sessions are open already")
