@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from baton.core.effects import Effect
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import Event, Tick
+from baton.core.events import Event, Tick, WorkerLost
 from baton.core.instance import Instance
 from baton.errors import EngineError, InvariantBroken
 from baton.runtime.driver import Driver
@@ -53,8 +53,8 @@ class InstanceLoop:
             return
         self._driver.dispatch(event)
         if self.instance.worker.state is WorkerState.GONE:  # its requests have their error; our parent may restart us
-            losses = self.instance.worker.losses
-            self._on_over(EngineError(f"the worker was lost {losses} time(s) in a row: the server ends"))
+            text = f"the worker was lost {self.instance.worker.losses} time(s) in a row: the server ends"
+            self._on_over(EngineError(f"{text} ({event.reason})" if isinstance(event, WorkerLost) else text))
         if not self.instance.board.groups and self.instance.idle:
             self._check_when_due(self.instance)
         self.after(event)

@@ -21,6 +21,12 @@ _STARTED_AT: Final = time.time()
 """This module is imported when the process starts."""
 
 
+def installed_build() -> str:
+    """Version, and the commit that the build or the installer has noted. Only the version in a checkout, whose files change
+    while processes run."""
+    return f"{__version__} {_noted_commit()[:COMMIT_DIGITS]}".strip()
+
+
 @cache
 def own_build() -> Build:
     return Build(__version__, commit(), _STARTED_AT)
@@ -31,8 +37,11 @@ def commit() -> str:
     """Commit of the installed package if its build (COMMIT_FILE) or its installer (PEP 610) has noted it, else of the checkout.
     Empty: unknown."""
     package = Path(baton.__file__).parent
-    found = _built_commit(package / COMMIT_FILE) or _installed_commit() or _checkout_commit(package.parents[1] / ".git")
-    return found[:COMMIT_DIGITS]
+    return (_noted_commit() or _checkout_commit(package.parents[1] / ".git"))[:COMMIT_DIGITS]
+
+
+def _noted_commit() -> str:
+    return _built_commit(Path(baton.__file__).parent / COMMIT_FILE) or _installed_commit()
 
 
 def _built_commit(file: Path) -> str:
@@ -67,3 +76,7 @@ def _checkout_commit(git: Path) -> str:
         return next((found for found, ref in packed if ref == name), "")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+INSTALLED: Final = installed_build()
+"""The build whose code this process runs: read at once, because an update may replace the files while the process runs."""

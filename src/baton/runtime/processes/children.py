@@ -3,11 +3,15 @@
 A child gets its settings through an inherited, nameless file (so that no key shows in a process list or on a disk), its
 channels as inherited sockets, and asks the kernel to be killed if its parent dies. It runs in a session of its own: Ctrl-C
 reaches only the supervisor, which ends the others in order.
+
+Processes of one server are of one build: their messages have no versions to agree on. A child of another build than its parent
+(the package was updated while the server ran, and a lost worker is replaced) reports that and ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -17,9 +21,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
+
+from baton.protocol.codec import encode
+from baton.protocol.control import StartFailed
+from baton.runtime.processes import build_info
 
 T = TypeVar("T")
 
@@ -34,7 +42,7 @@ def start_child(
 
     Call it on the main thread: the kernel treats the end of the thread that started a child as the end of its parent.
     """
-    settings_fd = nameless_file(msgspec.json.encode((os.getpid(), settings)))
+    settings_fd = nameless_file(msgspec.json.encode((os.getpid(), build_info.INSTALLED, settings)))
     fds = {name: sock.fileno() for name, sock in sockets.items()}
     try:
         return subprocess.Popen(
@@ -66,12 +74,26 @@ def begin_child(settings_type: type[T]) -> tuple[T, dict[str, socket.socket]]:
     """Bind the child's life to its parent's, and read the inherited settings and sockets (by name). Call it first."""
     settings_fd, *named = sys.argv[1:]
     with os.fdopen(int(settings_fd), "rb") as file:
-        parent, settings = msgspec.json.decode(file.read(), type=tuple[int, settings_type])  # type: ignore[valid-type]
+        parent, build, settings = msgspec.json.decode(file.read(), type=tuple[int, str, msgspec.Raw])
     die_with_parent(parent)
     fds = {name: int(fd) for name, _, fd in (word.partition("=") for word in named)}
     for fd in fds.values():
         os.set_inheritable(fd, False)
-    return settings, {name: socket.socket(fileno=fd) for name, fd in fds.items()}
+    sockets = {name: socket.socket(fileno=fd) for name, fd in fds.items()}
+    if build != build_info.INSTALLED:
+        _end_as_other_build(build, sockets)
+    return msgspec.json.decode(settings, type=settings_type), sockets
+
+
+def _end_as_other_build(parents: str, sockets: Mapping[str, socket.socket]) -> NoReturn:
+    """End before the settings are decoded: another build may have others."""
+    spec = sys.modules["__main__"].__spec__
+    name = "process" if spec is None else spec.name.removesuffix(".__main__").rpartition(".")[2]
+    text = f"the new {name} is of build {build_info.INSTALLED}, and the process that starts it of {parents}"
+    failed = StartFailed(f"{text}: Baton was updated while the server was running; restart the whole server")
+    with contextlib.suppress(KeyError, OSError):
+        sockets["control"].sendall(encode(failed))
+    sys.exit(1)
 
 
 def die_with_parent(parent: int) -> None:
