@@ -106,6 +106,41 @@ def test_failed_row_has_no_token():
         read([LAST, LAST], [5, ()], failure)
 
 
+def drafted(length: int, planned: int = 3, made: int = 2, **more: object) -> Rows:
+    """A row with drafts and one without."""
+    plan = StepPlan(1, 1, run=BatchRows((0, 1), (1, 1), (planned, 0)))
+    values = (*range(length), 7)
+    return read_rows(plan, (), StepResult(1, 1, (0, 1), (1, 1), (length, 1), values, drafted=(made, 0), **more))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_row_answers_one_token_and_its_accepted_drafts(length):
+    rows = drafted(length)
+    assert (rows.sampled, rows.drafted) == ([(1, 7)], [(0, tuple(range(length)), 3)])
+
+
+@pytest.mark.parametrize("wrong", [{"length": 0}, {"length": 4}, {"length": 1, "made": 4}, {"length": 1, "made": -1}])
+def test_a_row_answers_neither_more_than_it_drafted_nor_nothing(wrong):
+    with pytest.raises(ProtocolError):
+        drafted(**wrong)
+
+
+def test_a_failed_row_with_drafts_has_no_token():
+    rows = drafted(0, failures=(RowFailure(0, 1, "NaN in the logits"),))
+    assert (rows.sampled, rows.drafted, rows.chunks) == ([(1, 7)], [], [0])
+
+
+@pytest.mark.parametrize("made", [(1,), (0,), (0, 0)])
+def test_drafts_that_were_not_planned(made):
+    plan = StepPlan(1, 1, run=BatchRows((0,), (1,)))
+    result = StepResult(1, 1, (0,), (1,), (1,), (7,), drafted=made)
+    if made == (0,):
+        assert read_rows(plan, (), result).sampled == [(0, 7)]
+    else:
+        with pytest.raises(ProtocolError):
+            read_rows(plan, (), result)
+
+
 @pytest.mark.parametrize("columns", [((1,), (1,), ()), ((1,), (), (1,)), ((), (1,), (1,)), ((1, 2), (1, 2), (1,))])
 def test_columns_of_unequal_length(columns):
     for plan in (StepPlan(1, 1), StepPlan(1, 1, run=BatchRows((1,), (1,)))):

@@ -160,8 +160,8 @@ PLACES = [
     ReadPool(7, b"f", ("x",)),
     PoolReady(b"f", 7, 64, None, ("x",)),
     GenerateRequest(id="a", prompt=(1, 2), extras=((1, b"digest"),), traceparent=f"00-{'a' * 32}-{'b' * 16}-01"),
-    StepPlan(1, 1, new=(NewSequence(0, 1, (5,), 1, 0, (3,), 0, 0, adapter=4),), run=BatchRows((0, 1), (3, 1), ((7, 8), ()))),
-    StepResult(1, 1, (0, 1), (1, 1), (3, 1), (7, 8, 9, 5)),
+    StepPlan(1, 1, new=(NewSequence(0, 1, (5,), 1, 0, (3,), 0, 0, adapter=4),), run=BatchRows((0, 1), (1, 1), (3, 0))),
+    StepResult(1, 1, (0, 1), (1, 1), (3, 1), (7, 8, 9, 5), drafted=(2, 0)),
     Emit([("a", 1, 0, 0, 7), ("a", 1, 0, 1, [8, 9])], []),
     Emit([("a", 1, 0, 0, [7, 8, 9])], [], begun=[Begun("a", 1, 0, 32, 16, 8)]),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from baton.config.values import Seconds, StepTokens, require
+from baton.config.values import DRAFTS_MAX, Seconds, StepTokens, require
 from baton.ranges import Range
 
 
@@ -49,6 +49,8 @@ class SchedulerConfig(SchedulerOptions):
     "Maximum of sequences on the worker."
     tokens_per_step: int = 8192
     "Maximum of tokens per step, prompt and decode together."
+    drafts_max: int = 0
+    "Maximum of draft tokens per sequence and step (speculative decoding). 0: none."
     prompts_at_once: int = 4
     """Prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a step to
     waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
@@ -90,6 +92,7 @@ class SchedulerConfig(SchedulerOptions):
         )
         require(self.steps_in_flight >= 1, "scheduler.steps_in_flight must be at least 1")
         require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
+        require(0 <= self.drafts_max <= DRAFTS_MAX, f"scheduler.drafts_max must be between 0 and {DRAFTS_MAX}")
         require(self.prompts_at_once >= 1, "scheduler.prompts_at_once must be at least 1")
         require(
             self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,

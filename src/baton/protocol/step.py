@@ -5,8 +5,8 @@ changes. Plans are executed in the order of their numbers. So a block may be rea
 last owner: every earlier plan has been executed by then.
 
 On the wire a result is flat int32 values, which a kernel can write, and a length per row: 0 for a chunk of a prompt that is not
-the last, 1 for a token, more with speculation. `read_rows` turns rows into typed columns here, at the boundary; no other code
-compares an int with a sentinel.
+the last, 1 for a token, and 1 more for each draft that was accepted (speculative decoding). `read_rows` turns rows into typed
+columns here, at the boundary; no other code compares an int with a sentinel.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class BatchRows(Struct, frozen=True, array_like=True):
 
     slots: tuple[Slot, ...] = ()
     counts: tuple[int, ...] = ()
-    drafts: tuple[tuple[TokenId, ...], ...] = ()
-    """Draft tokens for each slot (speculative decoding); the worker verifies them. Empty today: there is no drafting."""
+    drafts: tuple[int, ...] = ()
+    """Maximum of draft tokens beside each row's count (speculative decoding). The worker proposes and verifies them, and knows
+    their positions. Empty: none in this step."""
 
 
 class StepPlan(Struct, frozen=True, array_like=True):
@@ -84,7 +85,8 @@ class StepPlan(Struct, frozen=True, array_like=True):
 
     @property
     def tokens(self) -> int:
-        return sum(self.run.counts)
+        """Tokens that the step computes at most."""
+        return sum(self.run.counts) + sum(self.run.drafts)
 
 
 RowError = Literal["row_failed", "dead_end"]
@@ -142,6 +144,9 @@ class StepResult(Struct, frozen=True, array_like=True):
     values: tuple[int, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     logprobs: tuple[RowLogprobs, ...] = ()
+    "A row with several tokens has several of them, in order."
+    drafted: tuple[int, ...] = ()
+    "Draft tokens that each row of the run computed. Empty: none."
 
     @classmethod
     def of(
@@ -169,11 +174,13 @@ class Rows(Struct):
     """A result's rows by meaning, in row order. No code above this file compares an int with a sentinel."""
 
     sampled: list[tuple[Slot, int]]
-    "Slots with their sampled token."
+    "Slots with their sampled token, if no drafts were planned for them."
     chunks: list[Slot]
     "Slots with a chunk of a prompt that is not the last, or a row that failed."
     acks: list[Slot]
     "Slots whose drop is executed."
+    drafted: list[tuple[Slot, tuple[int, ...], int]] = []
+    "Slots with planned drafts: their tokens, of which the last one is no draft, and the number of planned drafts."
 
 
 def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> Rows:
@@ -197,15 +204,41 @@ def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) 
     values = result.values[:tokens]
     if values and not 0 <= min(values) <= max(values) <= TOKEN_ID_MAX:
         raise ProtocolError(f"step {result.step}: a value from {min(values)} to {max(values)} is no token id")
-    if ones and not unfinished:
+    if ones and not unfinished and not plan.run.drafts and not result.drafted:
         return Rows(list(zip(plan.run.slots, values, strict=True)), [], acks)
-    failed = [(failure.slot, failure.incarnation) for failure in result.failures]
-    for slot, incarnation, length in zip(plan.run.slots, result.incarnations, lengths, strict=False):
-        if length != (slot not in unfinished and (slot, incarnation) not in failed):  # more than one is never planned yet
-            raise ProtocolError(f"step {result.step}: slot {slot} answers {length} tokens")
+    _check_lengths(plan, unfinished, result)
+    if plan.run.drafts:
+        return _rows_with_drafts(plan, result, acks)
     sampled = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if length]
     chunks = [slot for slot, length in zip(plan.run.slots, lengths, strict=False) if not length]
     return Rows(list(zip(sampled, values, strict=True)), chunks, acks)
+
+
+def _check_lengths(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> None:
+    """A due row has one token, and one more for each draft that is accepted; other rows have none."""
+    slots, none = plan.run.slots, (0,) * len(plan.run.slots)
+    planned, drafted = plan.run.drafts or none, result.drafted or none
+    if len(drafted) != len(slots) or not all(0 <= some <= most for some, most in zip(drafted, planned, strict=True)):
+        raise ProtocolError(f"step {result.step}: the worker's drafts are not those of the plan")
+    failed = [(failure.slot, failure.incarnation) for failure in result.failures]
+    for slot, incarnation, length, drafts in zip(slots, result.incarnations, result.lengths, drafted, strict=False):
+        due = slot not in unfinished and (slot, incarnation) not in failed
+        if not due <= length <= due * (1 + drafts):
+            raise ProtocolError(f"step {result.step}: slot {slot} answers {length} tokens")
+
+
+def _rows_with_drafts(plan: StepPlan, result: StepResult, acks: list[Slot]) -> Rows:
+    rows, at = Rows([], [], acks, []), 0
+    for slot, length, drafts in zip(plan.run.slots, result.lengths, plan.run.drafts, strict=False):
+        tokens = result.values[at : at + length]
+        at += length
+        if not length:
+            rows.chunks.append(slot)
+        elif drafts:
+            rows.drafted.append((slot, tokens, drafts))
+        else:
+            rows.sampled.append((slot, tokens[0]))
+    return rows
 
 
 _DROPPED: Final = (PREEMPTED_TOKEN_ID,)

@@ -45,8 +45,8 @@ class AdmissionModel:
         "Slots that are not free."
         self._dropping: dict[int, int] = {}
         "Taken slots that are being dropped, and the step that drops them."
-        self._plans: dict[int, list[tuple[int, int, int]]] = {}
-        "Per plan without a result: (slot, incarnation, tokens that are computed then)."
+        self._plans: dict[int, list[tuple[int, int, int, int]]] = {}
+        "Per plan without a result: (slot, incarnation, tokens that are computed then at most, drafts)."
         self._slot_of: dict[tuple[int, int], int] = {}
         "Slot of each sequence on the worker, by (arrival, index)."
         self._position: dict[int, int] = {}
@@ -70,10 +70,12 @@ class AdmissionModel:
         """A result was absorbed; delivered tokens are counted already, ends are not yet."""
         failed = {(failure.slot, failure.incarnation) for failure in result.failures}
         unsettled: list[tuple[int, int]] = []
-        for slot, incarnation, end in self._plans.pop(step, ()):
+        for (slot, incarnation, end, drafts), length in zip(self._plans.pop(step, ()), result.lengths, strict=False):
             held = self.cache.held.get(slot)
             if held is None or held.incarnation != incarnation or (failed and (slot, incarnation) in failed):
                 continue
+            if drafts:
+                self._position[slot] -= 1 + drafts - length
             known = len(held.client_request.client.prompt) + len(held.client_request.delivered[held.index])
             computed = min(end, known - 1 if held.client_request.delivered[held.index] else known)
             if not self.cache.compute(slot, computed):
@@ -157,15 +159,16 @@ class AdmissionModel:
     def _run(self, plan: StepPlan, room: int) -> int:
         """Apply the run of a plan. Returns the prompt tokens that the step has left."""
         position = self._position
-        rows: list[tuple[int, int, int]] = []
-        for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
+        rows: list[tuple[int, int, int, int]] = []
+        most = plan.run.drafts or (0,) * len(plan.run.slots)
+        for slot, count, drafts in zip(plan.run.slots, plan.run.counts, most, strict=True):
             held = self.cache.held.get(slot)
             if held is None:
                 raise InvariantBroken(f"step {plan.step} runs slot {slot}, whose sequence has ended", invariant=25)
             if position[slot] < self._prefill[slot]:
                 room -= count
-            position[slot] += count
-            rows.append((slot, held.incarnation, position[slot]))
+            position[slot] += count + drafts
+            rows.append((slot, held.incarnation, position[slot], drafts))
         self._plans[plan.step] = rows
         return room
 

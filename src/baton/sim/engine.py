@@ -46,6 +46,8 @@ class Plans(PlansSeen, Protocol):
 
     def check(self, plan: StepPlan) -> None: ...
 
+    def received(self, result: StepResult) -> None: ...
+
     def client_of(self, slot: int, incarnation: int) -> Client: ...
 
 
@@ -259,6 +261,7 @@ class SimulatedEngine:
         self._timeline.record(result)
         broken = self.network.is_broken(result)
         self._broken |= broken
+        self.plans.received(result)
         self._watch.receives(result, broken=broken)
         self.dispatch(StepDone(self.network.unpack(result)))
         self._watch.received(result, broken=broken)

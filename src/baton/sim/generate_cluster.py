@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import get_args
 
-from baton.sim.generate import long_prompts, step_faults, stop_last, stop_repetitions, storage_wants_tokens
+from baton.sim.generate import drafts, long_prompts, step_faults, stop_last, stop_repetitions, storage_wants_tokens
 from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import (
     VOCAB,
@@ -88,6 +88,7 @@ def generate_cluster(seed: int) -> Scenario:
     if bounds.random() < 0.2:
         scenario.bound = bounds.choice((1, 2, 4))
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
+    drafts(scenario, stream(seed, "drafts"))
     return scenario
 
 

@@ -395,6 +395,10 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("two sequences filled the same block: folded")
         if self._view.evicted:
             self.saw("a cached block was evicted")
+        if self.machine.stats.accepted_drafts:
+            self.saw("a draft was accepted")
+        if self.machine.stats.drafts > sum(self.machine.stats.accepted_drafts):
+            self.saw("a draft was refused")
         if self.machine.stats.stale_rows:
             self.saw("a late row of a former occupant")
         if self.machine.mode.value != "paused":

@@ -130,12 +130,13 @@ class Network:
 
 
 def garbled(result: StepResult, kind: int) -> StepResult | None:
-    """Broken in one of five ways; None where this result has nothing to break that way."""
+    """Broken in one of seven ways; None where this result has nothing to break that way."""
     rows = result.rows
-    if not rows or (result.failures and kind % 5 == 2):  # a row that failed may answer so
+    if not rows or (result.failures and kind == 2):  # a row that failed may answer so
         return None
     slot, incarnation, values = rows[0]
-    match kind % 5:
+    drafted = next((place for place, drafts in enumerate(result.drafted) if drafts and rows[place][2]), None)
+    match kind:
         case 0:  # a row is missing
             rows = rows[1:]
         case 1:  # another incarnation
@@ -146,7 +147,13 @@ def garbled(result: StepResult, kind: int) -> StepResult | None:
             rows.append(rows[0])
         case 4:  # lengths that are not those of the values
             return replace(result, lengths=(result.lengths[0] + 1, *result.lengths[1:]))
-    return StepResult.of(result.step, result.epoch, rows, result.failures)
+        case 5 if drafted is not None:  # more tokens than the drafts and one
+            rows[drafted] = (*rows[drafted][:2], (1,) * (2 + result.drafted[drafted]))
+        case 6 if drafted is not None:  # no token
+            rows[drafted] = (*rows[drafted][:2], ())
+        case _:
+            return None
+    return replace(StepResult.of(result.step, result.epoch, rows, result.failures), drafted=result.drafted)
 
 
 def with_ghost(result: StepResult) -> StepResult:
@@ -155,4 +162,5 @@ def with_ghost(result: StepResult) -> StepResult:
     ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
     rows = [*result.rows, *((slot, incarnation, (3,)) for slot, incarnation in ghosts)]
     thoughts = (RowLogprobs(slot, incarnation, TokenLogprob(3, -1.0, 1)) for slot, incarnation in ghosts)
-    return StepResult.of(result.step, result.epoch, rows, result.failures, (*result.logprobs, *thoughts))
+    ghostly = StepResult.of(result.step, result.epoch, rows, result.failures, (*result.logprobs, *thoughts))
+    return replace(ghostly, drafted=result.drafted)

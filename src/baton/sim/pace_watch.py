@@ -34,7 +34,7 @@ class PaceWatch:
             return
         rows = zip(plan.run.slots, plan.run.counts, strict=True)
         chunks = [count for slot, count in rows if position[slot] < known[slot]]
-        self._decoding = max(self._decoding, len(plan.run.slots) - len(chunks))
+        self._decoding = max(self._decoding, len(plan.run.slots) - len(chunks) + sum(plan.run.drafts))
         if not chunks or len(chunks) == len(plan.run.slots):
             return
         self._mixed += 1

@@ -14,7 +14,7 @@ from baton.core.engine.request import Sequence
 from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, RequestId
-from baton.protocol.step import NewSequence, StepPlan
+from baton.protocol.step import NewSequence, StepPlan, StepResult
 from baton.sim.admission_model import AdmissionModel
 from baton.sim.line import Line, Place
 from baton.sim.pace_watch import PaceWatch
@@ -57,6 +57,11 @@ class PlanWatch:
         self._incarnation: dict[int, int] = {}
         self._position: dict[int, int] = {}
         self._known: dict[int, int] = {}
+        "Positions that the plans have reached at most: a result with fewer tokens than drafts lowers it."
+        self._drafted: dict[int, list[tuple[int, int, int]]] = {}
+        "Per plan with drafts that is not absorbed: (slot, incarnation, tokens at most)."
+        self._lengths: dict[int, tuple[int, ...]] = {}
+        "Lengths of the rows of their results."
         self._places: dict[tuple[int, int], Place] = {}
         "The occupant of a slot, by its incarnation."
         self._last_step = 0
@@ -66,10 +71,11 @@ class PlanWatch:
         if plan.step != self._last_step + 1:
             raise InvariantBroken("steps are not numbered in order", invariant=30)
         self._last_step = plan.step
-        counts = plan.run.counts
+        self._lower(plan)
+        counts, drafts = plan.run.counts, plan.run.drafts or (0,) * len(plan.run.counts)
         self.rows += len(counts) + len(plan.drops)
-        if len(counts) > self._scenario.slots or sum(counts) > self._scenario.tokens_per_step:
-            raise InvariantBroken(f"step {plan.step} runs {sum(counts)} tokens of {len(counts)} sequences", invariant=30)
+        if len(counts) > self._scenario.slots or plan.tokens > self._scenario.tokens_per_step:
+            raise InvariantBroken(f"step {plan.step} runs {plan.tokens} tokens of {len(counts)} sequences", invariant=30)
         for slot, incarnation in plan.drops:
             self._drop(plan.step, slot, incarnation)
         for new in plan.new:
@@ -88,9 +94,26 @@ class PlanWatch:
         self._beside_decodes(plan)
         self._bytes(plan)
         self._pace.planned(plan, self._position, self._known)
-        for slot, count, table in zip(plan.run.slots, counts, tables, strict=True):
-            self._writes(plan.step, slot, count, table)
+        for slot, count, more, table in zip(plan.run.slots, counts, drafts, tables, strict=True):
+            self._writes(plan.step, slot, count, more, table)
         self._urgency.planned(plan)
+        if plan.run.drafts:
+            rows = zip(plan.run.slots, drafts, strict=True)
+            self._drafted[plan.step] = [(slot, self._incarnation[slot], 1 + more) for slot, more in rows]
+
+    def received(self, result: StepResult) -> None:
+        """The instance is about to get a result, and absorbs it now or later."""
+        if result.step in self._drafted:
+            self._lengths[result.step] = result.lengths
+
+    def _lower(self, plan: StepPlan) -> None:
+        """Steps before the oldest in flight are absorbed: their drafts that came to nothing do not count any more."""
+        oldest = self._view.oldest_step or plan.step
+        for step in [step for step in self._drafted if step < oldest]:
+            rows, lengths = self._drafted.pop(step), self._lengths.pop(step, ())
+            for (slot, incarnation, most), length in zip(rows, lengths, strict=False):
+                if self._incarnation[slot] == incarnation:
+                    self._position[slot] -= most - length
 
     def _drop(self, step: int, slot: int, incarnation: int) -> None:
         self._tables.pop(slot, None)
@@ -155,11 +178,16 @@ class PlanWatch:
     def _assign(self, block: int, slot: int) -> None:
         self._owner[block] = (slot, self._incarnation[slot])
 
-    def _writes(self, step: int, slot: int, count: int, table: list[BlockId]) -> None:
+    def _writes(self, step: int, slot: int, count: int, drafts: int, table: list[BlockId]) -> None:
         position, size = self._position[slot], self._size
-        end = self._position[slot] = position + count
+        end = self._position[slot] = position + count + drafts
+        if drafts and (count > 1 or position < self._known[slot]):
+            raise InvariantBroken(f"step {step}: slot {slot} has drafts, and computes its prompt", invariant=30)
         if end > len(table) * size:
             raise InvariantBroken(f"step {step}: slot {slot} has no block for position {end - 1}", invariant=6)
+        client = self._places[slot, self._incarnation[slot]][0].client
+        if end > len(client.prompt) + client.max_tokens - 1:
+            raise InvariantBroken(f"step {step}: slot {slot} computes position {end - 1}, past its last token", invariant=30)
         for block in table:
             self._last_use[block] = step
         for block in table[position // size : (end - 1) // size + 1]:

@@ -42,7 +42,7 @@ class WorkerProcess:
         """`first_pool`: pool incarnations start after it, unique among all processes. `label`: the name in a trace."""
         self._label = label
         self.epoch = WorkerEpoch(1)
-        self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.client_of)
+        self.worker = SimWorker(scenario.blocks, scenario.block_size, watch.client_of, scenario.seed, scenario.draft_truth)
         self._first_pool = first_pool
         self._scenario = scenario
         self._timeline = timeline

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from typing import Any, Final, get_args
 
+from baton.config.values import DRAFTS_MAX
 from baton.core.engine.stats import HeldBack
 from baton.core.events import Event
 from baton.core.instance import Instance
@@ -53,6 +54,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     # Fixed sizes
     ("Instance", "_handlers"): lambda _: len(get_args(Event)),
     ("Tiers", "rates"): lambda _: len(get_args(MoveKind)),
+    ("Stats", "accepted_drafts"): lambda _: DRAFTS_MAX,
     ("Stats", "ended"): lambda _: len(FinishReason),
     ("Stats", "refused"): lambda _: len(get_args(RefusalReason)),
     ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),

@@ -95,7 +95,7 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: StepFaultKind
     seconds: float = 0.0
     """slow: added to the step; plod: likewise, with signs of progress all the while; late, repeat: added to the (second)
-    delivery; garble: which of five ways; oom: time in which every step of that size or larger fails."""
+    delivery; garble: which of seven ways; oom: time in which every step of that size or larger fails."""
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
@@ -264,6 +264,10 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     noise: float = 0.5
     "Each step takes up to this share longer."
     restart_seconds: float = 0.5
+    drafts_max: int = 0
+    "Draft tokens per sequence and step, at most. 0: no speculation."
+    draft_truth: float = 0.5
+    "Probability that a draft token is the true one."
     steps: list[StepFault] = []
     nudges: list[Nudge] = []
     host_blocks: int = 0
@@ -301,6 +305,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 chunk_tokens_max=self.chunk_tokens_max,
                 prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
                 prompts_at_once=self.prompts_at_once,
+                drafts_max=self.drafts_max,
                 decode_gap_seconds=self.decode_gap_seconds,
                 new_bytes_max=self.new_bytes_max,
                 plan_bytes_max=self.plan_bytes_max,

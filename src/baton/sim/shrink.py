@@ -145,6 +145,8 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("decode_gap_seconds", None),
     ("new_bytes_max", SCHEDULER.new_bytes_max),
     ("plan_bytes_max", SCHEDULER.plan_bytes_max),
+    ("drafts_max", 0),
+    ("drafts_max", 1),
     ("order", "priority"),
     ("eviction", "lru"),
     ("prefix_caching", True),

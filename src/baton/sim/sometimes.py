@@ -27,6 +27,8 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "token 0 was delivered",
     "an end on a block's edge",
     "an answer that repeats itself ended",
+    "a draft was accepted",
+    "a draft was refused",
     "a deadline passed in the line",
     "a deadline passed on the worker",
     "one row failed, alone",

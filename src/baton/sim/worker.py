@@ -21,6 +21,7 @@ from baton.protocol.step import (
     StepResult,
     TokenLogprob,
 )
+from baton.sim.noise import noise
 from baton.sim.scenario import Client
 from baton.sim.tags import TAG_BYTES, draw, first_tag, logprob, next_tag, tag_bytes
 
@@ -63,8 +64,18 @@ class Seat:
 
 
 class SimWorker:
-    def __init__(self, blocks: int, block_size: int, client_of: Callable[[int, int], Client]) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        client_of: Callable[[int, int], Client],
+        seed: int = 0,
+        draft_truth: float = 0.0,
+    ) -> None:
+        """`draft_truth`: probability that a draft is the true token."""
         self._size = block_size
+        self._seed = seed
+        self._draft_truth = draft_truth
         self._client_of = client_of
         self.weights = 0
         "Weights that this process has loaded."
@@ -89,25 +100,32 @@ class SimWorker:
         values: list[int] = []
         failures: list[RowFailure] = []
         logprobs: list[RowLogprobs] = []
+        drafted = [0] * len(plan.run.drafts)
         for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
             if number == die_after:
                 raise WorkerDied
             seat = self.seats[slot]
             tag, begin = seat.tag, seat.computed
             sampled = self._row(plan, slot, seat, count)
+            after, end = seat.tag, seat.computed
+            more: list[TokenLogprob] = []
+            if drafted and plan.run.drafts[number] and sampled:
+                drafted[number], more = self._verify(plan, slot, seat, plan.run.drafts[number])
             incarnations.append(seat.incarnation)
-            lengths.append(len(sampled))
+            lengths.append(len(sampled) + len(more))
             values += sampled
+            values += [each.token for each in more]
             if seat.failed:
                 failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))
-            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, sampled)) is not None:
+            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, after, end, sampled)) is not None:
                 logprobs.append(row)
+                logprobs += [RowLogprobs(slot, seat.incarnation, each) for each in more]
         for _, incarnation in plan.drops:
             incarnations.append(incarnation)
             lengths.append(1)
             values.append(PREEMPTED_TOKEN_ID)
         columns = (plan.rows, tuple(incarnations), tuple(lengths), tuple(values))
-        return StepResult(plan.step, plan.epoch, *columns, tuple(failures), tuple(logprobs))
+        return StepResult(plan.step, plan.epoch, *columns, tuple(failures), tuple(logprobs), tuple(drafted))
 
     def _take_in(self, plan: StepPlan) -> None:
         for slot, incarnation in plan.drops:
@@ -135,30 +153,68 @@ class SimWorker:
         begin = seat.computed
         if begin + count > len(seat.tokens):
             raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
-        size, table, pool = self._size, seat.table, self.pool
         for position in range(begin, begin + count):
-            tag = seat.compute(seat.tokens[position])
-            offset = position % size * TAG_BYTES
-            pool[table[position // size]][offset : offset + TAG_BYTES] = tag
-        context = b"".join([pool[block] for block in table])[: seat.computed * TAG_BYTES]
+            self._write(seat, position, seat.compute(seat.tokens[position]))
+        context = self._context(plan, slot, seat)
+        return () if seat.computed < len(seat.tokens) else (_sampled(seat, context),)
+
+    def _verify(self, plan: StepPlan, slot: int, seat: Seat, most: int) -> tuple[int, list[TokenLogprob]]:
+        """Draft up to `most` tokens behind the sampled one, of which any number is true. Returns how many were drafted, and the
+        tokens beside the first. KV of every draft is written, also behind the first that is refused."""
+        drafts = int(noise(self._seed, plan.step * 31 + slot) * (most + 1))
+        taken: list[TokenLogprob] = []
+        tag, true = seat.tag, True
+        for place in range(drafts):
+            position, token = seat.computed + (0 if true else place - len(taken)), seat.tokens[-1]
+            if position >= len(seat.table) * self._size:
+                raise InvariantBroken(f"step {plan.step}: slot {slot} has no block for position {position}", invariant=6)
+            draft = token
+            if noise(self._seed, plan.step * 1009 + slot * 31 + place) >= self._draft_truth:
+                draft = (token + 1) % seat.client.vocab
+            ill = len(seat.tokens) - seat.prompt_tokens in (seat.client.nan_at, seat.client.poison_at)
+            true = true and draft == token and not ill
+            if true:
+                self._write(seat, position, seat.compute(token))
+                tag = seat.tag
+                taken.append(_told(seat, _sampled(seat, self._context(plan, slot, seat))))
+            else:
+                tag = next_tag(tag, draft + 1)
+                self._write(seat, position, tag_bytes(tag))
+        return drafts, taken
+
+    def _write(self, seat: Seat, position: int, tag: bytes) -> None:
+        offset = position % self._size * TAG_BYTES
+        self.pool[seat.table[position // self._size]][offset : offset + TAG_BYTES] = tag
+
+    def _context(self, plan: StepPlan, slot: int, seat: Seat) -> bytes:
+        """Everything that the sequence attends to, through its table."""
+        context = b"".join([self.pool[block] for block in seat.table])[: seat.computed * TAG_BYTES]
         if context != seat.expected:
             raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
-        if seat.computed < len(seat.tokens):
-            return ()
-        token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, seat.client.vocab)
-        seat.tokens.append(token)
-        return (token,)
+        return context
 
 
-def _row_logprobs(slot: Slot, seat: Seat, tag: int, begin: int, values: tuple[int, ...]) -> RowLogprobs | None:
+def _sampled(seat: Seat, context: bytes) -> int:
+    token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, seat.client.vocab)
+    seat.tokens.append(token)
+    return token
+
+
+def _told(seat: Seat, token: int) -> TokenLogprob:
+    return TokenLogprob(token, logprob(seat.tag, token), 1)
+
+
+def _row_logprobs(
+    slot: Slot, seat: Seat, tag: int, begin: int, after: int, end: int, values: tuple[int, ...]
+) -> RowLogprobs | None:
     """Log-probabilities of the sampled token, and of the prompt's tokens after those computed from position `begin`, tag
-    `tag`."""
+    `tag`, to position `end`, tag `after`."""
     sampled = None
     if values and seat.sampling.logprobs is not None:
-        sampled = TokenLogprob(values[0], logprob(seat.tag, values[0]), 1)
+        sampled = TokenLogprob(values[0], logprob(after, values[0]), 1)
     prompt: list[TokenLogprob] = []
     if seat.sampling.prompt_logprobs is not None:
-        for position in range(begin, min(seat.computed, seat.prompt_tokens - 1)):
+        for position in range(begin, min(end, seat.prompt_tokens - 1)):
             tag, token = next_tag(tag, seat.tokens[position]), seat.tokens[position + 1]
             prompt.append(TokenLogprob(token, logprob(tag, token), 1))
     if sampled is None and not prompt:

@@ -6,21 +6,27 @@ planned.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from baton.core.engine.board import Board
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence
 from baton.protocol.ids import Slot
 from baton.protocol.request import FinishReason
-from baton.protocol.step import Rows, StepResult
+from baton.protocol.step import RowLogprobs, Rows, StepResult
 
 
 def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
     """`rows`: the result's rows, grouped by meaning. `chunks`: tokens that a slot computed in this step, where that is not
     one."""
+    drafted: dict[Slot, list[RowLogprobs]] = {slot: [] for slot, _, _ in rows.drafted}
     for logprobs in result.logprobs:  # before the tokens, which may end their sequence
         sequence = board.slots.occupant_of(logprobs.slot, logprobs.incarnation)
         if sequence is not None and sequence.phase is not Phase.CLOSING:
-            board.out.logprobs.append((sequence.request.id, sequence.index, logprobs))
+            if logprobs.slot in drafted:
+                drafted[logprobs.slot].append(logprobs)
+            else:
+                board.out.logprobs.append((sequence.request.id, sequence.index, logprobs))
     # Failures first: a failed row computed nothing that may be published.
     for failure in result.failures:
         sequence = board.slots.occupant_of(failure.slot, failure.incarnation)
@@ -31,6 +37,10 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
         if sequence.blocks:
             _confirm(board, sequence, chunks.get(slot, 1))
     _absorb_tokens(board, chunks, rows)
+    for slot, tokens, planned in rows.drafted:
+        _absorb_drafted(board, board.slots.slot_owner(slot), tokens, planned, drafted[slot])
+    if result.drafted:
+        board.stats.drafted(result)
     for slot in rows.acks:
         board.acknowledge(board.slots.slot_owner(slot))
 
@@ -65,6 +75,34 @@ def _absorb_tokens(board: Board, chunks: dict[Slot, int], rows: Rows) -> None:
             sequence.leads = False
             board.release_siblings(sequence.group)
     board.stats.output_tokens += taken
+
+
+def _absorb_drafted(
+    board: Board, sequence: Sequence, tokens: tuple[int, ...], planned: int, logprobs: list[RowLogprobs]
+) -> None:
+    """Append the accepted drafts and the token after them, up to the end of the sequence. `planned`: drafts that the step had
+    room for. KV of the others is not counted as computed: the next step overwrites it."""
+    sequence.in_flight -= 1
+    sequence.drafts -= planned
+    if sequence.phase is Phase.CLOSING:
+        return
+    position, reason, count = sequence.outputs, None, 0
+    for token in tokens:
+        sequence.tokens.append(token)
+        count += 1
+        if (reason := sequence.finish) is not None:
+            break
+    if sequence.blocks:
+        sequence.computed += count
+        sequence.scheduled -= 1 + planned - count
+        if sequence.computed >= (sequence.published + 1) * board.block_size:
+            publish(board, sequence)
+    name = sequence.request.id, sequence.attempt, sequence.index, position
+    board.out.tokens.append((*name, tokens[0] if count == 1 else list(tokens[:count])))
+    board.out.logprobs += [(sequence.request.id, sequence.index, row) for row in islice(logprobs, count)]
+    board.stats.output_tokens += count
+    if reason is not None:
+        board.end(sequence, reason)
 
 
 def _confirm(board: Board, sequence: Sequence, count: int) -> None:

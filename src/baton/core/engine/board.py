@@ -56,6 +56,7 @@ class Board:
         "block_size",
         "cache",
         "decoding",
+        "drafts_ahead",
         "drops",
         "folds",
         "groups",
@@ -119,6 +120,8 @@ class Board:
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
         "Table entries replaced since the last plan."
         self.new_bytes_max = config.scheduler.new_bytes_max
+        self.drafts_ahead = config.scheduler.drafts_max * config.scheduler.steps_in_flight
+        "Maximum of drafts of one sequence in flight. Its blocks may hold this many tokens more than it has."
         self.reserve = GrowthReserve(config.scheduler, config.kv.block_size)
         self.out = Outbox()
         self.now = Instant(0.0)
@@ -437,6 +440,7 @@ class Board:
             sequence.advance(Fact.WORKER_LOST)
             self.cache.release(sequence.detach_blocks())
             sequence.in_flight = 0
+            sequence.drafts = 0
             self.slots.vacate(sequence)
             if sequence.phase is Phase.WAITING:
                 if sequence.preemptions:

@@ -75,11 +75,14 @@ class StepPace:
         self._at_least = 0
         "Steps with CHUNK_MIN tokens since the last larger one."
 
-    def step_done(self, prompt_tokens: int, decoding: int, seconds: float) -> None:
-        """Learn from a step of which the worker was busy from begin to end."""
+    def step_done(self, prompt_tokens: int, decoding: int, seconds: float, *, drafted: bool = False) -> None:
+        """Learn from a step of which the worker was busy from begin to end. `drafted`: it verified drafts, which steps with
+        prompts do not have: it shows how long decoding takes only while nothing else does."""
         if seconds <= 0.0:
             return  # its result came together with the previous one
         if not prompt_tokens:
+            if drafted and self._decode_seconds is not None:
+                return
             self._decode_seconds = _average(self._decode_seconds, seconds)
             return
         rest = seconds - (self._decode_seconds or 0.0 if decoding else 0.0)

@@ -70,7 +70,7 @@ class StepPipeline:
             self._absorb(self.in_flight[0], due)
             done = self.in_flight.popleft()
             began = max(done.planned_at, self._absorbed_at)
-            self._pace.step_done(done.prompt_tokens, done.decoding, now - began)
+            self._pace.step_done(done.prompt_tokens, done.decoding, now - began, drafted=bool(due.drafted))
             self._absorbed_at = now
             self._worker.step_absorbed(now, bool(self.in_flight))
 

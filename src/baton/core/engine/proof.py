@@ -82,17 +82,22 @@ def _check_away(board: Board) -> None:
 
 
 def _check_table(board: Board, sequence: Sequence) -> None:
-    """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written."""
+    """6: no hole, no duplicate, long enough. 30: computed <= planned <= known. 4: nothing shared is written. 66: nothing counts
+    as computed or published behind the last known token: KV of a refused draft may be there."""
     pool, size = board.cache.pool, board.block_size
     known, blocks = len(sequence.tokens), sequence.blocks
     if len(dict.fromkeys(blocks)) != len(blocks) or sequence.capacity != len(blocks) * size:
         raise InvariantBroken(f"{sequence!r}: a block twice in its table, or a wrong capacity", invariant=6)
-    if sequence.scheduled > sequence.capacity or sequence.capacity - size >= max(sequence.scheduled, sequence.target):
+    needed = max(sequence.scheduled, sequence.target)
+    if sequence.scheduled > sequence.capacity or sequence.capacity - size >= needed + board.drafts_ahead:
         raise InvariantBroken(f"{sequence!r}: {len(blocks)} blocks for {sequence.scheduled} tokens", invariant=6)
-    if not sequence.computed <= sequence.scheduled <= known + sequence.in_flight:
+    planned = sequence.in_flight + sequence.drafts
+    if not sequence.computed <= sequence.scheduled <= known + planned:
         raise InvariantBroken(f"{sequence!r}: {sequence.scheduled} tokens planned", invariant=30)
-    if sequence.phase is Phase.DECODE and sequence.scheduled != known + sequence.in_flight - 1:
-        raise InvariantBroken(f"{sequence!r}: {sequence.in_flight} in flight", invariant=31)
+    if sequence.phase is Phase.DECODE and sequence.scheduled != known + planned - 1:
+        raise InvariantBroken(f"{sequence!r}: {sequence.in_flight} in flight, {sequence.drafts} drafts", invariant=31)
+    if not sequence.published * size <= sequence.computed < max(known, 1):
+        raise InvariantBroken(f"{sequence!r}: {sequence.published} blocks are published", invariant=66)
     for block in blocks[sequence.computed // size :]:
         if pool.request_references(block) != 1 or pool.is_cached(block):
             raise InvariantBroken(f"{sequence!r}: block {block} is shared and will be written", invariant=4)

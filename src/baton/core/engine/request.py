@@ -66,6 +66,9 @@ class Sequence:
     computed    |------- confirmed by results -------|
     scheduled   |------- planned, results may be in flight --------------|--|
     in_flight                                                         how many samples are not back yet
+    drafts                                                            how many drafts are planned and not back yet
+
+    With drafts `scheduled` is an upper bound: a result lowers it by the drafts that were refused or not made.
     """
 
     __slots__ = (
@@ -78,6 +81,7 @@ class Sequence:
         "check_length",
         "computed",
         "declared_tokens",
+        "drafts",
         "fetched_blocks",
         "group",
         "host_tokens",
@@ -155,6 +159,8 @@ class Sequence:
         self.target = 0
         "Tokens to prefill, frozen at admission for this incarnation."
         self.in_flight = 0
+        self.drafts = 0
+        "Draft tokens that are planned and not answered."
         self.slot = Slot(-1)
         self.incarnation = Incarnation(0)
         self.cached_tokens = 0

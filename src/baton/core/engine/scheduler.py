@@ -4,6 +4,9 @@ Prompts are planned class by class. A less urgent running prompt keeps its slot 
 prompts of a more urgent class, also those admitted in this very step. Within a class: sharing.py.
 
 Plans run ahead of results: `scheduled` counts planned tokens, `computed` confirmed ones (absorb.py).
+
+Drafts (speculative decoding) get what a step without prompts leaves: tokens of its budget, and blocks that no decoding sequence
+needs for its next token. The worker decides how many of them it makes.
 """
 
 from __future__ import annotations
@@ -28,13 +31,14 @@ from baton.protocol.step import BatchRows, NewSequence, StepPlan
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("chunks", "closed", "counts", "grown", "new", "preempted", "prompts", "room", "slots", "unfinished")
+    __slots__ = ("chunks", "closed", "counts", "drafts", "grown", "new", "preempted", "prompts", "room", "slots", "unfinished")
 
     def __init__(self, room: Room) -> None:
         self.room = room
         "Resources left after every decoding sequence has its one token."
         self.slots: list[Slot] = []
         self.counts: list[int] = []
+        self.drafts: tuple[int, ...] = ()
         self.prompts: list[Sequence] = []
         "Sequences on the worker with prompt tokens that neither an earlier step nor their admission in this step has planned."
         self.chunks: dict[Sequence, int] = {}
@@ -61,13 +65,14 @@ class PlanInFlight(Struct, frozen=True):
 
 
 class Scheduler:
-    __slots__ = ("_board", "_chunk_max", "_loader", "_pace", "_prompts_at_once", "_tokens_per_step")
+    __slots__ = ("_board", "_chunk_max", "_drafts_max", "_loader", "_pace", "_prompts_at_once", "_tokens_per_step")
 
     def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace, loader: Loader) -> None:
         self._board = board
         self._loader = loader
         self._pace = pace
         self._tokens_per_step = config.tokens_per_step
+        self._drafts_max = config.drafts_max
         self._chunk_max = config.chunk_tokens_max or config.tokens_per_step
         self._prompts_at_once = config.prompts_at_once
 
@@ -84,6 +89,8 @@ class Scheduler:
         decoding = len(draft.slots)
         if draft.prompts or board.waiting.waiting:
             self._plan_prompts(draft, step, now)
+        if self._drafts_max and decoding and decoding == len(draft.slots):
+            self._plan_drafts(draft)
         if not draft.slots and not board.drops:
             return None
         return self._seal(draft, step, epoch, decoding, now)
@@ -180,6 +187,24 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _plan_drafts(self, draft: Draft) -> None:
+        """Plan drafts behind the token of each decoding sequence, most urgent first. No sequence gives way for a draft."""
+        board, left = self._board, self._tokens_per_step - len(draft.slots)
+        drafts = []
+        for slot in draft.slots:
+            sequence = board.slots.slot_owner(slot)
+            position = sequence.scheduled
+            wanted = min(self._drafts_max, left, sequence.stop_position - position)
+            while sequence.capacity < position + wanted and board.cache.available > board.decoding:
+                self._grow(sequence, draft)
+            count = max(0, min(wanted, sequence.capacity - position))
+            sequence.scheduled = position + count
+            sequence.drafts += count
+            drafts.append(count)
+            left -= count
+        if any(drafts):
+            draft.drafts = tuple(drafts)
 
     # Prompts
 
@@ -289,7 +314,7 @@ class Scheduler:
             board.folds.clear()
         drops = tuple(board.drops)
         board.drops.clear()
-        run = BatchRows(tuple(draft.slots), tuple(draft.counts))
+        run = BatchRows(tuple(draft.slots), tuple(draft.counts), draft.drafts)
         plan = StepPlan(step, epoch, drops, tuple(draft.new), tuple(draft.grown), deduplicated, run, tuple(draft.room.settings))
         prompt_tokens = sum(draft.chunks.values()) if draft.chunks else 0
         return PlanInFlight(plan, tuple(draft.unfinished), prompt_tokens, decoding, now)

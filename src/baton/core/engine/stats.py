@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from baton.protocol.request import FinishReason, RefusalReason
+from baton.protocol.step import StepResult
 
 HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
 """The resource that the head of the queue was short of."""
@@ -12,9 +13,12 @@ HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
 
 class Stats:
     __slots__ = (
+        "accepted_drafts",
         "adopted",
         "cached_tokens",
         "crash_ends",
+        "draft_rows",
+        "drafts",
         "ended",
         "folded_blocks",
         "handed_over",
@@ -37,6 +41,10 @@ class Stats:
         self.cached_tokens = 0
         "Prompt tokens found in the cache at a first admission."
         self.output_tokens = 0
+        self.draft_rows = self.drafts = 0
+        "Rows with draft tokens that the worker verified, and their draft tokens."
+        self.accepted_drafts: list[int] = []
+        "Accepted draft tokens, by their place in the draft."
         self.preemptions = 0
         self.folded_blocks = 0
         "Blocks that two sequences computed at the same time, now shared."
@@ -57,3 +65,12 @@ class Stats:
         self.refused: dict[RefusalReason, int] = dict.fromkeys(get_args(RefusalReason), 0)
         self.held_back: dict[HeldBack, int] = dict.fromkeys(get_args(HeldBack), 0)
         "Steps in which the head of the queue did not fit, by the resource that was short."
+
+    def drafted(self, result: StepResult) -> None:
+        """Count the drafts of a step."""
+        for drafts, length in zip(result.drafted, result.lengths, strict=False):
+            self.draft_rows += drafts > 0
+            self.drafts += drafts
+            self.accepted_drafts += [0] * (length - 1 - len(self.accepted_drafts))
+            for place in range(length - 1):
+                self.accepted_drafts[place] += 1

@@ -58,5 +58,5 @@ class WaitingQueue:
         if sum(not sequence.queued for sequence in waiting) != self.returned:
             raise InvariantBroken(f"{self.returned} are counted as back in line", invariant=25)
         for sequence in waiting:
-            if (sequence.blocks and sequence not in leased) or sequence.slot >= 0 or sequence.in_flight:
+            if (sequence.blocks and sequence not in leased) or sequence.slot >= 0 or sequence.in_flight + sequence.drafts:
                 raise InvariantBroken(f"{sequence!r} waits and holds something", invariant=25)

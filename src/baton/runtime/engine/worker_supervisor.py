@@ -121,7 +121,7 @@ class WorkerSupervisor:
 
     def run_step(self, effect: RunStep) -> None:
         if (worker := self.child) is not None:
-            self.step_tokens.observe(sum(effect.plan.run.counts))
+            self.step_tokens.observe(effect.plan.tokens)
             worker.control.send(effect.plan)
 
     def ping(self, number: int) -> None:
