@@ -319,10 +319,11 @@ async def ask(
     headers: dict[str, str] | None = None,
     on_bytes: Callable[[bytes], None] = lambda data: None,
     seconds: float = PATIENCE_SECONDS,
+    host: str = "127.0.0.1",
 ) -> Reply:
     """One request on a connection of its own. `on_bytes` sees a stream as it comes."""
     async with asyncio.timeout(seconds):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
         try:
             writer.write(request_bytes(path, body, headers))
             head = await reader.readuntil(b"\r\n\r\n")

@@ -15,9 +15,11 @@ from manifests import DEPLOY, OVERLAYS, folder_of, of_kind, options, rendered
 
 from baton.addresses import RouterSource, parse_listening, parse_router
 from baton.api.app import ROUTES
+from baton.cli.key_files import with_key_files
 from baton.config import ServeConfig
 from baton.config.device_defaults import CPU
 from baton.config.schema import all_settings
+from baton.trust.secret import read_secret
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -216,3 +218,39 @@ def test_instances_of_the_gpu_overlay_have_a_gpu_each():
     torch = re.search(r"torch==\S+", (DEPLOY.parent / "Makefile").read_text("utf-8"))
     assert torch is not None
     assert torch[0] in image, "the version that is tested"
+
+
+# The page
+
+
+def page_lines(section: str) -> list[str]:
+    """Lines of the first block of commands below a heading of docs/deploy.md."""
+    text = (DEPLOY.parent / "docs" / "deploy.md").read_text("utf-8").split(f"\n### {section}\n")[1]
+    return re.sub(r"\s+# .*", "", text.split("```")[1], flags=re.M).strip().splitlines()
+
+
+def test_secrets_of_the_page_are_those_that_the_manifests_mount(tmp_path: Path):
+    make, *lines = page_lines("Kubernetes")
+    subprocess.run(["sh", "-euc", make], cwd=tmp_path, check=True, timeout=60)
+    assert read_secret(tmp_path / "secret")
+    assert with_key_files(ServeConfig(api_key_file=str(tmp_path / "keys"), admin_api_key_file=str(tmp_path / "admin")))
+    created = {line.split()[4]: set(re.findall(r"--from-file=(\S+)", line)) for line in lines if " create secret " in line}
+    (applied,) = [line.split()[-1] for line in lines if " apply " in line]
+    overlay = (DEPLOY.parent / applied).name
+    for _, pod, container in pods(overlay):
+        mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        secrets = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+        for option in ("cluster_secret", "api_key_file", "admin_api_key_file"):
+            if file := options(container["args"]).get(option):
+                assert Path(file).name in created[secrets[mounted[str(Path(file).parent)]]]
+
+
+def test_two_machines_by_hand_find_each_other():
+    _, *lines = page_lines("Two machines by hand")
+    router, *instances = [options(line.split()[1:]) for line in lines]
+    for given in instances:
+        assert given["router"] == [f"tcp://{router['cluster_host']}:{router['cluster_port'] or 8100}"]
+        assert parse_listening(given["transfer_address"]).port == 8200
+        assert given["cluster_secret"] == router["cluster_secret"]
+        assert given["port"] != router["port"], "one of them runs beside the router"
+    assert {given["role"] for given in instances} == {"prefill", "decode"}
