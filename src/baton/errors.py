@@ -111,11 +111,27 @@ class PeerError(ProtocolError):
 
 
 LinkReason = Literal[
-    "secret", "version", "timeout", "closed", "crowded", "mac", "replay", "kind", "too_large", "malformed", "unread"
+    "secret",
+    "certificate",
+    "tls",
+    "revoked",
+    "version",
+    "timeout",
+    "closed",
+    "crowded",
+    "mac",
+    "replay",
+    "kind",
+    "too_large",
+    "malformed",
+    "unread",
 ]
 """Why a session failed. Also the metric's label.
 
 secret      the peer cannot prove that it knows the cluster's secret
+certificate one side refuses the other's certificate: expired, or of another authority
+tls         one side does not speak TLS, or not ours
+revoked     the peer's name is revoked
 version     the peer has another version, or another protocol
 timeout     the handshake took too long
 closed      the peer closed the connection during the handshake

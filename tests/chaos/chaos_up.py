@@ -42,7 +42,9 @@ async def run(settings: dict[str, Any]) -> None:
     folder, serve = Path(settings["folder"]), _serve_config(settings["serve"])
     secret, address = folder / "cluster.secret", f"unix:{folder / 'router.sock'}"
     create_secret(secret)
-    router = RouterProcessConfig(serve=serve, router=RouterConfig(**settings["router"]), listen=address, secret=str(secret))
+    router = RouterProcessConfig(
+        serve=serve, router=RouterConfig(**settings["router"]), listen=address, cluster_secret=str(secret)
+    )
     engines, orders = {}, {}
     for name, instance in settings["instances"].items():
         engine = replace(serve.engine(), role=instance["role"], name=name)

@@ -10,7 +10,7 @@ import pytest
 for package in ("torch", "starlette", "uvicorn", "safetensors", "tokenizers"):
     pytest.importorskip(package, reason="servers need pip install -e '.[dev,oracle]'")
 
-sys.path.append(str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent / "trust")]
 
 from chaos_model import make_model  # noqa: E402
 

@@ -196,7 +196,7 @@ def test_times_of_a_hand_off_that_contradict_each_other_are_refused_at_the_start
     options, placement, serve = read(prefill=1, decode=1)
     engines = up_command.engines_of(options, serve)
     router = replace(placement.router(serve), handing_seconds_max=6.0)
-    process = RouterProcessConfig(serve=serve, router=router, listen="tcp://127.0.0.1:0", secret="/nowhere")
+    process = RouterProcessConfig(serve=serve, router=router, listen="tcp://127.0.0.1:0", cluster_secret="/nowhere")
     with pytest.raises(InvalidConfig, match=r"7 s.*handing_seconds_max"):
         UpConfig(router=process, engines=engines)
     UpConfig(router=replace(process, router=placement.router(serve)), engines=engines)

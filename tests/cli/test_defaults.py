@@ -11,8 +11,8 @@ from baton.config import EngineConfig, ServeConfig, WorkerConfig
 
 OF_THE_MACHINE = {"blocks", "prefill_tokens_beside_decodes", "decode_gap_seconds"}
 """The machine's own values hold without a server (simulator, tests). There they are other numbers, said for another reason."""
-OTHER_THINGS = {"peer", "cluster_secret"}
-"""The cache service gets these from the engine, which always sends them."""
+OTHER_THINGS = {"peer"}
+"""The cache service gets it from the engine, which always sends it."""
 
 
 def literal_defaults() -> dict[str, list[str]]:

@@ -28,6 +28,14 @@ BESIDE = {
     "cluster_secret": {"router": ROUTERS},
     "role": {"router": ROUTERS, "cluster_secret": "file"},
     "transfer_announce": {"router": ROUTERS, "cluster_secret": "file", "transfer_address": "0.0.0.0:8200"},
+    "cluster_ssl_certfile": {"router": ROUTERS, "cluster_secret": "file", "cluster_ssl_ca_certs": "file"},
+    "cluster_ssl_keyfile": {
+        "router": ROUTERS,
+        "cluster_secret": "file",
+        "cluster_ssl_certfile": "file",
+        "cluster_ssl_ca_certs": "file",
+    },
+    "cluster_ssl_ca_certs": {"router": ROUTERS, "cluster_secret": "file", "cluster_ssl_certfile": "file"},
     "ssl_keyfile": {"ssl_certfile": "file"},
     "ssl_ca_certs": {"ssl_certfile": "file"},
 }
@@ -197,3 +205,21 @@ def test_an_address_to_announce_is_one_that_others_reach(settings, words):
     member = {"router": ("dns://routers:8100",), "cluster_secret": "file", "transfer_announce": "nat.example:8200"}
     with pytest.raises(InvalidConfig, match=words):
         ServeConfig(**{**member, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"cluster_ssl_certfile": "file"}, "cluster_ssl_certfile and cluster_ssl_ca_certs belong together"),
+        ({"cluster_ssl_ca_certs": "file"}, "cluster_ssl_certfile and cluster_ssl_ca_certs belong together"),
+        ({"cluster_ssl_keyfile": "file"}, "cluster_ssl_keyfile needs cluster_ssl_certfile"),
+    ],
+)
+def test_a_certificate_of_a_cluster_needs_an_authority(settings, words):
+    with pytest.raises(InvalidConfig, match=words):
+        ServeConfig(router=("dns://routers:8100",), cluster_secret="file", **settings)
+
+
+def test_tls_does_not_replace_the_secret():
+    with pytest.raises(InvalidConfig, match="cluster_ssl_certfile needs a cluster_secret"):
+        ServeConfig(cluster_ssl_certfile="file", cluster_ssl_ca_certs="file")

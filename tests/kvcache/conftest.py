@@ -1,9 +1,13 @@
 import gc
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "trust"))  # certificates.py
+
 from storage_rig import Rig
 
 from baton.kvcache.storage.files import FileBackend

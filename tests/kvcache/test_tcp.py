@@ -28,11 +28,13 @@ from baton.kvpool.pool import KVPool
 from baton.protocol.codec import FROM_PEER, FROM_READER
 from baton.protocol.moves import MoveResult
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.versions import CAPABILITIES
 from baton.trust.dialling import connected
 from baton.trust.handshake import LINK
 from baton.trust.seal import Sealer, Unsealer
 from baton.trust.secret import Secret
 from baton.trust.session import prove_as_dialler
+from baton.trust.stream import Stream
 
 OTHER_SECRET = Secret(b"of another cluster, which has nothing to say here")
 
@@ -178,8 +180,8 @@ def test_everybody_has_a_turn_between_two_pieces():
         for sock in (ours, theirs):
             sock.setblocking(False)
         key, turns = bytes(32), list[int]()
-        peer = TcpSession(ours, Sealer(key), Unsealer(key, FROM_READER))
-        reader = TcpSession(theirs, Sealer(key), Unsealer(key, FROM_PEER))
+        peer = TcpSession(Stream(ours), Sealer(key), Unsealer(key, FROM_READER))
+        reader = TcpSession(Stream(theirs), Sealer(key), Unsealer(key, FROM_PEER))
         for step in (lambda: peer.send_bytes(memoryview(b"abc")), lambda: reader.receive_bytes(3)):
             for number in range(4):
                 asyncio.get_running_loop().call_soon(turns.append, number)
@@ -237,7 +239,7 @@ def test_a_proof_for_the_routers_port_is_none_here():
         async with Rig("tcp") as rig:
             sock = await connected(parse_address(rig.serve().address))
             with pytest.raises(LinkFailed, match="is it the router's cluster port"):
-                await prove_as_dialler(sock, SECRET, LINK)
+                await prove_as_dialler(Stream(sock), [SECRET], LINK)
             sock.close()
 
     finish(main())
@@ -343,7 +345,8 @@ def test_blocks_that_are_not_there_are_not_sent(runs: tuple[tuple[int, int], ...
             peer = rig.serve()
             async with session(peer) as reader:
                 await reader.send(ReadPool(peer.incarnation, LAYOUT.fingerprint()))
-                assert await reader.receive() == PoolReady(LAYOUT.fingerprint(), peer.incarnation, BLOCKS)
+                ready = PoolReady(LAYOUT.fingerprint(), peer.incarnation, BLOCKS, capabilities=CAPABILITIES)
+                assert await reader.receive() == ready
                 await reader.send(ReadBlocks(runs))
                 with pytest.raises((LinkFailed, ConnectionError)):
                     await reader.receive()

@@ -14,6 +14,7 @@ from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, O
 from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, Role, RouterHeartbeat, RouterHello
 from baton.runtime.router.router_client import RouterClient
 from baton.runtime.wire.channel import Channel
+from baton.trust.credentials import Credentials
 
 MessageT = TypeVar("MessageT")
 READY = InstanceReady(64, 16, 8, 300, 512, 512, identity=b"weights")
@@ -79,14 +80,14 @@ class FakeInstance:
 class Cluster:
     """`async with Cluster(...) as cluster`. Settings are RouterConfig's."""
 
-    def __init__(self, wire: WireConfig | None = None, **settings: Any) -> None:
-        self._wire = wire
+    def __init__(self, wire: WireConfig | None = None, credentials: Credentials | None = None, **settings: Any) -> None:
+        self._wire, self._credentials = wire, credentials
         self.config = RouterConfig(**{"handoff_tokens_min": 0, **settings})
         self._instances: list[FakeInstance] = []
 
     async def __aenter__(self) -> Cluster:
         self.machine = Router(self.config, Random(7))
-        self.client = RouterClient(self.machine, self.config, wire=self._wire)
+        self.client = RouterClient(self.machine, self.config, wire=self._wire, credentials=self._credentials)
         return self
 
     async def connect(self, name: str, role: Role = "mixed", ready: InstanceReady = READY) -> FakeInstance:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "chaos")]  # the workers that the tests start, and chaos_model.py
+sys.path += [str(HERE), str(HERE.parent / "chaos"), str(HERE.parent / "trust")]  # workers, chaos_model.py, certificates.py
 
 from descriptor_check import no_descriptor_is_kept  # noqa: E402, F401
 

@@ -21,7 +21,7 @@ from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.runtime.wire.link import Link
 from baton.runtime.wire.link_server import LinkServer, listen_at
-from baton.trust.secret import Secret, read_secret
+from baton.trust.secret import Secret, read_secrets
 
 
 class Visit:
@@ -146,7 +146,7 @@ class FakeRouter:
 
 
 async def main() -> None:
-    async with FakeRouter(read_secret(sys.argv[1])) as router:
+    async with FakeRouter(read_secrets(sys.argv[1]).secrets[0]) as router:
         print(router.address.port, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

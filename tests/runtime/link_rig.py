@@ -12,6 +12,7 @@ from baton.addresses import Address
 from baton.config import WireConfig
 from baton.runtime.wire.link import Link, dial
 from baton.runtime.wire.link_server import LinkServer, listen_at
+from baton.trust.credentials import Credentials
 from baton.trust.secret import Secret
 
 SECRET = Secret(b"s" * 32)
@@ -24,7 +25,7 @@ class Door:
     def __init__(
         self,
         path: str = "",
-        secret: Secret = SECRET,
+        secret: Credentials = SECRET,
         on_link: Callable[[Link, str], None] | None = None,
         sessions_max: int = 1024,
         **wire: Any,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import InvalidConfig
-from baton.trust.secret import Secret, access_fault, create_secret, read_secret
+from baton.trust.secret import Secret, access_fault, create_secret, read_secrets
 
 
 def test_a_secret_is_made_once_and_read_back(tmp_path: Path):
@@ -21,7 +21,7 @@ def test_a_secret_is_made_once_and_read_back(tmp_path: Path):
     finally:
         os.umask(old)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
-    assert read_secret(tmp_path / "secret").key == made.key
+    assert read_secrets(tmp_path / "secret").secrets[0].key == made.key
     assert len(made.key) == 64
     with pytest.raises(FileExistsError):
         create_secret(tmp_path / "secret")
@@ -42,7 +42,7 @@ def test_one_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int)
     create_secret(tmp_path / "secret")
     (tmp_path / "secret").chmod(mode)
     with pytest.raises(InvalidConfig, match="chmod 600"):
-        read_secret(tmp_path / "secret")
+        read_secrets(tmp_path / "secret")
 
 
 ROOT, US, OTHER, OUR_GROUP, OTHER_GROUP = 0, 1000, 1001, 2000, 2001
@@ -72,8 +72,9 @@ def test_the_group_may_read_a_file_of_root_and_nobody_else_any(mode: int, owner:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to a group")
 def test_a_secret_as_kubernetes_mounts_it_is_read_by_a_process_of_the_group():
-    program = "import os, sys; from baton.trust.secret import read_secret; "
-    program += f"os.setgroups([{OUR_GROUP}]); os.setgid({US}); os.setuid({US}); print(read_secret(sys.argv[1]).key.decode())"
+    program = "import os, sys; from baton.trust.secret import read_secrets; "
+    program += f"os.setgroups([{OUR_GROUP}]); os.setgid({US}); os.setuid({US}); "
+    program += "print(read_secrets(sys.argv[1]).secrets[0].key.decode())"
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         path, link = Path(folder, "..data"), Path(folder, "secret")  # a mounted secret is a link
@@ -91,14 +92,14 @@ def test_one_that_is_too_short_or_no_secret_is_refused(tmp_path: Path, content: 
     path.touch(0o600)
     path.write_bytes(content)
     with pytest.raises(InvalidConfig, match="32 to 4096 are wanted"):
-        read_secret(path)
+        read_secrets(path)
 
 
 def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for place in (tmp_path / "pipe", tmp_path, tmp_path / "nothing", "a\0b"):
         with pytest.raises(InvalidConfig, match="cluster secret"):
-            read_secret(place)
+            read_secrets(place)
 
 
 def test_no_message_shows_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from baton.config import HandoffOptions, PlacementPolicy, RouterConfig, ServeConfig
+from baton.config import CredentialOptions, HandoffOptions, PlacementPolicy, RouterConfig, ServeConfig
 from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
@@ -35,19 +35,17 @@ class PlacementOptions(HandoffOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouterOptions:
-    """Address and secret on which `baton router` accepts instances."""
+class RouterOptions(CredentialOptions):
+    """Address and credentials with which `baton router` accepts instances."""
 
     cluster_host: str = "127.0.0.1"
     "Address on which instances are expected. A program that reaches it needs the secret."
     cluster_port: Annotated[int, Range(0, 65_535)] = 8100
     "Port on which instances are expected (baton serve --router tcp://HOST:PORT). 0: a free port."
-    cluster_secret: str = ""
-    """File with the secret that routers and instances share. Only its owner may read it; if that is root, the process's
-    group too."""
 
     def __post_init__(self) -> None:
         check_values(self)
+        self.check_credentials()
 
 
 INSTANCES_MAX = 64

@@ -17,6 +17,7 @@ from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, requir
 from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import Given, parameters
 from baton.config import ServeConfig
+from baton.config.parts import part_of
 from baton.config.schema import GROUPS, Setting, all_settings
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         asked = with_key_files(read.read(ServeConfig))
         require_secret(options)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
-        warn_of_certificate("router", serve, quiet=quiet)
+        warn_of_certificate("router", serve, options, quiet=quiet)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
         path = resolve_model(serve.model, serve.revision, command="router", quiet=quiet)
         serve = with_model(serve, path)
@@ -89,14 +90,14 @@ router.__annotations__ = {parameter.name: parameter.annotation for parameter in 
 
 
 def require_secret(options: RouterOptions) -> None:
-    from baton.trust.secret import read_secret
+    from baton.runtime.credentials import credentials_of
 
     if not options.cluster_secret:
         raise Failed(
             "--cluster-secret FILE is missing; make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE), "
             "and give all of the cluster the same"
         )
-    read_secret(options.cluster_secret)
+    credentials_of(options)
 
 
 def checked_cluster_port(options: RouterOptions, serve: ServeConfig) -> int:
@@ -121,7 +122,7 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
     reporter = PlainReporter("router", text, drain_seconds=serve.drain_seconds_max, quiet=quiet)
     secret = options.cluster_secret
-    config = RouterProcessConfig(serve=serve, router=placement.router(serve), listen=address, secret=secret)
+    config = part_of(options, RouterProcessConfig, serve=serve, router=placement.router(serve), listen=address)
 
     async def run() -> None:
         await UpGroup(UpConfig(router=config, engines={}), reporter).run()

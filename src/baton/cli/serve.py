@@ -30,7 +30,7 @@ from baton.cli.key_files import with_key_files
 from baton.cli.progress import open_stages
 from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, with_model
 from baton.cli.settings import parameters, read_config
-from baton.config import NODE_NAME_CHARACTERS_MAX, ServeConfig, lowered_context
+from baton.config import NODE_NAME_CHARACTERS_MAX, CredentialOptions, ServeConfig, lowered_context
 from baton.config.schema import flag_of
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def checked_port(config: ServeConfig) -> int:
     from baton.api.config import api_config_of
     from baton.api.http.tls import tls_context
     from baton.kvcache.storage.open import check_address
+    from baton.runtime.credentials import credentials_of
     from baton.runtime.wire.listener import usable_port
     from baton.text.loading import read_template
-    from baton.trust.secret import read_secret
 
     config.engine()
     if config.cluster_secret:
-        read_secret(config.cluster_secret)
+        credentials_of(config)
     if config.kv_storage:
         check_address(config.kv_storage)
     api_config_of(config, {})
@@ -104,14 +104,17 @@ def checked_port(config: ServeConfig) -> int:
     return usable_port(config.host, config.port)
 
 
-def warn_of_certificate(command: str, config: ServeConfig, *, quiet: bool) -> None:
+def warn_of_certificate(command: str, config: ServeConfig, cluster: CredentialOptions | None = None, *, quiet: bool) -> None:
     """Warns before the model is loaded, which may take long. A certificate that clients refuse is reported despite --quiet, and
-    served."""
+    served. `cluster`: has the certificate for other members of a cluster, which is read again after a change."""
     from baton.api.http.certificate_dates import certificate_warning
 
-    warned = certificate_warning(config.ssl_certfile, datetime.now(UTC)) if config.ssl_certfile else None
-    if warned is not None and (warned.refused or not quiet):
-        typer.echo(f"baton {command}: {'WARNING: ' if warned.refused else ''}{warned.text}", err=True)
+    certfile, now = (cluster or config).cluster_ssl_certfile, datetime.now(UTC)
+    found = [certificate_warning(config.ssl_certfile, now)] if config.ssl_certfile else []
+    found += [certificate_warning(certfile, now, "--cluster-ssl-certfile", "renew it")] if certfile else []
+    for warned in found:
+        if warned is not None and (warned.refused or not quiet):
+            typer.echo(f"baton {command}: {'WARNING: ' if warned.refused else ''}{warned.text}", err=True)
 
 
 def node_name(port: int) -> str:

@@ -39,7 +39,10 @@ from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
 
-MEMBER = ("router", "role", "cluster_secret", "transfer_address", "transfer_announce", "name")
+MEMBER = (
+    *("router", "role", "name", "cluster_secret", "cluster_ssl_certfile", "cluster_ssl_keyfile", "cluster_ssl_ca_certs"),
+    *("transfer_address", "transfer_announce", "transfer_digest"),
+)
 """Fields of ServeConfig for an instance of a cluster: not accepted by commands that start a router."""
 
 FLAG_WORDS = ("true", "false", "yes", "no", "on", "off")

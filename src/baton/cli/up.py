@@ -176,7 +176,7 @@ def run_cluster(
     try:
         secret, address = folder.path / "cluster.secret", f"unix:{folder.path / 'router.sock'}"
         create_secret(secret)
-        router = RouterProcessConfig(serve=serve, router=placement.router(serve), listen=address, secret=str(secret))
+        router = RouterProcessConfig(serve=serve, router=placement.router(serve), listen=address, cluster_secret=str(secret))
         dialling = {name: replace(engine, routers=(address,), cluster_secret=str(secret)) for name, engine in engines.items()}
 
         async def run() -> None:

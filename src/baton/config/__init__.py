@@ -4,12 +4,14 @@ serve.py     ServeConfig       every option of `baton serve`; the front's own se
 engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: tiers of KV blocks
 instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
 router.py    RouterConfig      a router
+credentials.py                 files with which members of a cluster prove themselves
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
 parts.py                       builds those classes from the options
 *Options                       fields that ServeConfig and an owner share: each setting is declared once
 values.py                      allowed values; a number's range is at its field (`Annotated[int, Range(...)]`)
 """
 
+from baton.config.credentials import CredentialOptions
 from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.config.router import HandoffOptions, PlacementPolicy, RouterConfig
@@ -27,6 +29,7 @@ from baton.config.values import (
     PoolAccess,
     Quantization,
     Role,
+    TransferDigest,
     is_api_key,
 )
 from baton.config.wire import WireConfig, wire_config
@@ -36,6 +39,7 @@ __all__ = [
     "API_KEY_CHARACTERS_MAX",
     "NODE_NAME_CHARACTERS_MAX",
     "CacheConfig",
+    "CredentialOptions",
     "Device",
     "EngineConfig",
     "FrontOptions",
@@ -57,6 +61,7 @@ __all__ = [
     "ServeConfig",
     "TierConfig",
     "TiersConfig",
+    "TransferDigest",
     "WireConfig",
     "WorkerConfig",
     "is_api_key",

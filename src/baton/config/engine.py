@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from baton.config.credentials import MemberOptions
 from baton.config.device_defaults import CPU
 from baton.config.instance import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
 from baton.config.parts import part_of
@@ -185,8 +186,8 @@ class TiersConfig(TiersOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CacheConfig:
-    """Settings of the cache service."""
+class CacheConfig(MemberOptions):
+    """Settings of the cache service. Without a cluster_secret only messengers of this machine read the pool."""
 
     tiers: TiersConfig = field(default_factory=TiersConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
@@ -194,23 +195,18 @@ class CacheConfig:
     peer: str = ""
     """Addresses at which the messenger lets other instances read the pool, separated by blanks; set by the engine. Empty: none
     yet."""
-    cluster_secret: str = ""
-    "File with the secret that messengers of other machines must know. Empty: only messengers of this machine."
     wire: WireConfig = field(default_factory=WireConfig)
     log_level: LogLevel
     log_format: LogFormat
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(MemberOptions):
     """Options of `baton serve` that the engine takes as they are."""
 
     role: Role = "mixed"
     """What the instance does for its routers. prefill: computes prompts, which others continue. decode: continues prompts
     that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
-    cluster_secret: str = ""
-    """File with the secret that routers and instances of a cluster share. Only its owner may read it; if that is root, the
-    process's group too."""
     transfer_address: str = "auto"
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
     address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and
@@ -218,8 +214,6 @@ class EngineOptions:
     transfer_announce: str = ""
     """Address at which other instances reach transfer_address, where that is not its own: HOST:PORT of a machine that forwards
     the port (NAT, a container with -p)."""
-    name: str = ""
-    "Name of the instance in the cluster. No two may have the same. Without it: host name and port."
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     log_level: LogLevel = "info"

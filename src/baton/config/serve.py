@@ -242,6 +242,7 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
             if self.routers
             else "cluster_secret is for an instance that has a --router",
         )
+        self.check_credentials()
         if self.transfer_address not in ("auto", "none"):
             try:
                 parse_listening(self.transfer_address)

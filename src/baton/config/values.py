@@ -20,6 +20,8 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 GenerationConfig = Literal["auto", "none"]
 """Whether default sampling follows the recommendation of the model's files (models/generation.py)."""
+TransferDigest = Literal["auto", "checksum", "keyed"]
+"""Digest of KV blocks between machines (kvcache/digests.py)."""
 Role = Literal["mixed", "prefill", "decode"]
 """Work of an instance: prefill, decode, or both."""
 PoolAccess = Literal["private", "announced", "attached"]

@@ -20,8 +20,9 @@ from time import perf_counter
 from typing import Final
 
 from baton.addresses import parse_address
-from baton.config import WireConfig
+from baton.config import TransferDigest, WireConfig
 from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
+from baton.kvcache.digests import KEYED, wants_keyed
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp_server import TcpServer
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
@@ -32,8 +33,8 @@ from baton.kvpool.copies import CopySpan
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
+from baton.trust.credentials import Credentials
 from baton.trust.dialling import connected
-from baton.trust.secret import Secret
 
 SCHEME: Final = "tcp"
 """An address is tcp://HOST:PORT."""
@@ -43,8 +44,19 @@ class Tcp:
     """A Transport (transport.py). Without an address it only reads; with one it serves once it gets the socket that listens
     there."""
 
-    def __init__(self, secret: Secret, address: str = "", wire: WireConfig | None = None) -> None:
-        self._secret = secret
+    def __init__(
+        self,
+        credentials: Credentials,
+        address: str = "",
+        wire: WireConfig | None = None,
+        *,
+        name: str = "",
+        digest: TransferDigest = "auto",
+    ) -> None:
+        """`name`: of our instance. `digest`: of the blocks that we read."""
+        self._credentials = credentials
+        self._name = name
+        self._digest = digest
         self._wire = wire
         self.address = address
         self._server: TcpServer | None = None
@@ -58,7 +70,7 @@ class Tcp:
     def listen(self, listener: socket.socket) -> None:
         if self._server is not None:
             self._server.close()
-        self._server = TcpServer(listener, self._secret, self._wire)
+        self._server = TcpServer(listener, self._credentials, self._wire, self._name)
         if self._pool is not None:
             self._server.serve(self._pool)
 
@@ -92,13 +104,19 @@ class Tcp:
         sock: socket.socket | None = None
         try:
             sock = await connected(parse_address(address))
-            session = await TcpSession.as_reader(sock, self._secret)
-            await session.send(ReadPool(pool, fingerprint, CAPABILITIES))
+            session = await TcpSession.as_reader(sock, self._credentials)
+            keyed = wants_keyed(self._digest, session.stream)
+            await session.send(ReadPool(pool, fingerprint, CAPABILITIES, self._name, keyed))
             answer = await session.receive()
             if isinstance(answer, ReadRefused):
                 raise PeerUnreadable(answer.reason)
             if not isinstance(answer, PoolReady) or (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
                 raise PeerUnreadable("this is another KV pool than the one that was asked for")
+            if keyed:
+                self._use_keyed(session, answer)
+            names = (answer.name, *session.stream.names)
+            if why := self._credentials.revoked(names):
+                raise PeerUnreadable(f"the peer must not be read: {why}")
         except BaseException as error:
             if sock is not None:
                 sock.close()
@@ -106,7 +124,13 @@ class Tcp:
                 why = str(error) or type(error).__name__
                 raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}", "unreachable") from None
             raise
-        return RemotePool(session, answer, self.write, on_lost)
+        return RemotePool(session, answer, self.write, on_lost, lambda: self._credentials.revoked(names))
+
+    def _use_keyed(self, session: TcpSession, answer: PoolReady) -> None:
+        if KEYED in answer.capabilities:
+            session.use_keyed_digests()
+        elif self._digest == "keyed":
+            raise PeerUnreadable("the peer is too old for keyed digests (transfer_digest): update it")
 
 
 class RemotePool:
@@ -120,12 +144,15 @@ class RemotePool:
         ready: PoolReady,
         write: Callable[[Pool, int, memoryview], bool],
         on_lost: Callable[[], None],
+        revoked: Callable[[], str] = lambda: "",
     ) -> None:
+        """`revoked`: why the peer must not be read any more, or empty."""
         self.blocks = ready.blocks
         self.fingerprint = ready.fingerprint
         self._session = session
         self._write = write
         self._on_lost = on_lost
+        self._revoked = revoked
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
         "Reads take turns: they share one connection anyway."
@@ -143,6 +170,8 @@ class RemotePool:
                 try:
                     async with contextlib.aclosing(self._pieces(runs, into.layout.block_bytes)) as pieces:
                         async for piece, content in pieces:
+                            if why := self._revoked():
+                                raise PeerUnreadable(f"the peer must not be read any more: {why}")
                             if not may_go_on() or not self._write(into, piece.target, content):
                                 self._ended()
                                 break
@@ -168,7 +197,7 @@ class RemotePool:
             asked = pieces[begin : begin + RUNS_MAX]
             await self._session.send(ReadBlocks(tuple((piece.source, piece.blocks) for piece in asked)))
             for piece in asked:
-                yield piece, await self._session.receive_bytes(piece.blocks * block_bytes)
+                yield piece, await self._session.receive_bytes(piece.blocks * block_bytes, piece.source)
 
     def _ended(self) -> None:
         """The peer sends nothing unasked, so this is the end of the connection, or a protocol error."""

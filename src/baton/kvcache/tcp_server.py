@@ -30,7 +30,7 @@ from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
 from baton.trust.acceptor import Acceptor
-from baton.trust.secret import Secret
+from baton.trust.credentials import Credentials
 
 logger = logging.getLogger("baton.cache")
 
@@ -51,10 +51,14 @@ class _Reader:
 class TcpServer:
     """Runs on one loop. `listener` listens already. While no pool is served every reader is refused."""
 
-    def __init__(self, listener: socket.socket, secret: Secret, wire: WireConfig | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, credentials: Credentials, wire: WireConfig | None = None, name: str = ""
+    ) -> None:
+        """`name`: of our instance."""
         self._wire = wire or WireConfig()
         self._loop = asyncio.get_running_loop()
-        self._secret = secret
+        self._credentials = credentials
+        self._name = name
         self._pool: Pool | None = None
         self._bytes: BlockBytes | None = None
         self._readers: dict[asyncio.Task[None], _Reader] = {}
@@ -94,7 +98,7 @@ class TcpServer:
 
     async def attend(self, sock: socket.socket, place: object) -> TcpSession:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
-            return await TcpSession.as_peer(sock, self._secret)
+            return await TcpSession.as_peer(sock, self._credentials)
 
     def on_ended(self, task: asyncio.Task[TcpSession], sock: socket.socket) -> None:
         if not self._went_well(task):
@@ -141,13 +145,18 @@ class TcpServer:
             asked = await session.receive()
             if not isinstance(asked, ReadPool):
                 raise ProtocolError(f"it began with a {type(asked).__name__}")
+            names = (asked.name, *session.stream.names)
+            await self._end_if_revoked(session, names)
             if reason := self._refusal(asked):
                 self.counts["refused"] += 1
                 await session.send(ReadRefused(reason))
                 return
             pool = self._pool
             assert pool is not None
-            await session.send(PoolReady(asked.fingerprint, asked.pool, pool.blocks, capabilities=CAPABILITIES))
+            ready = PoolReady(asked.fingerprint, asked.pool, pool.blocks, capabilities=CAPABILITIES, name=self._name)
+            await session.send(ready)
+            if asked.keyed:
+                session.use_keyed_digests()
             self.counts["opened"] += 1
         while True:
             reader.sending = False
@@ -161,9 +170,17 @@ class TcpServer:
                 # The pool is still attached: withdraw cancels this task where it waits.
                 assert self._bytes is not None
                 async with asyncio.timeout(self._wire.reader_send_seconds):
+                    await self._end_if_revoked(session, names)
                     content = session.buffer(blocks * pool.layout.block_bytes)
                     self._bytes.read(first, content)
-                    await session.send_bytes(content)
+                    await session.send_bytes(content, first)
+
+    async def _end_if_revoked(self, session: TcpSession, names: tuple[str, ...]) -> None:
+        """Raise LinkFailed, after the reader was sent the reason."""
+        if reason := self._credentials.revoked(names):
+            self.counts["refused"] += 1
+            await session.send(ReadRefused(reason))
+            raise LinkFailed("revoked", reason)
 
     def _refusal(self, asked: ReadPool) -> str:
         if sum(not task.cancelling() for task in self._readers) > self._wire.readers_max:

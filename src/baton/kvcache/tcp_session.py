@@ -4,28 +4,27 @@
     bytes            raw, right behind a message              from the peer to the reader
                      with their number and digest
 
-Bytes have a digest and no MAC of their own: the digest is in a sealed message. It detects damage, in a fraction of the time
-that a MAC takes. It does not withstand an attacker on the way who can change packets and computes a collision of xxh3; nor is
-anything encrypted (docs/security.md).
+With certificates all of it is inside TLS (trust/stream.py). Otherwise nothing is encrypted. kvcache/digests.py has the digests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import socket
 import sys
 from typing import Final
 
-from xxhash import xxh3_128_digest
-
 from baton.errors import LinkFailed, ProtocolError
+from baton.kvcache.digests import Digest, KeyedDigest, checksum
 from baton.protocol.codec import FROM_PEER, FROM_READER, Message, encode
 from baton.protocol.pool import BlocksFollow, ReadRefused
 from baton.protocol.versions import VERSIONS
+from baton.trust.credentials import Credentials
 from baton.trust.handshake import READ
 from baton.trust.seal import SEAL_BYTES, Sealer, Unsealer, content_bytes
-from baton.trust.secret import Secret
 from baton.trust.session import prove_as_dialler, prove_as_listener
+from baton.trust.stream import Stream, open_stream
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RUNS_MAX: Final = 8192
@@ -43,29 +42,40 @@ def piece_blocks(block_bytes: int) -> int:
 class TcpSession:
     """One task at a time reads, and one writes. Failures raise ProtocolError or OSError."""
 
-    def __init__(self, sock: socket.socket, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest) -> None:
-        self.sock = sock
+    def __init__(
+        self, stream: Stream, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest, bytes_key: bytes = b""
+    ) -> None:
+        """`bytes_key`: the key of the side that sends blocks."""
+        self.stream = stream
+        self.sock = stream.sock
         self._version = version
         self._sealer = sealer
         self._unsealer = unsealer
-        self._loop = asyncio.get_running_loop()
+        self._bytes_key = bytes_key
+        self._digest: Digest = checksum
         self._buffer = bytearray()
         "One buffer for all pieces: fresh memory for each would take longer than to fill it."
 
     @classmethod
-    async def as_peer(cls, sock: socket.socket, secret: Secret) -> TcpSession:
+    async def as_peer(cls, sock: socket.socket, credentials: Credentials) -> TcpSession:
         _prepare(sock)
-        (ours, theirs), version = await prove_as_listener(sock, secret, READ)
-        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_READER), version)
+        stream = await open_stream(sock, credentials, READ, listens=True)
+        (ours, theirs), version = await prove_as_listener(stream, credentials.secrets(), READ)
+        return cls(stream, Sealer(ours), Unsealer(theirs, FROM_READER), version, ours)
 
     @classmethod
-    async def as_reader(cls, sock: socket.socket, secret: Secret) -> TcpSession:
+    async def as_reader(cls, sock: socket.socket, credentials: Credentials) -> TcpSession:
         _prepare(sock)
-        (theirs, ours), version = await prove_as_dialler(sock, secret, READ)
-        return cls(sock, Sealer(ours), Unsealer(theirs, FROM_PEER), version)
+        stream = await open_stream(sock, credentials, READ, listens=False)
+        (theirs, ours), version = await prove_as_dialler(stream, credentials.secrets(), READ)
+        return cls(stream, Sealer(ours), Unsealer(theirs, FROM_PEER), version, theirs)
+
+    def use_keyed_digests(self) -> None:
+        """Called on both sides before the first bytes."""
+        self._digest = KeyedDigest(self._bytes_key)
 
     async def send(self, message: Message) -> None:
-        await self._loop.sock_sendall(self.sock, self._sealer.seal([encode(message, self._version)]))
+        await self.stream.send(self._sealer.seal([encode(message, self._version)]))
 
     async def receive(self) -> Message:
         while True:
@@ -85,13 +95,14 @@ class TcpSession:
             self._buffer = bytearray(nbytes)
         return memoryview(self._buffer)[:nbytes]
 
-    async def send_bytes(self, content: memoryview) -> None:
+    async def send_bytes(self, content: memoryview, first: int = 0) -> None:
+        """`first`: the block with which the bytes begin."""
         await asyncio.sleep(0)  # on a network that never blocks, other tasks would get no turn
-        await self.send(BlocksFollow(len(content), xxh3_128_digest(content)))
-        await self._loop.sock_sendall(self.sock, content)
+        await self.send(BlocksFollow(len(content), self._digest(content, first)))
+        await self.stream.send(content)
 
-    async def receive_bytes(self, nbytes: int) -> memoryview:
-        """Receive exactly `nbytes`, verified; valid until the next call."""
+    async def receive_bytes(self, nbytes: int, first: int = 0) -> memoryview:
+        """Receive exactly `nbytes`, which begin with this block, verified; valid until the next call."""
         await asyncio.sleep(0)  # as above
         follows = await self.receive()
         if isinstance(follows, ReadRefused):
@@ -100,13 +111,13 @@ class TcpSession:
             raise ProtocolError("the peer sends something else than was asked for")
         content = self.buffer(nbytes)
         await self._fill(content)
-        if xxh3_128_digest(content) != follows.digest:
+        if not hmac.compare_digest(self._digest(content, first), follows.digest):
             raise ProtocolError("blocks were damaged on their way")
         return content
 
     async def _fill(self, view: memoryview) -> None:
         while view:
-            count = await self._loop.sock_recv_into(self.sock, view)
+            count = await self.stream.receive_into(view)
             if not count:
                 raise LinkFailed("closed", "the peer has hung up")
             view = view[count:]

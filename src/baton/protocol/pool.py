@@ -55,6 +55,8 @@ class PoolReady(Struct, frozen=True, array_like=True):
     "None: the pool is shared memory with its own header."
     capabilities: tuple[str, ...] = ()
     "As in ReadPool, of the process that answers one."
+    name: str = ""
+    "Name of the instance that answers a ReadPool over a network."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):
@@ -75,6 +77,10 @@ class ReadPool(Struct, frozen=True, array_like=True):
     "Fingerprint of the reader's layout."
     capabilities: tuple[str, ...] = ()
     "Optional features of the reader's build (protocol/versions.py)."
+    name: str = ""
+    "Name of the reader's instance. Empty: unknown, or on this machine."
+    keyed: bool = False
+    "The reader wants keyed digests (kvcache/digests.py), if the peer has the capability."
 
 
 class ReadRefused(Struct, frozen=True, array_like=True):
@@ -94,7 +100,7 @@ class BlocksFollow(Struct, frozen=True, array_like=True):
 
     nbytes: Counter
     digest: bytes
-    "Digest of these bytes (xxh3, 128 bits): damaged bytes are not used."
+    "Digest of these bytes (kvcache/digests.py): damaged bytes are not used."
 
 
 class ReadersSocket(Struct, frozen=True, array_like=True):

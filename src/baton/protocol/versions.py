@@ -28,5 +28,5 @@ class Versions(NamedTuple):
 VERSIONS: Final = Versions(8, 8)
 """Versions of this build."""
 
-CAPABILITIES: Final[tuple[str, ...]] = ()
+CAPABILITIES: Final[tuple[str, ...]] = ("keyed_digest",)
 """Optional features of this build, by name. Messages that need one are sent only to peers that list it."""

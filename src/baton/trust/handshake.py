@@ -15,17 +15,21 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from baton.errors import LinkFailed
 from baton.protocol.versions import VERSIONS, Versions
 from baton.trust.secret import Secret
+from baton.trust.tls import BOTH
 
 LINK_VERSION: Final = 2
 """Format of the handshake and of sealed frames. It is not negotiated: it defines how a greeting is read."""
 _GREETING: Final = struct.Struct("!4sBBB31s")
 """As long as that of LINK_VERSION 1, so that both versions can refuse each other with a reason."""
 PROOF_BYTES: Final = 32
+TLS_RECORD: Final = b"\x16\x03"
+"""How a connection with TLS begins."""
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = GREETING_BYTES + PROOF_BYTES
 
@@ -82,8 +86,11 @@ class Handshake:
     def proof(self, side: str) -> bytes:
         return self._derived(f"proof of the {side}")
 
+    def proves(self, side: str, proof: bytes) -> bool:
+        return hmac.compare_digest(self.proof(side), proof)
+
     def check(self, side: str, proof: bytes) -> None:
-        if not hmac.compare_digest(self.proof(side), proof):
+        if not self.proves(side, proof):
             raise LinkFailed("secret", f"the {side} does not know our cluster secret: both must have the same file")
 
     def keys(self) -> SessionKeys:
@@ -93,8 +100,21 @@ class Handshake:
         return hmac.digest(self._secret.key, f"baton {self._purpose.name}: {what}".encode() + b"\0" + self._exchanged, "sha256")
 
 
+def proved_by(secrets: Sequence[Secret], greeting: bytes, answer: bytes, purpose: Purpose = LINK) -> Handshake:
+    """The listener's handshake, with the secret that the dialler has proved itself with. Raises LinkFailed."""
+    reply, proof = answer[:GREETING_BYTES], answer[GREETING_BYTES:]
+    for secret in secrets:
+        handshake = Handshake(secret, greeting, reply, purpose)
+        if handshake.proves(purpose.dialler, proof):
+            return handshake
+    ours = "our cluster secret" if len(secrets) == 1 else f"any of our {len(secrets)} cluster secrets"
+    raise LinkFailed("secret", f"the {purpose.dialler} does not know {ours}: both must have the same file")
+
+
 def _versions(greeting: bytes, purpose: Purpose) -> Versions:
     magic, link, newest, oldest, _ = _GREETING.unpack(greeting)
+    if magic.startswith(TLS_RECORD):
+        raise LinkFailed("tls", f"the other side speaks TLS, and this one does not: {BOTH}")
     if magic != purpose.magic:
         sides = f"{purpose.listener} or {purpose.dialler}"
         raise LinkFailed("version", f"what listens or dials there is no Baton {sides}: is it the {purpose.port}?")

@@ -1,7 +1,13 @@
-"""The secret that routers and instances of one cluster share: a file that only its owner may read, or a file of root that the
-group of this process may read too, as Kubernetes mounts secrets of a pod with fsGroup (root:GROUP, mode 0440).
+"""The secret file that routers and instances of one cluster share. Only its owner may read it, or the group of this process too
+if it is root's, as Kubernetes mounts secrets of a pod with fsGroup (root:GROUP, mode 0440).
 
-It is read once, when a process starts, and is never in a configuration, a log or a process list: those have the path.
+    SECRET            the first line proves who we are; a peer may prove itself with any line
+    SECRET
+    revoked NAME      an instance of this name, or with this name in its certificate, is refused
+    # comment
+
+A secret is never in a configuration, a log or a process list: those have the path. keyring.py reads the file again when it
+changes.
 """
 
 from __future__ import annotations
@@ -11,16 +17,19 @@ import secrets
 import stat
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from baton.errors import InvalidConfig
 
 SECRET_BYTES_MIN: Final = 32
 SECRET_BYTES_MAX: Final = 4096
+FILE_BYTES_MAX: Final = 256 * 1024
+REVOKED: Final = b"revoked"
 
 
 class Secret:
-    """The bytes, wrapped so that no message or traceback shows them by accident."""
+    """The bytes, wrapped so that no message or traceback shows them by accident. Also the Credentials (credentials.py) of a
+    cluster with this secret alone."""
 
     __slots__ = ("key",)
 
@@ -29,6 +38,24 @@ class Secret:
 
     def __repr__(self) -> str:
         return "<Secret>"
+
+    def secrets(self) -> tuple[Secret, ...]:
+        return (self,)
+
+    def tls(self) -> None:
+        return None
+
+    def revoked(self, names: Collection[str]) -> str:
+        return ""
+
+
+class Secrets(NamedTuple):
+    """Content of a secret file."""
+
+    secrets: tuple[Secret, ...]
+    "At least one. We prove ourselves with the first; peers with any."
+    revoked: frozenset[str] = frozenset()
+    "Names of instances that are refused."
 
 
 def create_secret(path: str | Path) -> Secret:
@@ -41,7 +68,7 @@ def create_secret(path: str | Path) -> Secret:
     return Secret(content.encode())
 
 
-def read_secret(path: str | Path) -> Secret:
+def read_secrets(path: str | Path) -> Secrets:
     """Raises InvalidConfig with the fault and the remedy."""
     try:
         # Without O_NONBLOCK the open of a named pipe would block. The file is opened before it is checked, so that it cannot be
@@ -56,13 +83,36 @@ def read_secret(path: str | Path) -> Secret:
             raise InvalidConfig(f"cluster secret {path}: is no file; {_HOW}")
         if fault := access_fault(status, os.geteuid(), {os.getegid(), *os.getgroups()}):
             raise InvalidConfig(f"cluster secret {path}: {fault.format(path=path)}")
-        key = os.read(fd, SECRET_BYTES_MAX + 1).strip()
+        content = os.read(fd, FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
-    if not SECRET_BYTES_MIN <= len(key) <= SECRET_BYTES_MAX:
-        bounds = f"{len(key)} bytes; {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are wanted"
-        raise InvalidConfig(f"cluster secret {path}: holds {bounds}; {_HOW}")
-    return Secret(key)
+    try:
+        return parse_secrets(content)
+    except ValueError as error:
+        raise InvalidConfig(f"cluster secret {path}: {error}; {_HOW}") from None
+
+
+def parse_secrets(content: bytes) -> Secrets:
+    """Raises ValueError with the fault. Secrets are not in it."""
+    if len(content) > FILE_BYTES_MAX:
+        raise ValueError(f"holds more than {FILE_BYTES_MAX} bytes; {_BOUNDS}")
+    secrets: list[Secret] = []
+    revoked: list[str] = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not (text := line.strip()) or text.startswith(b"#"):
+            continue
+        word, *names = text.split()
+        if word == REVOKED:
+            if len(names) != 1:
+                raise ValueError(f"line {number} revokes {len(names)} names; write one per line: revoked NAME")
+            revoked.append(names[0].decode("utf-8", "replace"))
+        elif not SECRET_BYTES_MIN <= len(text) <= SECRET_BYTES_MAX:
+            raise ValueError(f"line {number} holds {len(text)} bytes; {_BOUNDS}")
+        else:
+            secrets.append(Secret(text))
+    if not secrets:
+        raise ValueError(f"holds no secret; {_BOUNDS}")
+    return Secrets(tuple(secrets), frozenset(revoked))
 
 
 def access_fault(status: os.stat_result, user: int, groups: Collection[int]) -> str:
@@ -74,4 +124,5 @@ def access_fault(status: os.stat_result, user: int, groups: Collection[int]) -> 
     return "" if status.st_uid in (user, 0) else f"belongs to another user (uid {status.st_uid})"
 
 
+_BOUNDS: Final = f"{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} are wanted, one secret per line"
 _HOW: Final = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE), and give all of the cluster the same"

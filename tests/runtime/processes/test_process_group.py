@@ -110,7 +110,7 @@ class Started:
 
 def up_group(**engines: EngineConfig) -> tuple[UpGroup, Started]:
     serve = ServeConfig(model="/m")
-    router = RouterProcessConfig(serve=serve, router=RouterConfig(), listen="unix:/nowhere", secret="/nowhere")
+    router = RouterProcessConfig(serve=serve, router=RouterConfig(), listen="unix:/nowhere", cluster_secret="/nowhere")
     group, started = UpGroup(UpConfig(router=router, engines=engines), UpReporter()), Started()
     group._children = started  # type: ignore[assignment]
     return group, started

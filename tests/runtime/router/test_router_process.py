@@ -38,7 +38,7 @@ def test_as_many_instances_as_were_asked_for_may_have_a_session(tmp_path: Path, 
         serve=ServeConfig(wire={"session_handshakes_max": 7}),
         router=RouterConfig(instances_max=3000),
         listen=f"unix:{tmp_path}/router.sock",
-        secret=str(tmp_path / "secret"),
+        cluster_secret=str(tmp_path / "secret"),
     )
 
     async def main() -> None:

@@ -28,7 +28,9 @@ class Warned:
     "Clients that verify certificates refuse the server now."
 
 
-def certificate_warning(file: str, now: datetime) -> Warned | None:
+def certificate_warning(
+    file: str, now: datetime, option: str = "--ssl-certfile", remedy: str = "renew it and restart"
+) -> Warned | None:
     """Warns of the first certificate in a PEM chain that is invalid now, else of the first that expires soon. None: all are
     valid, or no date can be read; tls.py reports an unusable file."""
     try:
@@ -37,22 +39,22 @@ def certificate_warning(file: str, now: datetime) -> Warned | None:
         return None
     several = len(found) > 1
     warned = [
-        _judged(f"certificate {place} of {len(found)}" if several else "the certificate", begin, end, now)
+        _judged(f"certificate {place} of {len(found)}" if several else "the certificate", begin, end, now, remedy)
         for place, (begin, end) in enumerate(found, 1)
     ]
     worst = sorted((each for each in warned if each is not None), key=lambda each: not each.refused)
-    return Warned(f"--ssl-certfile {file}: {worst[0].text}", worst[0].refused) if worst else None
+    return Warned(f"{option} {file}: {worst[0].text}", worst[0].refused) if worst else None
 
 
-def _judged(which: str, begin: datetime, end: datetime, now: datetime) -> Warned | None:
+def _judged(which: str, begin: datetime, end: datetime, now: datetime, remedy: str) -> Warned | None:
     if now > end:
-        return Warned(f"{which} EXPIRED on {_shown(end)}: clients that check it refuse this server; renew it and restart", True)
+        return Warned(f"{which} EXPIRED on {_shown(end)}: clients that check it refuse this server; {remedy}", True)
     if now < begin:
         return Warned(f"{which} is NOT YET VALID, only from {_shown(begin)} on: clients that check it refuse this server", True)
     if end - now < ENDS_SOON:
         days = (end - now).days
         left = {0: "in less than a day", 1: "in a day"}.get(days, f"in {days} days")
-        return Warned(f"{which} ends on {_shown(end)}, {left}: renew it and restart", False)
+        return Warned(f"{which} ends on {_shown(end)}, {left}: {remedy}", False)
     return None
 
 

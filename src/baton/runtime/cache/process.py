@@ -47,12 +47,12 @@ from baton.protocol.control import CacheHello, CacheStats, StartFailed
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
 from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady, ReadersSocket
+from baton.runtime.credentials import credentials_of
 from baton.runtime.processes.children import begin_child
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import receive_descriptor, send_descriptor
-from baton.trust.secret import read_secret
 from baton.worker.platforms.visible import use_only
 
 NICENESS = 5
@@ -92,8 +92,10 @@ class CacheProcess:
             shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""), config.wire)
         }
         if config.cluster_secret:
-            secret = read_secret(config.cluster_secret)
-            self._tcp = transports[tcp.SCHEME] = Tcp(secret, served.get(tcp.SCHEME, ""), config.wire)
+            address = served.get(tcp.SCHEME, "")
+            self._tcp = transports[tcp.SCHEME] = Tcp(
+                credentials_of(config), address, config.wire, name=config.name, digest=config.transfer_digest
+            )
         return transports
 
     async def run(self) -> None:

@@ -43,6 +43,7 @@ from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import RequestId
 from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.output import Emit
+from baton.runtime.credentials import credentials_of
 from baton.runtime.engine.cache_supervisor import CacheSupervisor
 from baton.runtime.engine.callers import Callers
 from baton.runtime.engine.child_messages import ChildMessages
@@ -59,7 +60,6 @@ from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.process_table import CONTROL, ENGINE_CHILDREN, KILLED_BELOW
 from baton.runtime.wire.channel import Channel
-from baton.trust.secret import read_secret
 
 logger = logging.getLogger("baton.engine")
 
@@ -123,7 +123,7 @@ class Engine:
         self._callers.leaving = lambda: self._leaving.begun
         self._links: RouterLinks | None = None
         if config.routers:
-            self._links = RouterLinks(config.routers, read_secret(config.cluster_secret), self, self._callers, config.wire)
+            self._links = RouterLinks(config.routers, credentials_of(config), self, self._callers, config.wire)
             self._links.on_alone = self._leaving.on_alone
             self._links.on_sessions = self._reporting.send_stats
         self._reporting.links = self._links

@@ -30,7 +30,7 @@ from baton.repeats import printable
 from baton.runtime.engine.callers import Caller, Callers
 from baton.runtime.engine.router_sources import RouterSources
 from baton.runtime.wire.link import WIRE, Link, dial
-from baton.trust.secret import Secret
+from baton.trust.credentials import Credentials
 
 logger = logging.getLogger("baton.cluster")
 
@@ -116,13 +116,13 @@ class RouterSession:
 
 class RouterLinks:
     def __init__(
-        self, routers: Sequence[str], secret: Secret, member: EngineFacts, callers: Callers, wire: WireConfig = WIRE
+        self, routers: Sequence[str], credentials: Credentials, member: EngineFacts, callers: Callers, wire: WireConfig = WIRE
     ) -> None:
         self._wire = wire
         self._sources = RouterSources(routers, self._dial, self._give_up, self._on_error)
         self._keeping: dict[str, asyncio.Task[None]] = {}
         "The task that holds the session, by address."
-        self._secret = secret
+        self._credentials = credentials
         self._member = member
         self._callers = callers
         self._sessions: dict[RouterSession, None] = {}
@@ -186,7 +186,7 @@ class RouterLinks:
         delay, said, refused = RETRY_SECONDS, Said(address), False
         while True:
             try:
-                link = await dial(parse_address(address), self._secret, self._wire)
+                link = await dial(parse_address(address), self._credentials, self._wire)
             except (LinkFailed, OSError) as error:
                 lasted, why = 0.0, str(error) or type(error).__name__  # `refused` stays as it was
                 self.counts["unreachable"] += 1

@@ -24,6 +24,8 @@ from baton.runtime.processes.build_info import own_build
 from baton.runtime.router.instance_session import InstanceSession, counters_of, summed
 from baton.runtime.router.refusals import Refusals
 from baton.runtime.wire.channel import Channel
+from baton.runtime.wire.link import Link
+from baton.trust.credentials import Credentials
 
 logger = logging.getLogger("baton.router")
 
@@ -46,7 +48,15 @@ class SessionOwner(Protocol):
 
 
 class InstanceSet:
-    def __init__(self, router: str, config: RouterConfig, owner: SessionOwner, wire: WireConfig | None = None) -> None:
+    def __init__(
+        self,
+        router: str,
+        config: RouterConfig,
+        owner: SessionOwner,
+        wire: WireConfig | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self._hello_seconds = (wire or WireConfig()).session_hello_seconds
         self._config = config
         self._hello = RouterHello(router, config.beat_seconds, config.lapse_seconds, CAPABILITIES, own_build())
@@ -133,9 +143,16 @@ class InstanceSet:
             who = f"instance {name}" if name else "an instance without a hello"
             logger.warning("%s: %s (%d since this was last logged)", who, printable(text), times, exc_info=error)
 
+    def _revoked(self, instance: InstanceSession) -> str:
+        names = instance.channel.names if isinstance(instance.channel, Link) else ()
+        return "" if self._credentials is None else self._credentials.revoked((instance.hello.name, *names))
+
     def _join(self, hello: InstanceHello, channel: Channel) -> InstanceSession:
         instance = InstanceSession(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
         self._by_session[instance.session] = instance
+        if why := self._revoked(instance):
+            self.lose(instance.session, why)
+            return instance
         self._owner.dispatch(InstanceJoined(instance.session, hello))
         if instance.session not in self._by_session:
             return instance  # it does not fit, and was refused
@@ -221,6 +238,9 @@ class InstanceSet:
         now = self._loop.time()
         stalled, self._beat_due = now - self._beat_due > STALL_SECONDS, now + self._config.beat_seconds
         for instance in self.sessions:
+            if why := self._revoked(instance):
+                self.give_up(instance, why)
+                continue
             instance.send(RouterHeartbeat())
             if stalled:
                 instance.heard_at = now

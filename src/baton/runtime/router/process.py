@@ -35,6 +35,7 @@ from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
 from baton.protocol.instance import InstanceHello
+from baton.runtime.credentials import credentials_of
 from baton.runtime.front.fingerprint import system_fingerprint
 from baton.runtime.front.process import (
     allow_many_files,
@@ -56,7 +57,6 @@ from baton.runtime.wire.link import Link
 from baton.runtime.wire.link_server import LinkServer, listen_at
 from baton.runtime.wire.listener import listen
 from baton.text.loading import ModelText, read_template
-from baton.trust.secret import read_secret
 
 logger = logging.getLogger("baton.router")
 
@@ -71,7 +71,9 @@ class RouterProcess:
         self._config = config
         self._supervisor = supervisor
         self._wire = wire_config(config.serve.wire)
-        self._client = RouterClient(Router(config.router, Random()), config.router, wire=self._wire)
+        self._credentials = credentials_of(config)
+        machine = Router(config.router, Random())
+        self._client = RouterClient(machine, config.router, wire=self._wire, credentials=self._credentials)
         self._links: LinkServer | None = None
         self._lag = LoopLag()
         self._sessions: dict[asyncio.Task[None], None] = {}
@@ -84,7 +86,7 @@ class RouterProcess:
         listeners = listen_on(serve)  # before anything is loaded: a port that is in use is reported at once
         links = self._links = LinkServer(
             listen_at(parse_address(self._config.listen)),
-            read_secret(self._config.secret),
+            self._credentials,
             self._on_link,
             sessions_max=self._config.router.instances_max + SESSIONS_BEYOND_MAX,
             wire=self._wire,

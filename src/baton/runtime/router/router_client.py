@@ -56,6 +56,7 @@ from baton.runtime.router.cluster_orders import ClusterOrders
 from baton.runtime.router.instance_session import InstanceSession
 from baton.runtime.router.instance_set import InstanceSet
 from baton.runtime.wire.channel import Channel
+from baton.trust.credentials import Credentials
 
 logger = logging.getLogger("baton.router")
 
@@ -70,8 +71,15 @@ class RouterClient:
     """Implements api.engine_client.EngineClient."""
 
     def __init__(
-        self, machine: Router, config: RouterConfig, *, name: str | None = None, wire: WireConfig | None = None
+        self,
+        machine: Router,
+        config: RouterConfig,
+        *,
+        name: str | None = None,
+        wire: WireConfig | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """`credentials`: tell which instances are revoked. None: none is."""
         self.name = name or secrets.token_hex(8)
         self._prefix = f"{self.name}."
         ports: dict[type[Any], Callable[[Any], None]] = {
@@ -90,7 +98,7 @@ class RouterClient:
         self._streams: dict[RequestId, Stream] = {}
         "Streams by their id on the wire."
         self._loop = asyncio.get_running_loop()
-        self.instances = InstanceSet(self.name, config, self, wire)
+        self.instances = InstanceSet(self.name, config, self, wire, credentials)
         self.orders = orders = ClusterOrders(self, self.instances)
         self.pause, self.resume, self.clear_cache = orders.pause, orders.resume, orders.clear_cache
         self.sleep, self.wake, self.load_weights = orders.sleep, orders.wake, orders.load_weights

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.config import RouterConfig, ServeConfig
+from baton.config import CredentialOptions, RouterConfig, ServeConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RouterProcessConfig:
+class RouterProcessConfig(CredentialOptions):
     serve: ServeConfig
     "Model (its tokenizer and template), HTTP, keys, logs, times. Settings of an engine are not used."
     router: RouterConfig
     listen: str
     "Address where instances dial (addresses.py)."
-    secret: str
-    "File with the cluster's secret."

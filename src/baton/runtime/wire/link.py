@@ -1,7 +1,7 @@
 """A session between a router and an instance: a channel (channel.py) over an untrusted network.
 
-    instance  dial(address, secret) ------------> LinkServer  router
-              Link  <== sealed frames, both ways ==>  Link
+    instance  dial(address, credentials) -------> LinkServer  router
+              Link  <== sealed frames, both ways, in TLS if there are certificates ==>  Link
 
 Messages arrive in order and once, from a peer that knows the cluster's secret (trust/); otherwise the session ends. `send`
 gathers: all messages of one turn of the loop are sent in one sealed frame, for the price of one MAC. A peer that does not read
@@ -23,16 +23,20 @@ from baton.errors import LinkFailed
 from baton.protocol.codec import FROM_INSTANCE, FROM_ROUTER, Message, encode
 from baton.protocol.versions import VERSIONS, Versions
 from baton.runtime.wire.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
+from baton.trust.credentials import Credentials
 from baton.trust.dialling import connected
 from baton.trust.handshake import LINK, SessionKeys
 from baton.trust.seal import CONTENT_BYTES_MAX, SealedBuffer, Sealer
-from baton.trust.secret import Secret
 from baton.trust.session import prove_as_dialler, prove_as_listener
+from baton.trust.stream import open_stream
+from baton.trust.tls import TlsLayer
 
 Side = Literal["router", "instance"]
 
 BATCH_BYTES: Final = 256 * 1024
 """Gathered messages beyond this are sent at once: the peer need not wait for a large frame to be complete."""
+RECORD_BYTES: Final = 64 * 1024
+"""Bytes of TLS records received at a time."""
 WIRE: Final = WireConfig()
 """The defaults."""
 
@@ -42,10 +46,11 @@ class Link(Channel):
 
     _frames: SealedFrames
 
-    def __init__(self, frames: SealedFrames, version: int = VERSIONS.newest) -> None:
-        """`version`: of messages, as both sides have agreed."""
+    def __init__(self, frames: SealedFrames, version: int = VERSIONS.newest, names: tuple[str, ...] = ()) -> None:
+        """`version`: of messages, as both sides have agreed. `names`: in the peer's certificate, if it has shown one."""
         super().__init__(frames)
         self.version = version
+        self.names = names
 
     def send(self, message: Message) -> None:
         self._frames.write(encode(message, self.version))
@@ -109,7 +114,10 @@ class SealedFrames(FrameProtocol):
     def _flush(self) -> None:
         if self._gathered:
             gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
-            super().write(self._sealer.seal(gathered))
+            self._send(self._sealer.seal(gathered))
+
+    def _send(self, sealed: bytes) -> None:
+        super().write(sealed)
 
     def close(self) -> None:
         """Close. A peer that does not read the last messages keeps no descriptor of ours open."""
@@ -132,40 +140,75 @@ class SealedFrames(FrameProtocol):
         super()._drop_unread(unread)
 
 
+class TlsFrames(SealedFrames):
+    """Sealed frames inside TLS. The transport carries records."""
+
+    def __init__(self, tls: TlsLayer, keys: SessionKeys, side: Side, wire: WireConfig = WIRE) -> None:
+        super().__init__(keys, side, wire)
+        self._tls = tls
+        self._records = memoryview(bytearray(RECORD_BYTES))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.buffer_updated(0)  # bytes that came right behind the handshake
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._records
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._tls.feed(self._records[:nbytes])
+        try:
+            while not self.ended.done() and (count := self._tls.read_into(super().get_buffer(-1))):
+                super().buffer_updated(count)
+        except LinkFailed as failed:
+            self._end(failed)
+            self.transport.close()
+
+    def _send(self, sealed: bytes) -> None:
+        super()._send(self._tls.encrypt(sealed))
+
+
 # Handshake
 
 
-async def dial(address: Address, secret: Secret, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:
+async def dial(address: Address, credentials: Credentials, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:
     """Dial a router, as an instance. Raises LinkFailed, or OSError if nothing listens there."""
     limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(await connected(address), secret, "instance", wire, versions)
+            link = await _open(await connected(address), credentials, "instance", wire, versions)
     except TimeoutError:
-        raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port?") from None
+        tls = "" if credentials.tls() is not None else ", and without TLS"
+        raise LinkFailed("timeout", f"no router answered within {limit:g} s: is it the cluster port{tls}?") from None
+    if why := credentials.revoked(link.names):
+        link.close()
+        raise LinkFailed("revoked", f"the router's certificate: {why}")
+    return link
 
 
-async def welcome(sock: socket.socket, secret: Secret, wire: WireConfig = WIRE) -> Link:
+async def welcome(sock: socket.socket, credentials: Credentials, wire: WireConfig = WIRE) -> Link:
     """Accept an instance, as a router. Owns the socket: closed if this raises LinkFailed."""
     limit = wire.session_handshake_seconds
     try:
         async with asyncio.timeout(limit):
-            return await _open(sock, secret, "router", wire)
+            return await _open(sock, credentials, "router", wire)
     except TimeoutError:
-        raise LinkFailed("timeout", f"the handshake took more than {limit:g} s") from None
+        tls = "" if credentials.tls() is None else ": does the instance have --cluster-ssl-certfile?"
+        raise LinkFailed("timeout", f"the handshake took more than {limit:g} s{tls}") from None
 
 
 async def _open(
-    sock: socket.socket, secret: Secret, side: Side, wire: WireConfig = WIRE, versions: Versions = VERSIONS
+    sock: socket.socket, credentials: Credentials, side: Side, wire: WireConfig = WIRE, versions: Versions = VERSIONS
 ) -> Link:
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = await open_stream(sock, credentials, LINK, listens=side == "router")
         prove = prove_as_listener if side == "router" else prove_as_dialler
-        keys, version = await prove(sock, secret, LINK, versions)
-        frames = SealedFrames(keys, side, wire)
+        keys, version = await prove(stream, credentials.secrets(), LINK, versions)
+        frames = SealedFrames(keys, side, wire) if stream.tls is None else TlsFrames(stream.tls, keys, side, wire)
         await asyncio.get_running_loop().create_connection(lambda: frames, sock=sock)
         undo.pop_all()
-    return Link(frames, version)
+    return Link(frames, version, stream.names)

@@ -24,7 +24,7 @@ from baton.repeats import Repeats, printable
 from baton.runtime.wire.link import WIRE, Link, welcome
 from baton.runtime.wire.listener import bind, listen
 from baton.trust.acceptor import Acceptor
-from baton.trust.secret import Secret
+from baton.trust.credentials import Credentials
 
 logger = logging.getLogger("baton.link")
 
@@ -38,7 +38,7 @@ class LinkServer:
     def __init__(
         self,
         sock: socket.socket,
-        secret: Secret,
+        credentials: Credentials,
         on_link: Callable[[Link, str], None],
         *,
         sessions_max: int = 1024,
@@ -48,7 +48,7 @@ class LinkServer:
         self._sessions_max = sessions_max
         self._wire = wire
         self._sock = sock
-        self._secret = secret
+        self._credentials = credentials
         self._on_link = on_link
         self._handshakes: Acceptor[None] | None = None
         self._sessions: dict[Link, asyncio.Task[None]] = {}
@@ -99,7 +99,7 @@ class LinkServer:
     async def attend(self, sock: socket.socket, place: Any) -> None:
         peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
         try:
-            link = await welcome(sock, self._secret, self._wire)
+            link = await welcome(sock, self._credentials, self._wire)
         except LinkFailed as failed:
             self._note(failed.reason, peer, str(failed))
             if failed.reason == "version":

@@ -1,0 +1,26 @@
+"""What a process proves itself with, and which peers it accepts: the interface of keyring.py, which reads it from files, and of
+a single Secret, which never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from baton.trust.secret import Secret
+from baton.trust.tls import TlsContexts
+
+
+class Credentials(Protocol):
+    """Asked for every connection: an answer may differ from the one before."""
+
+    def secrets(self) -> Sequence[Secret]:
+        """Secrets of the cluster. We prove ourselves with the first; peers with any."""
+        ...
+
+    def tls(self) -> TlsContexts | None:
+        """None: connections are not encrypted."""
+        ...
+
+    def revoked(self, names: Collection[str]) -> str:
+        """Return why a peer with these names is refused, as text for the logs of both sides. Empty: it is not."""
+        ...
