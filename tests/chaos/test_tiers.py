@@ -120,6 +120,8 @@ def test_a_warm_file_tier_serves_the_next_server_and_another_one_beside_it(tiny:
     with Server(tiny, tmp_path / "first", orders=SLOW, **settings).wait_ready() as first:
         assert answers(first, range(4)) == undisturbed[:4]
         settled(first, "host_to_storage")
+        labels = {path.stem.split("-")[1] for path in store.rglob("*.kv")}
+        assert labels == {first.ask("/config").json["plan"]["kv_identity"]}, "an operator finds the model's blocks"
         with Server(tiny, tmp_path / "beside", orders=SLOW, **settings).wait_ready() as beside:
             replies = [beside.ask("/v1/completions", body(number)) for number in range(4)]
             assert [reply.tokens for reply in replies] == undisturbed[:4]

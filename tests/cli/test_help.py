@@ -10,7 +10,7 @@ import pytest
 from command_rig import baton, baton_here, said
 
 COMMANDS = ["", "serve", "chat", "run", "models", "bench", "bench offline", "bench latency", "bench serve", "simulate"]
-COMMANDS += ["up", "router", "kv", "kv ls", "kv stat", "kv verify", "kv clear"]
+COMMANDS += ["up", "router", "kv", "kv list", "kv blocks", "kv verify", "kv remove"]
 HEAVY = ("torch", "numpy", "transformers", "starlette", "uvicorn", "tokenizers", "yaml")
 
 

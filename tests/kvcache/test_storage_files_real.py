@@ -14,7 +14,7 @@ from storage_rig import Rig, layout_of
 
 from baton.errors import StorageFailed
 from baton.kvcache.storage.file_names import TEMPORARY_SECONDS_MAX
-from baton.kvcache.storage.file_tools import file_fault, walk
+from baton.kvcache.storage.file_tools import FileListing, file_fault
 from baton.kvcache.storage.files import FileBackend
 
 
@@ -78,9 +78,9 @@ def test_writers_that_are_killed_leave_whole_objects_only(folder):
             writer.send_signal(signal.SIGKILL)
             writer.wait()
             writer.stdout.close()
-    found = [entry for _, entries in walk(str(root)) for entry in entries]
+    found = list(FileListing(root).objects(lambda done, total: None))
     assert found
-    assert [entry.path for entry in found if file_fault(entry)] == []
+    assert [entry.place for entry in found if file_fault(entry)] == []
 
     rig = Rig(root, block_bytes=300_000)
     for path in root.rglob("*.tmp"):

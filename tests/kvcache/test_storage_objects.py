@@ -1,5 +1,6 @@
 """An object says what it is: whatever happens to its bytes, it is found out."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -59,6 +60,18 @@ def test_a_header_describes_its_object():
     key, layout = described(HEADER)
     assert key == key_of(1)
     assert (layout.fingerprint, layout.block_bytes, layout.rank) == (LAYOUT.fingerprint, len(PAYLOAD), 0)
+
+
+def test_an_identity_is_in_name_and_header():
+    """By it operators find the blocks of a model; the key covers it."""
+    known = replace(LAYOUT, identity=b"\xab" * 32)
+    header = seal(key_of(1), known, PAYLOAD)
+    assert fault_of(header, key_of(1), known, PAYLOAD) is None
+    assert fault_of(header, key_of(1), LAYOUT, PAYLOAD) == fault_of(HEADER, key_of(1), known, PAYLOAD) == "layout"
+    assert described(header)[1].identity == b"\xab" * 8
+    assert described(HEADER)[1].identity == b""
+    assert known.object_name(key_of(1)) == f"{key_of(1).hex()}-{'ab' * 8}-r0"
+    assert LAYOUT.object_name(key_of(1)) == f"{key_of(1).hex()}-{LAYOUT.fingerprint[:8].hex()}-r0"
 
 
 def test_names_differ_by_key_layout_and_rank(tmp_path):

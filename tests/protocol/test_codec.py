@@ -53,7 +53,7 @@ from baton.protocol.instance import (
     RouterHeartbeat,
     RouterHello,
 )
-from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageIdentity, StorageQuery
 from baton.protocol.output import Emit, Ended
 from baton.protocol.pool import (
     BlocksFollow,
@@ -103,6 +103,7 @@ KIND = {
     ModelChanged: 24,
     StorageQuery: 40,
     StorageAnswer: 41,
+    StorageIdentity: 48,
     CacheHello: 42,
     CacheStats: 43,
     PeerSocket: 30,
@@ -173,6 +174,7 @@ SAMPLE = {
     InstanceStats: InstanceStats(running=3, ended={"stop": 1}),
     StorageQuery: StorageQuery(1, (b"k" * 32,), 1.0),
     StorageAnswer: StorageAnswer(1, 1),
+    StorageIdentity: StorageIdentity(b"i" * 32),
     CacheHello: CacheHello(7, 64, True, "file"),
     CacheStats: CacheStats({"hits": 3}),
     GenerateBatch: GenerateBatch(GenerateRequest(id="a", prompt=(0, 1)), (("b", (2,), 9),)),

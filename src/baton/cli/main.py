@@ -39,7 +39,7 @@ def baton(
       baton pull MODEL             fetch a model (list shows them, rm removes)
       baton ps                     what a running server does
       baton bench serve            measure a server
-      baton kv stat DIR            look at stored KV blocks
+      baton kv list DIR            look at stored KV blocks
       baton simulate               rehearse random scenarios, with faults
     """
     open_standard_descriptors()

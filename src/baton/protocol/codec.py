@@ -64,6 +64,7 @@ Message = (
     | Annotated[pool.ReadersSocket, 45]
     | Annotated[pool.ReadBlocks, 46, "reader"]
     | Annotated[pool.BlocksFollow, 47, "peer"]
+    | Annotated[moves.StorageIdentity, 48]
     | Annotated[handoff.Reserve, 50, "router"]
     | Annotated[handoff.Reserved, 51, "instance"]
     | Annotated[handoff.Prefill, 52, "router"]

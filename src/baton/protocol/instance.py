@@ -114,6 +114,8 @@ class InstanceView(Struct, frozen=True):
     build: Build = Build()
     peers: tuple[str, ...] = ()
     "Where other instances read its KV pool, for each rank (InstanceHello.peers). Empty: nowhere."
+    kv_identity: str = ""
+    "The label of its KV blocks in storage (baton kv list): the first digits of its identity."
 
 
 class PathView(Struct, frozen=True):

@@ -69,6 +69,12 @@ class MoveResult(Struct, frozen=True, array_like=True):
     "The tier failed. A missing block is no failure."
 
 
+class StorageIdentity(Struct, frozen=True, array_like=True):
+    """Blocks of the queries and moves that follow have this identity (worker/identity.py): storage labels them with it."""
+
+    identity: bytes
+
+
 class StorageQuery(Struct, frozen=True, array_like=True):
     """How many of these leading keys does storage have?"""
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from baton.core.effects import SendToCache
 from baton.core.events import CacheLost, CacheReady
 from baton.core.startup import plan_startup
 from baton.errors import PeerError
 from baton.protocol.control import CacheHello, CacheStats, InstanceStats
-from baton.protocol.ids import PoolIncarnation
+from baton.protocol.ids import MoveId, PoolIncarnation
+from baton.protocol.moves import StorageIdentity, StorageQuery
 from baton.runtime.engine.cache_supervisor import CacheSupervisor
 
 HELLO = CacheHello(PoolIncarnation(1), 8, kept=True)
@@ -59,6 +61,23 @@ def test_counters_of_copies_between_instances_outlive_the_service():
     rig.keeper.add_counters(stats)
     assert stats.pulls == {"tcp/copied": 3, "tcp/lost": 1}
     assert (stats.pull_bytes, stats.pull_microseconds) == ({"tcp": 110}, {"tcp": 8})
+
+
+def test_storage_gets_the_identity_before_what_depends_on_it():
+    """Once per life of the service, and again when the weights have changed."""
+    rig, sent = Rig(8), list[Any]()
+    child = SimpleNamespace(life=1, control=SimpleNamespace(send=sent.append))
+    rig.keeper._children = SimpleNamespace(get=lambda name: child)  # type: ignore[assignment]
+    rig.machine.instance.fingerprint = b"old"
+    first, second, third, fourth = (StorageQuery(MoveId(number), ()) for number in range(4))
+    rig.keeper.send(SendToCache(first))
+    rig.keeper.send(SendToCache(second))
+    child.life = 2
+    rig.keeper.send(SendToCache(third))
+    rig.machine.instance.fingerprint = b"new"
+    rig.keeper.send(SendToCache(fourth))
+    old, new = StorageIdentity(b"old"), StorageIdentity(b"new")
+    assert sent == [old, first, second, old, third, new, fourth]
 
 
 def test_another_number_of_host_blocks_is_refused():

@@ -115,7 +115,7 @@ async def clear_cache(request: Request) -> Response:
     record_of(request).ignored = fields.finish(front.config.unknown_fields)
     wanted = ["device", "host"] if tiers is None else tiers
     if not isinstance(wanted, list) or not wanted or any(tier not in ("device", "host") for tier in wanted):
-        raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv clear', "tiers")
+        raise bad('tiers must be a list of "device" and "host"; storage is cleared with baton kv remove', "tiers")
     order = await front.orders.run("clear", 30.0, front.engine.clear_cache(device="device" in wanted, host="host" in wanted))
     return JsonResponse({"cleared": wanted}) if order.state == "done" else _accepted(front, order)
 

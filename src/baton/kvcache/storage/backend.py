@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.errors import InvalidConfig
 from baton.kvcache.storage.url import StorageURL
 
 KEY_BYTES = FINGERPRINT_BYTES = 32
+LABEL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class LayoutName:
     rank: int = 0
     block_tokens: int = 16
     "Only for backends that want token ids."
+    identity: bytes = b""
+    """Digest of everything that the blocks' content depends on (worker/identity.py). Keys cover it already; in names and
+    headers it is a label, by which operators find the blocks of a model. Empty: unknown, and the layout is the label."""
 
     def __post_init__(self) -> None:
         if len(self.fingerprint) != FINGERPRINT_BYTES:
@@ -63,9 +67,13 @@ class LayoutName:
         if self.block_bytes < 1 or self.rank < 0:
             raise InvalidConfig(f"no layout has blocks of {self.block_bytes} bytes and rank {self.rank}")
 
+    @property
+    def label(self) -> bytes:
+        return (self.identity or self.fingerprint)[:LABEL_BYTES]
+
     def object_name(self, key: bytes) -> str:
         """Unique among all models, layouts and ranks that share a store. The header holds the whole fingerprint."""
-        return f"{key.hex()}-{self.fingerprint[:8].hex()}-r{self.rank}"
+        return f"{key.hex()}-{self.label.hex()}-r{self.rank}"
 
 
 class StorageBackend(Protocol):
@@ -89,6 +97,15 @@ class StorageBackend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class IdentifiedBackend(StorageBackend, Protocol):
+    """A backend that labels its objects."""
+
+    def identify(self, identity: bytes) -> None:
+        """From now on blocks are of this identity. Called before the first one, and after the weights have changed."""
+        ...
 
 
 Opener = Callable[[StorageURL, LayoutName], StorageBackend]

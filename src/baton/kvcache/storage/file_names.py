@@ -1,4 +1,4 @@
-"""Path of an object: DIR/ab/<key>-<layout>-r<rank>.kv, in one of 256 folders by the first byte of the key.
+"""Path of an object: DIR/ab/<key>-<identity>-r<rank>.kv, in one of 256 folders by the first byte of the key.
 
 Keys are digests, so every folder holds an equal share of everything, and one folder is a sample of the whole.
 """
@@ -30,8 +30,8 @@ class Entry:
         return os.path.basename(self.path)[:64]
 
     @property
-    def layout(self) -> str:
-        """Layout and rank, as in the name."""
+    def identity(self) -> str:
+        """Identity and rank, as in the name."""
         return os.path.basename(self.path)[65:].removesuffix(SUFFIX)
 
 

@@ -1,46 +1,49 @@
-"""Inspects a directory of stored blocks from outside: contents and damage. Engines may use it meanwhile."""
+"""Lists, checks and removes the files of a directory from outside, of any layout. Engines may use it meanwhile."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from time import time
 
-from baton.kvcache.storage.file_names import FOLDERS, Entry, entries
+from baton.errors import InvalidConfig
+from baton.kvcache.storage.file_names import FOLDERS, entries
 from baton.kvcache.storage.files import READ_FLAGS
+from baton.kvcache.storage.listing import Advance, StoredObject
 from baton.kvcache.storage.object import HEADER_BYTES, Fault, described, fault_of, header_fault
 
 
-@dataclass(slots=True)
-class LayoutTotals:
-    """All objects of one layout and rank."""
+class FileListing:
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise InvalidConfig(f"{root} is no directory; give the DIR of --kv-storage file:DIR")
+        self.place = str(root)
 
-    layout: str
-    objects: int = 0
-    nbytes: int = 0
-    oldest: float = float("inf")
-    newest: float = 0.0
+    def objects(self, advance: Advance) -> Iterator[StoredObject]:
+        for folder in range(FOLDERS):
+            advance(folder + 1, FOLDERS)
+            for entry in entries(self.place, folder, time()):
+                yield StoredObject(entry.path, entry.key, entry.identity, entry.nbytes, entry.used_at)
 
-    def add(self, entry: Entry) -> None:
-        self.objects += 1
-        self.nbytes += entry.nbytes
-        self.oldest, self.newest = min(self.oldest, entry.used_at), max(self.newest, entry.used_at)
+    def remove(self, found: Iterable[StoredObject], advance: Advance) -> int:
+        removed = 0
+        for number, entry in enumerate(found, 1):
+            advance(number, 0)
+            with suppress(FileNotFoundError):  # a server was faster
+                if os.stat(entry.place, follow_symlinks=False).st_mtime == entry.used_at:
+                    os.unlink(entry.place)
+                    removed += 1
+        return removed
 
 
-def walk(root: str) -> Iterator[tuple[int, list[Entry]]]:
-    """Each folder: its number and its objects."""
-    for folder in range(FOLDERS):
-        yield folder, list(entries(root, folder, time()))
-
-
-def file_fault(entry: Entry) -> Fault | None:
+def file_fault(entry: StoredObject) -> Fault | None:
     """The fault of a file; None also if it was removed meanwhile. Raises OSError if it cannot be read."""
     try:
-        descriptor = os.open(entry.path, READ_FLAGS)
+        descriptor = os.open(entry.place, READ_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             return "magic"
@@ -57,13 +60,6 @@ def file_fault(entry: Entry) -> Fault | None:
     key, layout = described(header)
     if key.hex() != entry.key:
         return "key"
-    if not layout.object_name(key).endswith(entry.layout):
+    if not layout.object_name(key).endswith(entry.identity):
         return "layout"
     return fault_of(header, key, layout, memoryview(payload))
-
-
-def remove(entry: Entry) -> bool:
-    with suppress(FileNotFoundError):
-        os.unlink(entry.path)
-        return True
-    return False

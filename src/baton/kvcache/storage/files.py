@@ -15,6 +15,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from time import time
@@ -91,10 +92,14 @@ class FileBackend:
         self._marked = self._mark()
         self._counters = Counters()
         self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
-        self._suffix = self.layout.object_name(b"") + SUFFIX
+        self._suffix = layout.object_name(b"") + SUFFIX
         self._touched: dict[bytes, float] = {}
         "When this process last checked an object's time of last use."
         self._writer, self._numbers = os.urandom(6).hex(), count()  # names of temporary files, unique also between machines
+
+    def identify(self, identity: bytes) -> None:
+        self.layout = replace(self.layout, identity=identity)
+        self._suffix = self.layout.object_name(b"") + SUFFIX
 
     def _warn_of_writers(self) -> None:
         """Anyone who can write there can change answers: a checksum is no signature (docs/security.md)."""

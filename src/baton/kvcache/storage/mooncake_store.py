@@ -16,7 +16,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -102,6 +102,9 @@ class MooncakeBackend:
         "One thread at a time pops it and connects."
         self._counters = Counters()
         self._damaged: dict[bytes, None] = {}
+
+    def identify(self, identity: bytes) -> None:
+        self.layout = replace(self.layout, identity=identity)
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
         names = [self._name(key) for key in keys]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
 
 from baton.errors import InvalidConfig
 from baton.kvcache.storage.backend import LayoutName, Opener, StorageBackend
+from baton.kvcache.storage.listing import Listing
 from baton.kvcache.storage.url import EXAMPLES, StorageURL, parse_url
 
 GROUP = "baton.kv_storage"
+REMEDIES: Final = {"mooncake": "its master evicts what is not used, and has metrics"}
+"""By scheme, where blocks cannot be listed."""
 
 
 def open_backend(url: str, layout: LayoutName) -> StorageBackend:
@@ -57,3 +63,22 @@ def opener(url: StorageURL) -> Opener:
     raise InvalidConfig(
         f"no KV storage for {url.scheme}: (examples: {EXAMPLES}; by entry points of {GROUP}: {installed or 'none installed'})"
     )
+
+
+def open_listing(url: str) -> Listing:
+    """`url`: as for --kv-storage, or a directory. Raises InvalidConfig if the store cannot be listed."""
+    from baton.kvcache.storage.file_tools import FileListing
+    from baton.kvcache.storage.files import file_settings
+
+    if not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", url):
+        return FileListing(Path(url).expanduser().absolute())
+    parsed = parse_url(url)
+    if parsed.scheme == "file":
+        return FileListing(file_settings(parsed)[0])
+    if parsed.scheme in ("redis", "rediss", "redis+unix"):
+        from baton.kvcache.storage.redis_listing import RedisListing
+        from baton.kvcache.storage.redis_store import redis_settings
+
+        return RedisListing(redis_settings(parsed)[0])
+    remedy = REMEDIES.get(parsed.scheme, "use the store's own tools")
+    raise InvalidConfig(f"{parsed.scheme}: has no listing, so its blocks cannot be listed or removed here: {remedy}")

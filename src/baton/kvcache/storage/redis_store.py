@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,8 @@ from baton.kvcache.storage.resp import WRONG_TYPE, Buffer, Connection, RedisAddr
 from baton.kvcache.storage.url import StorageURL
 
 PORT = 6379
+NAMES = b"baton:kv:"
+"""Names of objects begin with this."""
 BYTES_IN_FLIGHT = 8 * 2**20
 """Bytes requested, or sent, and not yet answered."""
 KEYS_PER_QUESTION = 512
@@ -81,6 +84,9 @@ class RedisBackend:
         self._counters = Counters()
         # Unused connections. Appending to a deque and popping from it are atomic.
         self._idle: deque[Connection] = deque()
+
+    def identify(self, identity: bytes) -> None:
+        self.layout = replace(self.layout, identity=identity)
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
         done = 0
@@ -158,7 +164,7 @@ class RedisBackend:
         self._on_a_connection(store, deadline, lambda: done)
 
     def _name(self, key: bytes) -> bytes:
-        return f"baton:kv:{self.layout.object_name(key)}".encode()
+        return NAMES + self.layout.object_name(key).encode()
 
     def _on_a_connection(self, work: Callable[[Connection], Answer], deadline: Deadline, done: Callable[[], int]) -> Answer:
         """Run `work` on a connection. A server may drop idle connections: then once more, on the next one."""

@@ -21,6 +21,8 @@ from baton.errors import StorageFailed, StorageReason
 from baton.kvcache.storage.backend import Deadline
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+Reply: TypeAlias = "bytes | int | StorageFailed | list[Reply] | None"
+"""A reply of any type. An error reply is the error that it means."""
 
 REASONS: dict[str, StorageReason] = {
     "OOM": "full",
@@ -36,6 +38,8 @@ REASONS: dict[str, StorageReason] = {
 WRONG_TYPE = b"-WRONGTYPE"
 LINE_BYTES_MAX = 1024
 """Longest status, number or error."""
+BULK_BYTES_MAX = 2**20
+"""Longest value that `read_replies` accepts: names of objects."""
 ARM_AGAIN_SECONDS = 0.005
 """The socket's own timeout may exceed the rest of the deadline by this much."""
 
@@ -156,13 +160,7 @@ class Connection:
         """
         data, ends = bytearray(), 0
         while ends < count:
-            self._before_wait()
-            try:
-                more = self._socket.recv(65536)
-            except BlockingIOError:
-                raise TimeoutError
-            if not more:
-                raise ConnectionResetError("the server has closed the connection")
+            more = self._receive_some()
             looked_at = max(0, len(data) - 1)
             data += more
             ends += data.count(b"\r\n", looked_at)
@@ -175,6 +173,67 @@ class Connection:
             if line.startswith(b"-") and not line.startswith(WRONG_TYPE):
                 raise self.error(line)
         return lines[:-1]
+
+    def read_replies(self, count: int) -> list[Reply]:
+        """Read `count` replies of any type, for tools: everything passes through memory of ours. No other reply may be on its
+        way."""
+        data, at, replies = bytearray(), 0, list[Reply]()
+        while len(replies) < count:
+            try:
+                reply, at = self._parsed(data, at)
+                replies.append(reply)
+            except IndexError:  # a reply is incomplete
+                del data[:at]
+                at = 0
+                data += self._receive_some()
+        if at != len(data):
+            raise self.unexpected(bytes(data[at:]))
+        return replies
+
+    def _receive_some(self) -> bytes:
+        self._before_wait()
+        try:
+            more = self._socket.recv(65536)
+        except BlockingIOError:
+            raise TimeoutError
+        if not more:
+            raise ConnectionResetError("the server has closed the connection")
+        return more
+
+    def _parsed(self, data: bytearray, at: int) -> tuple[Reply, int]:
+        """The reply that begins at `at`, and where it ends. Raises IndexError if more bytes are needed."""
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            if len(data) - at > LINE_BYTES_MAX:
+                raise self.unexpected(bytes(data[at:]))
+            raise IndexError
+        kind, line = bytes(data[at : at + 1]), bytes(data[at + 1 : end])
+        if kind == b"+":
+            return line, end + 2
+        if kind == b"-":
+            return self.error(b"-" + line), end + 2
+        if kind not in (b":", b"$", b"*") or not re.fullmatch(rb"-?[0-9]{1,12}", line):
+            raise self.unexpected(bytes(data[at:end]))
+        number, at = int(line), end + 2
+        if kind == b":":
+            return number, at
+        return self._bulk(data, at, number) if kind == b"$" else self._array(data, at, number)
+
+    def _bulk(self, data: bytearray, at: int, length: int) -> tuple[Reply, int]:
+        if length < 0:
+            return None, at
+        if length > BULK_BYTES_MAX:
+            raise self.unexpected(b"$%d" % length)
+        if len(data) < at + length + 2:
+            raise IndexError
+        return bytes(data[at : at + length]), at + length + 2
+
+    def _array(self, data: bytearray, at: int, count: int) -> tuple[Reply, int]:
+        found: list[Reply] = []
+        for _ in range(count):
+            reply, at = self._parsed(data, at)
+            found.append(reply)
+        return found, at
 
     def read_rest_of_line(self, begin: bytes) -> bytes:
         """Read the rest of a line that starts with `begin`, byte by byte: for unusual replies."""

@@ -31,7 +31,7 @@ from baton.errors import EngineError, InvalidConfig, PeerError
 from baton.kvcache import shared_memory, tcp
 from baton.kvcache.messenger import Messenger
 from baton.kvcache.shared_memory import SharedMemory
-from baton.kvcache.storage.backend import LayoutName, StorageBackend
+from baton.kvcache.storage.backend import IdentifiedBackend, LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
 from baton.kvcache.tcp import Tcp
 from baton.kvcache.transfer import Transfer
@@ -45,7 +45,7 @@ from baton.observe.logs import configure
 from baton.protocol.codec import Message
 from baton.protocol.control import CacheHello, CacheStats, StartFailed
 from baton.protocol.ids import PoolIncarnation
-from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageIdentity, StorageQuery
 from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady, ReadersSocket
 from baton.runtime.credentials import credentials_of
 from baton.runtime.processes.children import begin_child
@@ -124,6 +124,9 @@ class CacheProcess:
                 if self._transfer is None:
                     raise PeerError(f"a {type(message).__name__} came before the tiers were there")
                 self._transfer.take(message).add_done_callback(self._taken)
+            case StorageIdentity(identity):
+                if isinstance(self._storage, IdentifiedBackend):
+                    self._storage.identify(identity)
             case CreatePool():
                 self.create(message)
             case DetachPool(incarnation):

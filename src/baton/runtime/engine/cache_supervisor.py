@@ -17,6 +17,7 @@ from baton.core.startup import StartupPlan
 from baton.errors import InvalidConfig, PeerError
 from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.control import CacheHello, CacheStats, InstanceStats
+from baton.protocol.moves import StorageIdentity
 from baton.protocol.pool import ReadersSocket
 from baton.runtime.engine.instance_loop import InstanceLoop
 from baton.runtime.engine.startup import Startup
@@ -52,6 +53,8 @@ class CacheSupervisor:
         "Counters of earlier lives."
         self._totals: dict[str, dict[str, int]] = {}
         "Counters of all lives: added up when the service reports, which is less often than they are read."
+        self._identified: tuple[int, bytes] | None = None
+        "The life of the service, and the identity that it was sent."
         self._failing: set[str] = set()
         "Directions (read, write) in which storage is not used, as logged."
 
@@ -167,7 +170,15 @@ class CacheSupervisor:
 
     def send(self, effect: SendToCache) -> None:
         if (cache := self._children.get(CACHE)) is not None:
+            self._identify(cache)
             cache.control.send(effect.message)
+
+    def _identify(self, cache: Child) -> None:
+        """Send the identity of the present weights, before the first message that depends on it."""
+        instance = self._machine.instance
+        if instance is not None and self._identified != (identified := (cache.life, instance.fingerprint)):
+            self._identified = identified
+            cache.control.send(StorageIdentity(instance.fingerprint))
 
     def restart(self, effect: RestartCache) -> None:
         """Kill the service: its end is handled like any other, and another one is started."""

@@ -218,7 +218,7 @@ class Engine:
             hello.model_context_tokens,
             hello.sampling_defaults,
             hello.identity,
-            self._resolved()
+            self._resolved(hello.identity)
             | _resolved_steps(config.scheduler, chosen)
             | _resolved_tiers(self._given.tiers, tiers, hello.block_bytes)
             | hello.plan,
@@ -242,10 +242,11 @@ class Engine:
         steps: dict[str, Any] = {name: size for name, size in hello.steps.items() if name in self._given.worker.by_device}
         return replace(config, scheduler=replace(config.scheduler, **steps))
 
-    def _resolved(self) -> dict[str, int | float | str]:
+    def _resolved(self, identity: bytes) -> dict[str, int | float | str]:
         """The row of core/startup.py that was performed, as text for users."""
         return {
             "role": self._given.role,
+            "kv_identity": identity.hex()[:16],
             "processes": ", ".join(self._plan.processes),
             "pool_created_by": self._plan.creator,
             "pool_attached_by": ", ".join(self._plan.attachers) or "nobody",

@@ -82,7 +82,8 @@ class Reporting:
 
     def on_next_worker(self, hello: WorkerHello) -> None:
         if self.ready is not None:
-            self.ready = replace(self.ready, identity=hello.identity, identity_parts=hello.identity_parts)
+            plan = self.ready.plan | {"kv_identity": hello.identity.hex()[:16]}
+            self.ready = replace(self.ready, identity=hello.identity, identity_parts=hello.identity_parts, plan=plan)
             self._layout = hello.layout
 
     def weights_changed(self, changed: ModelChanged, ordered_by: Caller | None) -> None:

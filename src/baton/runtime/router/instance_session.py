@@ -69,6 +69,7 @@ class InstanceSession:
             self.stats,
             hello.build,
             hello.peers,
+            hello.ready.identity.hex()[:16],
         )
 
 
