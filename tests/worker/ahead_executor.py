@@ -36,6 +36,7 @@ class Ahead:
 class AheadExecutor:
     steps_ahead = 2
     samples_on_host = True
+    verifies_drafts = False
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner

@@ -115,7 +115,8 @@ CONTRADICTIONS = {
     "columns of different length": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), ())),
     "a plan was lost": plan(3, run=[(0, 1)]),
     "the same plan again": plan(1, run=[(0, 1)]),
-    "drafts, which nobody verifies": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), (1,), ((5,),))),
+    "drafts of other rows": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), (1,), (1, 2))),
+    "fewer drafts than none": StepPlan(StepNo(2), WorkerEpoch(1), run=BatchRows((Slot(0),), (1,), (-1,))),
     "an adapter, which nobody has": plan(2, new=(structs.replace(new(1, [1]), adapter=1),)),
 }
 

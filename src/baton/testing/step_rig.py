@@ -28,6 +28,7 @@ from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.worker.drafters.base import Drafter
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.in_flight_step import InFlightStep
@@ -62,8 +63,9 @@ def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
     return pool
 
 
-def make_runner(model: RigModel, pool: Pool, *, slots: int) -> ModelRunner:
-    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots, grammars=GrammarMasks(model.vocabulary))
+def make_runner(model: RigModel, pool: Pool, *, slots: int, drafter: Drafter | None = None) -> ModelRunner:
+    grammars = GrammarMasks(model.vocabulary)
+    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots, grammars=grammars, drafter=drafter)
 
 
 class StepRig:
@@ -77,13 +79,23 @@ class StepRig:
         chunk: int | None = None,
         tokens_per_step: int = 4096,
         steps_in_flight: int = 2,
+        drafter: Callable[[], Drafter] | None = None,
+        drafts_max: int = 4,
     ) -> None:
+        """`drafter`: of a worker that speculates; each life of the worker has a new one."""
         scheduler = SchedulerConfig(
-            slots=slots, chunk_tokens_max=chunk, tokens_per_step=tokens_per_step, steps_in_flight=steps_in_flight
+            slots=slots,
+            chunk_tokens_max=chunk,
+            tokens_per_step=tokens_per_step,
+            steps_in_flight=steps_in_flight,
+            drafts_max=0 if drafter is None else drafts_max,
         )
         self.instance = Instance(InstanceConfig(kv=KVConfig(blocks=blocks, block_size=block_size), scheduler=scheduler))
         self._new_runner: Callable[[], ModelRunner] = lambda: make_runner(
-            model, make_pool(model, blocks=blocks, block_size=block_size), slots=slots
+            model,
+            make_pool(model, blocks=blocks, block_size=block_size),
+            slots=slots,
+            drafter=None if drafter is None else drafter(),
         )
         self.runner = self._new_runner()
         self.plans: deque[StepPlan] = deque()

@@ -41,11 +41,26 @@ class FlatBatch:
     "[tokens] each counted from the start of its sequence."
     due: Bools
     "[sequences] whether all tokens are computed after this step: such a sequence gets a new one."
+    drafts: Int64s | None = None
+    "[sequences] rows of draft tokens behind the sequence's own. None: no sequence has drafts."
 
     @property
     def last_rows(self) -> Int64s:
-        """[sequences] row of each sequence's last token."""
-        return self.spans.starts[1:] - 1
+        """[sequences] row of each sequence's last token, drafts left out."""
+        last = self.spans.starts[1:] - 1
+        return last if self.drafts is None else last - self.drafts
+
+    def without_drafts(self) -> FlatBatch:
+        """The same step without the drafts."""
+        assert self.drafts is not None
+        spans = self.spans
+        own = np.ones(len(self.token_ids), np.bool_)
+        for last, drafts in zip(self.last_rows.tolist(), self.drafts.tolist(), strict=True):
+            own[last + 1 : last + 1 + drafts] = False
+        starts = spans.starts.copy()
+        starts[1:] -= np.cumsum(self.drafts)
+        spans = Spans(spans.tables, spans.slots, starts, spans.contexts)
+        return FlatBatch(spans, self.token_ids[own], self.positions[own], self.due)
 
     @property
     def feedback_slots(self) -> Int64s:

@@ -84,6 +84,10 @@ class GrammarState:
         """Allows no next token. A thread may still write to the old work, which is not read any more."""
         self.work = MaskWork(np.zeros_like(self.work.words), why)
 
+    def consume(self, token: int) -> None:
+        """Consumes a sampled token, and computes the next mask on a thread."""
+        self._masks.advance([(self, token)])
+
     def mask(self) -> Words:
         """Waits for the mask. No bit is set if the grammar has failed: `error` has the reason."""
         if self.pending is not None:

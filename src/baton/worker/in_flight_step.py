@@ -39,7 +39,7 @@ class BatchMembers:
 
 
 class InFlightStep:
-    __slots__ = ("due", "failed", "launched", "members", "places", "plan", "sampled")
+    __slots__ = ("drafted", "due", "failed", "launched", "members", "places", "plan", "sampled")
 
     def __init__(self, plan: StepPlan, members: BatchMembers) -> None:
         self.plan = plan
@@ -50,6 +50,8 @@ class InFlightStep:
         "Which sequences of the layout get a token. None: all."
         self.places = NOBODY
         "Positions of their tokens (InputBatch.learn)."
+        self.drafted: dict[int, int] = {}
+        "Draft tokens by slot, if there are any."
         self.sampled = Sampled(NOBODY)
         self.failed: dict[int, Failure] = {}
         "Slots that have failed since the launch, in this step or in an earlier one."
@@ -81,6 +83,8 @@ class InFlightStep:
             tokens = {slot: token for slot, token in tokens.items() if slot not in failed}
             lengths = tuple([int(slot in tokens) for slot in ran])
             values = tuple([tokens[slot] for slot in ran if slot in tokens])
+        if sampled.accepted:
+            lengths, values = self._with_accepted(lengths, values)
         if plan.drops:
             incarnations += tuple(incarnation for _, incarnation in plan.drops)
             lengths += (1,) * len(plan.drops)
@@ -94,7 +98,19 @@ class InFlightStep:
             values=values,
             failures=tuple(self._failures(failed)) if failed else (),
             logprobs=tuple(self._logprobs()) if sampled.logprobs or sampled.prompts or sampled.embeddings else (),
+            drafted=tuple([self.drafted.get(slot, 0) for slot in ran]) if self.drafted else (),
         )
+
+    def _with_accepted(self, lengths: tuple[int, ...], values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The lengths and values of the rows, with accepted drafts before the token of their row."""
+        slots = self.members.layout.slots.tolist()
+        accepted = {slots[place]: tokens for place, tokens in self.sampled.accepted.items()}
+        flat, rows = [], iter(values)
+        for slot, length in zip(self.plan.run.slots, lengths, strict=True):
+            if length:
+                flat += [*accepted.get(slot, ()), next(rows)]
+        more = [len(accepted.get(slot, ())) if length else 0 for slot, length in zip(self.plan.run.slots, lengths, strict=True)]
+        return tuple([length + some for length, some in zip(lengths, more, strict=True)]), tuple(flat)
 
     def _failures(self, failed: Mapping[int, Failure]) -> Iterator[RowFailure]:
         for slot, incarnation in zip(self.members.run.slots, self.members.incarnations, strict=True):
@@ -110,5 +126,7 @@ class InFlightStep:
                 continue
             word, (prompt_from, prompt) = sampled.logprobs.get(place), sampled.prompts.get(place, (0, ()))
             embedding = sampled.embeddings.get(place, b"")
+            for earlier in sampled.accepted_logprobs.get(place, ()):
+                yield RowLogprobs(slot, incarnation, earlier)
             if word is not None or prompt or embedding:
                 yield RowLogprobs(slot, incarnation, word, prompt_from, prompt, embedding)

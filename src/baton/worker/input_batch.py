@@ -15,7 +15,7 @@ A plan that contradicts this state raises ProtocolError: the two sides disagree,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -154,6 +154,23 @@ class InputBatch:
         token_ids = self.tokens[np.repeat(slots, counts), positions]
         return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
 
+    def flatten_drafted(self, layout: BatchLayout, drafts: Mapping[int, Sequence[int]]) -> FlatBatch:
+        """As `flatten`, with draft tokens behind some sequences, by their place in the layout: only behind the last known
+        token. The drafts are written behind the known tokens, where accepted ones are later found."""
+        slots, plain = layout.slots, self.flatten(BatchLayout(layout.slots, layout.counts))
+        more: Int64s = np.zeros(len(slots), np.int64)
+        for place, draft in drafts.items():
+            slot, length = int(slots[place]), int(self.lengths[slots[place]])
+            if not plain.due[place] or self.computed[slot] + layout.counts[place] + len(draft) > self.rooms[slot]:
+                raise ProtocolError(f"slot {slot} has no room for {len(draft)} drafts behind {length} tokens")
+            self.tokens[slot, length : length + len(draft)] = draft
+            more[place] = len(draft)
+        rows = BatchLayout(slots, layout.counts + more)
+        contexts = plain.spans.contexts
+        positions = np.arange(rows.starts[-1]) + np.repeat(contexts - rows.starts[:-1], rows.counts)
+        token_ids = self.tokens[np.repeat(slots, rows.counts), positions]
+        return FlatBatch(Spans(self.tables, slots, rows.starts, contexts), token_ids, positions, plain.due, more)
+
     def _flatten_singles(self, layout: BatchLayout, contexts: Int64s, due: Bools) -> FlatBatch:
         """Reuses the arrays of their last step, so that cached addresses stay valid."""
         slots, flat = layout.slots, layout.flat
@@ -176,6 +193,12 @@ class InputBatch:
     def learn(self, slots: Int64s, places: Int64s, tokens: Int64s) -> None:
         """Stores the values of tokens that were appended by `advance`."""
         self.tokens[slots, places] = tokens
+
+    def accept(self, slot: int, place: int, tokens: Sequence[int]) -> None:
+        """Stores accepted drafts and the token after them, from the position on that `advance` returned."""
+        self.tokens[slot, place : place + len(tokens)] = tokens
+        self.lengths[slot] += len(tokens) - 1
+        self.computed[slot] += len(tokens) - 1
 
     def output_counts(self, slots: Int64s) -> Int64s:
         counts: Int64s = self.lengths[slots] - self.prompt_tokens[slots]

@@ -14,16 +14,17 @@ which the worker's state is invalid.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from msgspec import structs
 
-from baton.errors import InvariantBroken, ProtocolError
+from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
+from baton.worker.drafters.base import Drafter
 from baton.worker.executors.base import Executor
 from baton.worker.failure import Failure, off_grammar
 from baton.worker.grammar_masks import GrammarMasks
@@ -38,7 +39,15 @@ HARMLESS = SamplingParams()
 
 
 class ModelRunner:
-    def __init__(self, executor: Executor, pool: Pool, *, slots: int, grammars: GrammarMasks | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        pool: Pool,
+        *,
+        slots: int,
+        grammars: GrammarMasks | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so is `grammars`."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):
@@ -48,6 +57,9 @@ class ModelRunner:
         self.steps_ahead = executor.steps_ahead
         self.pool = pool
         self.grammars = grammars or GrammarMasks(None)
+        if drafter is not None and not executor.verifies_drafts:
+            raise InvalidConfig(f"--speculate: {executor.name} does not verify drafts: leave it out")
+        self.drafter = drafter
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
         self._in_flight: deque[InFlightStep] = deque()
@@ -82,6 +94,8 @@ class ModelRunner:
         if len(self._in_flight) >= self.steps_ahead:
             return True
         on_host = self.executor.samples_on_host
+        if plan.run.drafts:
+            return True
         if any((sampled_on_host if on_host else waits_for_tokens)(params) for params in plan.sampling):
             return True
         column = self.sampling.on_host if on_host else self.sampling.waits
@@ -95,7 +109,8 @@ class ModelRunner:
         in_flight = InFlightStep(plan, self._members(plan.run))
         layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
-            flat = self.batch.flatten(layout)
+            drafts = self._drafts(in_flight) if plan.run.drafts else {}
+            flat = self.batch.flatten_drafted(layout, drafts) if drafts else self.batch.flatten(layout)
             in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
             in_flight.launched = self.executor.launch(flat, sampling)
             in_flight.places = self.batch.advance(layout, in_flight.of_due(layout.slots))
@@ -127,13 +142,15 @@ class ModelRunner:
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise ProtocolError(f"step {plan.step} follows step {self._last_step}: a plan was lost or came twice")
         self._last_step = plan.step
-        if plan.run.drafts or any(new.adapter for new in plan.new):
-            raise ProtocolError(f"step {plan.step} has drafts or an adapter, which this worker does not compute")
+        if any(new.adapter for new in plan.new):
+            raise ProtocolError(f"step {plan.step} has an adapter, which this worker does not compute")
         if plan.drops or plan.new:
             self._last_members = None
         for slot, incarnation in plan.drops:
             self.batch.drop(slot, incarnation)
             self.sampling.drop(slot)
+            if self.drafter is not None:
+                self.drafter.drop(slot)
             self._failed.pop(slot, None)
         bad_words: dict[int, BadWords | None] = {}  # by row of the settings: thousands of tokens, for up to 64 sequences
         for new in plan.new:
@@ -152,6 +169,8 @@ class ModelRunner:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
             new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
         self.batch.assign_slot(new)
+        if self.drafter is not None:
+            self.drafter.seat(new.slot)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         grammar = self.grammars.assign_slot(sampling, outputs)
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
@@ -174,6 +193,21 @@ class ModelRunner:
             members = self._last_members = BatchMembers(run, self.batch, self.sampling, self._failed)
         return members
 
+    def _drafts(self, in_flight: InFlightStep) -> dict[int, Sequence[int]]:
+        """Drafts by place in the layout, at most as many as the plan has room for. The values of all tokens are known
+        (must_wait)."""
+        run, slots, batch, drafter = in_flight.plan.run, in_flight.members.layout.slots.tolist(), self.batch, self.drafter
+        if len(run.drafts) != len(run.slots) or min(run.drafts) < 0:
+            raise ProtocolError(f"step {in_flight.plan.step} has drafts for other rows than it runs")
+        if drafter is None:
+            return {}
+        most, found = dict(zip(run.slots, run.drafts, strict=True)), dict[int, Sequence[int]]()
+        for place, slot in enumerate(slots):
+            draft = drafter.propose(slot, batch.tokens[slot, : batch.lengths[slot]], most[slot]) if most[slot] else ()
+            if draft:
+                found[place], in_flight.drafted[slot] = draft, len(draft)
+        return found
+
     # Results of a step
 
     def _learn(self, in_flight: InFlightStep) -> None:
@@ -188,15 +222,32 @@ class ModelRunner:
             same = self.batch.incarnations[slots] == in_flight.of_due(members.sound_incarnations)
             slots, places, tokens = slots[same], places[same], tokens[same]
         self.batch.learn(slots, places, tokens)
+        if in_flight.drafted:
+            self._accept(in_flight)
         for place, state in members.sampling.tallied:
-            if in_flight.got_token(place):
+            if in_flight.got_token(place) and place not in sampled.consumed:
                 state.sampled(int(sampled.tokens[place]))
         if members.sampling.constrained:
             ahead = [
-                (grammar, int(sampled.tokens[at])) for at, grammar in members.sampling.constrained if in_flight.got_token(at)
+                (grammar, int(sampled.tokens[at]))
+                for at, grammar in members.sampling.constrained
+                if in_flight.got_token(at) and at not in sampled.consumed
             ]
             if ahead:
                 self.grammars.advance(ahead)
+
+    def _accept(self, in_flight: InFlightStep) -> None:
+        """Stores accepted drafts behind the known tokens. No later step is launched: its plan would have waited."""
+        members, sampled, drafter = in_flight.members, in_flight.sampled, self.drafter
+        assert drafter is not None
+        places = np.arange(len(members.layout.slots)) if in_flight.due is None else in_flight.due
+        positions = dict(zip(places.tolist(), in_flight.places.tolist(), strict=True))
+        for place, slot in enumerate(members.layout.slots.tolist()):
+            accepted = sampled.accepted.get(place, ())
+            if accepted:
+                self.batch.accept(slot, positions[place], [*accepted, int(sampled.tokens[place])])
+            if slot in in_flight.drafted:
+                drafter.accepted(slot, in_flight.drafted[slot], len(accepted))
 
     def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
         """Fails the sequence in all launched steps that run it."""

@@ -46,6 +46,6 @@ class SamplingBatch:
         """The parts of pooled prompts that a step computes."""
         return prompt_parts(batch, self.pools, self.slots, self.sequences)
 
-    def draws_of(self, slots: Int64s) -> Draws:
-        """Draw settings of the next token of these slots."""
-        return self.columns.draws_at(slots, self.sequences.output_counts(slots))
+    def draws_of(self, slots: Int64s, ahead: int = 0) -> Draws:
+        """Draw settings of the next token of these slots, or of the one that many tokens later."""
+        return self.columns.draws_at(slots, self.sequences.output_counts(slots) + ahead)

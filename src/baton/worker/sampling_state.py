@@ -207,6 +207,12 @@ class SequenceSampling:
         if self.tally is not None:
             self.tally.add(token)
 
+    def accept(self, token: int) -> None:
+        """Consumes an accepted draft before the next position of the same step is sampled."""
+        self.sampled(token)
+        if self.grammar is not None:
+            self.grammar.consume(token)
+
 
 def sampled_on_host(params: SamplingParams) -> bool:
     """Whether an executor that samples on the host needs its tokens so far before its next step is launched."""

@@ -94,6 +94,7 @@ class CudaLaunched:
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
     samples_on_host = False
+    verifies_drafts = False
 
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step

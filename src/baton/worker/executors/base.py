@@ -37,6 +37,12 @@ class Sampled:
     "The reason, for each sequence that failed. One that is not due may fail too: its blocks in the pool must not be used."
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     "For sequences that requested them."
+    accepted: dict[int, list[int]] = field(default_factory=dict)
+    "Draft tokens that were accepted, before the sequence's entry of `tokens`. The sampling states have consumed them."
+    consumed: set[int] = field(default_factory=set)
+    "Sequences whose sampling state has consumed the entry of `tokens` too: the position behind it failed."
+    accepted_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    "Those of `accepted`, one by one, for sequences that requested them."
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     "For complete prompts that requested them (../pooling.py)."
@@ -58,6 +64,8 @@ class Executor(Protocol):
     "Executors with different values may round differently: neither can use the keys and values of the other."
     steps_ahead: int
     "Maximum of launched and uncollected steps."
+    verifies_drafts: bool
+    "Whether launch() accepts a batch with drafts."
     samples_on_host: bool
     "Penalties and the like are computed on the host: such a sequence's next step is launched when its tokens are known."
 

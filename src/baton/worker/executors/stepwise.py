@@ -24,6 +24,7 @@ from baton.worker.sampler import Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import grammar_masks
 from baton.worker.token_masks import masks_of
+from baton.worker.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
 class Stepwise:
     steps_ahead = 1
     samples_on_host = True
+    verifies_drafts = True
 
     def __init__(self, forward: Forward) -> None:
         self.name = forward.name
@@ -62,6 +64,11 @@ class Stepwise:
         hidden = self.forward.hidden(batch)
         self._advance()
         failed = not_finite(batch, hidden)
+        if failed and batch.drafts is not None:
+            # A draft may be at fault that no sampled token equals: rows of a sequence share a pass of the attention.
+            batch = batch.without_drafts()
+            hidden = self.forward.hidden(batch)
+            failed = not_finite(batch, hidden)
         prompts = {}
         if sampling.asks_prompts:
             prompts = describe_prompts(batch, sampling, failed, lambda begin, end: self._logits(hidden[begin:end]))
@@ -112,6 +119,10 @@ class Stepwise:
         if failed:
             due = due.copy()
             due[list(failed)] = False
+        if batch.drafts is not None:
+            sampled = Sampled(np.zeros(len(due), np.int64), failed)
+            Verification(batch, sampling, hidden, self.forward, np.flatnonzero(due)).run(sampled)
+            return sampled
         if due.all():
             chosen = self._choose(sampling, None, hidden if len(hidden) == len(due) else hidden[batch.last_rows])
             return Sampled(chosen.tokens, chosen.failed, chosen.logprobs)

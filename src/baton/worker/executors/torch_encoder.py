@@ -52,6 +52,7 @@ def loaded_encoder(encoder: Encoder, kind: KVKind, tokens_per_step: int) -> Load
 class EncoderExecutor:
     steps_ahead = 1
     samples_on_host = True
+    verifies_drafts = False
 
     def __init__(self, encoder: Encoder, tokens_at_once: int, context_tokens: int | None = None) -> None:
         """`tokens_at_once`: prompts that end in one step are computed in runs of at most that many tokens, or one by one."""

@@ -1,0 +1,1 @@
+"""Drafters: they propose tokens that a step verifies (base.py)."""

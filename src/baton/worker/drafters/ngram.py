@@ -1,0 +1,98 @@
+"""Drafts from the sequence itself: what followed its last tokens when they occurred before, in the prompt or the output.
+
+    tokens   ... the quick brown fox ... the quick brown
+                               |---- draft            |--- last 4 tokens, else 3, else 2
+
+The most recent occurrence counts. An index of all suffixes grows with the sequence: constant time per token. It is built when
+the first draft is wanted, so sequences that never draft pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from baton.worker.arrays import Int32s
+
+SUFFIXES: Final = (4, 3, 2)
+"""Lengths of the suffixes that are looked up, the longest first."""
+FACTOR: Final = 0x9E3779B97F4A7C15
+MASK: Final = (1 << 64) - 1
+
+
+class Index:
+    """Where suffixes of one sequence ended last."""
+
+    __slots__ = ("after", "read")
+
+    def __init__(self) -> None:
+        self.after: dict[int, int] = {}
+        "Position behind the suffix, by its hash. Hashes may collide: a wrong draft costs time and nothing else."
+        self.read = 0
+        "Suffixes that end before this position are in the index."
+
+    def extend(self, tokens: Int32s) -> None:
+        """Add all suffixes that a token follows."""
+        begin, end = self.read, len(tokens) - 1
+        if end - begin <= 8:
+            for position in range(begin, end):
+                for length in SUFFIXES:
+                    if position >= length - 1:
+                        self.after[_hash(tokens[position - length + 1 : position + 1].tolist())] = position + 1
+        else:
+            for length in SUFFIXES:
+                first = max(begin, length - 1)
+                self.after.update(zip(_hashes(tokens, first, end, length), range(first + 1, end + 1), strict=True))
+        self.read = max(begin, end)
+
+    def find(self, tokens: Int32s) -> int | None:
+        """Position behind the last earlier occurrence of the longest suffix."""
+        for length in SUFFIXES:
+            if len(tokens) >= length and (found := self.after.get(_hash(tokens[-length:].tolist()))) is not None:
+                return found
+        return None
+
+
+class NgramDrafter:
+    def __init__(self) -> None:
+        self._indices: dict[int, Index] = {}
+
+    def seat(self, slot: int) -> None:
+        self._indices[slot] = Index()
+
+    def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
+        index = self._indices[slot]
+        index.extend(tokens)
+        begin = index.find(tokens)
+        if begin is None:
+            return ()
+        draft: list[int] = tokens[begin : begin + most].tolist()
+        while len(draft) < most:  # the sequence repeats itself: so does the draft
+            draft.append(draft[len(draft) + begin - len(tokens)])
+        return draft
+
+    def accepted(self, slot: int, drafted: int, accepted: int) -> None:
+        """The index reads the tokens themselves."""
+
+    def drop(self, slot: int) -> None:
+        del self._indices[slot]
+
+
+def _hash(tokens: Sequence[int]) -> int:
+    value = len(tokens)
+    for token in tokens:
+        value = (value * FACTOR + token) & MASK
+    return value
+
+
+def _hashes(tokens: Int32s, begin: int, end: int, length: int) -> list[int]:
+    """Hashes of the suffixes of this length that end at positions `begin` to `end`, without the last."""
+    values = np.full(max(0, end - begin), length, np.uint64)
+    wide = tokens.astype(np.uint64)
+    for place in range(length):
+        first = begin - length + 1 + place
+        values = values * np.uint64(FACTOR) + wide[first : first + len(values)]
+    found: list[int] = values.tolist()
+    return found
