@@ -7,7 +7,7 @@ less than ten minutes, but for `kernels` and `8_bits`, which must be asked for (
 gpu_serving.py; with transformers: gpu_peer.py; with fp8: gpu_8_bits.py. One line per case:
 
 floor    bytes / read bandwidth + operations / matrix rate, whichever is larger for the products, plus the KV stream. The rates
-         are those of gpu-performance.md (4.3 TB/s, 790 TFLOP/s), so that percentages can be compared between runs
+         are fixed (4.3 TB/s, 790 TFLOP/s, an H200), so that percentages can be compared between runs
 device   median of the time between events around a step
 step     wall-clock time per step, launched two ahead as the server does, tokens fed back on the device and read on the host
 host     time that the host needs to launch one step

@@ -1,6 +1,7 @@
 """How fast the simulator is where its proofs are off: `python bench/simulator.py`. One core.
 
-Prints CPU seconds, events and tokens a second of 8 nodes with batches of 32 and requests of 343 tokens, and of 100 small nodes.
+Prints CPU seconds, events and tokens per second of 8 instances with batches of 32 and requests of 343 tokens, and of 100 small
+ones.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from baton.sim.measure import MeasuredWorld
 from baton.sim.scenario import VOCAB, Client, Cluster, InstanceSpec, Scenario
 
 
-def cluster(nodes: int, requests: int, prompt: int, outputs: int, slots: int, every: float) -> Scenario:
+def cluster(instances: int, requests: int, prompt: int, outputs: int, slots: int, every: float) -> Scenario:
     rng = Random(1)
     clients = [
         Client(f"r{number}", every * number, [rng.randrange(VOCAB) for _ in range(prompt)], outputs, seed=number)
         for number in range(requests)
     ]
     spec = InstanceSpec("mixed", slots * (prompt + outputs) // 16 + slots + 8, slots, tokens_per_step=512)
-    shape = Cluster([spec] * nodes, policy="load", router_queue_max=requests, queue_seconds_max=1e6)
+    shape = Cluster([spec] * instances, policy="load", router_queue_max=requests, queue_seconds_max=1e6)
     return Scenario(seed=1, blocks=0, block_size=16, slots=0, tokens_per_step=0, clients=clients, cluster=shape)
 
 
@@ -35,10 +36,10 @@ def measure(what: str, scenario: Scenario) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=12_000, help="to 8 nodes")
+    parser.add_argument("--requests", type=int, default=12_000, help="to 8 instances")
     requests = parser.parse_args().requests
-    measure(f"8 nodes, {requests:,} requests of 43 + 300 tokens", cluster(8, requests, 43, 300, 32, 0.07))
-    measure("100 nodes, 1,000 requests of 12 + 12 tokens", cluster(100, 1_000, 12, 12, 4, 0.002))
+    measure(f"8 instances, {requests:,} requests of 43 + 300 tokens", cluster(8, requests, 43, 300, 32, 0.07))
+    measure("100 instances, 1,000 requests of 12 + 12 tokens", cluster(100, 1_000, 12, 12, 4, 0.002))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, repeat themselves or come all at once: reliability.md 4.5, by row."""
+"""Clients that leave, stall, repeat themselves or come all at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad inputs, by their rows in reliability.md 4.6. Nothing of them may reach the engine, and none is a 5xx."""
+"""Bad inputs, one test per kind. Nothing of them may reach the engine, and none is a 5xx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens on their way to clients: the same object where all is right, sifted where it is not (reliability.md 4.2)."""
+"""Tokens on their way to clients: the same object where all is right, sifted where it is not (invariants 21 and 44)."""
 
 from __future__ import annotations
 

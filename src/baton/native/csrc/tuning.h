@@ -1,5 +1,5 @@
-/* Thresholds that were found by measuring, on 2 cores of a virtual Xeon with AMX (docs/internals/kernels.md); SMMLA_FROM has not
- * been timed. None of them changes a bit of any result. With each: what finds it again.
+/* Thresholds that were found by measuring, on 2 cores of a virtual Xeon with AMX (docs/internals/notes/kernel-steps.md);
+ * SMMLA_FROM has not been timed. None of them changes a bit of any result. With each: what finds it again.
  */
 #pragma once
 
