@@ -201,3 +201,20 @@ def test_an_instance_sleeps_and_wakes_and_nobody_notices():
     world = played(pair(*sleeps, requests=9))
     assert world.watch.sometimes["an instance slept"] == 2
     assert all(request.ended == ["length"] for request in world.watch.all_requests)
+
+
+def test_routers_that_believe_in_the_same_room_wait_for_it_and_the_urgent_one_goes_first():
+    """Each router knows only its own requests until the next heartbeat. The room is for one of the three at a time."""
+    scenario = pair(routers=3)
+    scenario.order = "priority"
+    assert scenario.cluster is not None
+    scenario.cluster.instances[1].blocks = 7
+    for place, (client, priority) in enumerate(zip(scenario.clients, (0, 5, -5), strict=True)):
+        client.at, client.priority = 1.0 + 0.001 * place, priority
+    world = played(scenario)
+    seen = world.watch.sometimes
+    assert seen["a reservation waited for room, and got it"] == 2
+    assert "an urgent reservation went first" in seen
+    assert "an instance refused: no_room" not in seen
+    assert world.watch.handoffs >= 3
+    assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)

@@ -171,6 +171,8 @@ class TierConfig:
     "After this many loads that were not worth it, one is made anyway: the rate is measured again."
     reservations_max: int = 1024
     "Requests that wait for a prompt which another instance computes."
+    reservations_waiting_max: int = 64
+    "How many of them wait for room. Beyond it the least urgent is refused."
     kept_max: int = 256
     "Computed prompts that wait to be copied by another instance. Beyond it the oldest lapses."
     attempts_max: int = 4096
@@ -184,7 +186,7 @@ class TierConfig:
     def __post_init__(self) -> None:
         require(self.host_blocks >= 0 and self.write_hits >= 1 and self.load_blocks_min >= 1, "tiers: a number is too small")
         copies = min(self.queries_max, self.store_blocks_max, self.put_blocks, self.load_again_after)
-        handoffs = min(self.reservations_max, self.kept_max, self.attempts_max)
+        handoffs = min(self.reservations_max, self.reservations_waiting_max, self.kept_max, self.attempts_max)
         require(min(copies, handoffs) >= 1, "tiers: a bound is below 1")
         require(self.pull_seconds_max > 0.0 and self.release_seconds_max > 0.0, "tiers: a hand-off needs time")
         require(0.0 <= self.watermark <= 1.0, "tiers.watermark must be between 0 and 1")

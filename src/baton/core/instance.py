@@ -139,6 +139,8 @@ class Instance:
         tiers = self.board.tiers
         if tiers.enabled:
             self._loader.look_at_newcomers(self._now)
+        if self.board.awaiting:
+            self._handoff.grant(self._now, self._steps.last_step)
         self._pump()
         if tiers.enabled:
             self._move_blocks()

@@ -1,7 +1,7 @@
 """Hand-off of a prefilled prompt: messages between router, prefill and decode instance. The router passes everything on; the
 two instances share nothing but memory, which decode reads (docs/internals/handoff.md).
 
-    router   Reserve ---> decode     blocks for the request are reserved there, or it is refused at once
+    router   Reserve ---> decode     blocks for the request are reserved there, now or when there is room, or it is refused
     decode   Reserved --> router
     router   Prefill ---> prefill    computes the prompt, samples one token, keeps the blocks
     prefill  Offer -----> router     computed blocks, chunk by chunk
@@ -27,11 +27,13 @@ from baton.protocol.request import Count, GenerateRequest, TokenId
 
 class Reserve(Struct, frozen=True, array_like=True):
     """Reserve all blocks that this request needs to begin, for `lease_seconds`. Repeated, it renews the lease. The answer is
-    Reserved or RefusedRequest, at once."""
+    Reserved or RefusedRequest, within `wait_seconds`."""
 
     request: GenerateRequest
     "As the client wants it. Its prompt is computed elsewhere; it continues here."
     lease_seconds: Seconds
+    wait_seconds: Seconds = 0.0
+    "How long the request may wait for room in the order of priority. 0: without room it is refused at once."
 
 
 class Reserved(Struct, frozen=True, array_like=True):
@@ -39,6 +41,8 @@ class Reserved(Struct, frozen=True, array_like=True):
     attempt: Count
     cached_tokens: Natural
     "Leading tokens whose KV is cached here. They are not pulled."
+    waited_seconds: Seconds = 0.0
+    "How long it waited for room: no part of the cost of a hand-off."
 
 
 class Prefill(Struct, frozen=True, array_like=True):

@@ -14,11 +14,12 @@ from baton.sim.clock import Clock
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.front import FrontClients, FrontProcess
 from baton.sim.cluster.links import RouterLinks
+from baton.sim.cluster.reservation_watch import ReservationWatch
 from baton.sim.cluster.routed_clients import ClusterClients, RoutedClients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
-from baton.sim.engine import POOLS_EACH, EngineWatch, SimulatedEngine, config_of
+from baton.sim.engine import POOLS_EACH, SimulatedEngine, config_of
 from baton.sim.instance import SimulatedInstance
 from baton.sim.plans import PlanWatch
 from baton.sim.scenario import ClusterFault, Scenario
@@ -66,9 +67,11 @@ class LinkedWorld(World):
         scenario, watch = self.scenario.of_instance(instance.kind), self.watch
         machine = Instance(config_of(scenario, instance.role))
         plans = self.plans_type(scenario, machine.view, watch)
+        waiting_max = machine.config.tiers.reservations_waiting_max
+        reservations = ReservationWatch(machine.view, waiting_max, watch.saw, by_priority=scenario.order == "priority")
         engine = SimulatedEngine(
             instance.name, instance.role, scenario, self.timeline, self._clock(instance.number), machine, instance,
-            EngineWatch(), plans, plans, watch.contents, lambda: instance.weights, self._storage, self,
+            reservations, plans, plans, watch.contents, lambda: instance.weights, self._storage, self,
             (instance.number * 1_000 + instance.lives) * POOLS_EACH,
         )  # fmt: skip
         plans.weights = lambda: engine.process.worker.weights

@@ -212,7 +212,7 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     measured: bool = False
     "Instances report what a prompt token costs them; short prompts are then not handed over."
     front: bool = False
-    "No router: clients, the front of one engine, and the first instance (front_world.py)."
+    "No router: clients, the front of one engine, and the first instance (FrontWorld)."
     faults: list[ClusterFault] = []
     policy: Literal["prefix", "load", "two_choices", "round_robin"] = "prefix"
     handoff_tokens_min: int = 0
@@ -334,6 +334,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 store_blocks_max=self.bound or TIERS.store_blocks_max,
                 put_blocks=self.bound or TIERS.put_blocks,
                 reservations_max=self.bound or TIERS.reservations_max,
+                reservations_waiting_max=self.bound or TIERS.reservations_waiting_max,
                 kept_max=self.bound or TIERS.kept_max,
                 load_again_after=self.bound or TIERS.load_again_after,
             ),

@@ -99,6 +99,7 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "an object vanished from storage",
     "storage was full",
     "storage never came back from a call",
+    "a circuit was open after healing",
     "the cache was cleared with copies under way",
     # Time
     "the clock jumped back",
@@ -154,6 +155,8 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a replay with tokens",
     "a request that was preempted goes on elsewhere",
     "an instance refused: no_room",
+    "a reservation waited for room, and got it",
+    "an urgent reservation went first",
     "an instance refused: draining",
     "turned away: queue_full",
     "turned away: never_fits",

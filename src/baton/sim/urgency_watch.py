@@ -4,8 +4,8 @@ Every sequence on the worker can be preempted for it, or comes after it, and the
 into the pool alone. So only drops that the worker has not acknowledged may delay it: that takes as many plans as are in flight,
 and one to preempt. No formula of the scheduler is repeated here.
 
-A plan is not counted if another resource may be short: growth or pressure from outside preempts in it, or copies, leases, or
-prompts kept for another instance hold blocks.
+A plan is not counted if another resource may be short: growth or pressure from outside preempts in it, copies, leases, or
+prompts kept for another instance hold blocks, or a reservation waits for blocks.
 """
 
 from __future__ import annotations
@@ -54,4 +54,4 @@ class UrgencyWatch:
         load = self._view.load()
         slot_owners = (self._view.slot_owner(slot, incarnation) for slot, incarnation in plan.drops)
         preempts = any(sequence is not None and sequence.phase is Phase.PREEMPTING for sequence in slot_owners)
-        return bool(preempts or load.loading or load.kept)
+        return bool(preempts or load.loading or load.kept or self._view.awaiting())

@@ -31,6 +31,8 @@ TO_COMPUTE: Final = (RequestState.RESERVING, RequestState.PREFILLING)
 WAITED_LEARNING: Final = 0.125
 RETRY_SECONDS_MIN: Final = 1.0
 RETRY_SECONDS_MAX: Final = 60.0
+WAIT_SHARE: Final = 0.5
+"""Share of the time for a reservation that it may wait for room; the rest is for the messages."""
 KEEP_MARGIN_SECONDS: Final = 2.0
 """A prompt is kept this much longer than decode may take to copy it."""
 
@@ -195,7 +197,14 @@ class Coordinator:
         self._remember(routed.decoder, routed)
 
     def _reserve(self, routed: RoutedRequest, _: object) -> None:
-        self._send_to(routed.decoder, Reserve(routed.for_decode(self.now), self._config.lease_seconds))
+        wait = self._wait_seconds(routed)
+        self._send_to(routed.decoder, Reserve(routed.for_decode(self.now), self._config.lease_seconds, wait))
+
+    def _wait_seconds(self, routed: RoutedRequest) -> float:
+        """How long the reservation may wait for room at the decode instance. Where another instance could have room, the first
+        one answers at once."""
+        others = self.membership.roster.able(("decode", "mixed"), routed.tokens_max, settled=True) > 1
+        return 0.0 if others and not routed.short else WAIT_SHARE * self._config.reserve_seconds_max
 
     def renew(self, routed: RoutedRequest) -> None:
         """Prefill is slow: renew the reservation at decode."""

@@ -82,6 +82,9 @@ class Reports:
         return True
 
     def _on_reserved(self, instance: ClusterInstance, message: Reserved) -> bool:
+        routed = self._coordinator.trip_at(instance, message.request)
+        if routed is not None and routed.state is RequestState.RESERVING and routed.attempt == message.attempt:
+            routed.asked_at = Instant(min(routed.asked_at + message.waited_seconds, self._coordinator.now))
         return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.RESERVED)
 
     def _on_release(self, instance: ClusterInstance, message: Release) -> bool:

@@ -103,11 +103,14 @@ def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
 
 
 def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
-    """All needed blocks are available at once, besides the reserve for the growth of all holders."""
+    """All needed blocks are available at once, besides the reserve for the growth of all holders, and those that an earlier
+    reservation waits for."""
     if head.blocks:
         return None  # the sequence has a lease on all blocks that it needs
     need = board.need(head)
     missing = need.new + need.hit_idle + room.reserve(board, head.priority) - room.available
+    if board.awaiting:
+        missing += board.claimed(head)
     return Shortage("blocks", missing) if missing > 0 else None
 
 

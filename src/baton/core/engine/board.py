@@ -52,6 +52,7 @@ class Need:
 
 class Board:
     __slots__ = (
+        "awaiting",
         "away",
         "block_size",
         "cache",
@@ -99,6 +100,8 @@ class Board:
         "Number of running sequences that decode."
         self.leased: list[Sequence] = []
         "Sequences that hold blocks while LOADING or WAITING: a lower tier fills or has filled them. Few."
+        self.awaiting: list[Sequence] = []
+        "LOADING sequences whose reservation waits for blocks, the most urgent first (handoff/reservation_queue.py). Few."
         self.loading = 0
         "Number of LOADING sequences."
         self.lined_up: list[Sequence] = []
@@ -275,6 +278,13 @@ class Board:
     def reserved(self, priority: int) -> int:
         """Blocks for the growth of holders at least as urgent: on the worker, or leased and soon there."""
         return self.reserve.blocks_of(self.running, priority) + self.reserve.blocks_of(self.leased, priority)
+
+    def claimed(self, behind: Sequence) -> int:
+        """Blocks that an earlier reservation waits for. None if nothing runs: no block would become free meanwhile."""
+        if not self.awaiting or not self.running or self.awaiting[0].order > behind.order:
+            return 0
+        need = self.need(self.awaiting[0])
+        return need.new + need.hit_idle
 
     # Blocks that are kept for another instance
 

@@ -12,6 +12,7 @@ from baton.core.engine.board import Board
 from baton.core.engine.phase import AWAY, Phase
 from baton.core.engine.request import Sequence
 from baton.core.engine.scheduler import PlanInFlight
+from baton.core.kv.circuit import CircuitState
 from baton.core.kv.move import TierStats
 from baton.protocol.ids import BlockId, BlockKey, HostBlockId, Incarnation, RequestId, Slot, StepNo
 from baton.protocol.step import StepPlan
@@ -117,6 +118,17 @@ class SchedulerView:
         return [s for group in self._board.groups.values() for s in group.sequences if s.phase is Phase.LOADING]
 
     @property
+    def blocks_available(self) -> int:
+        """Blocks that a router may count on: free or idle, and no reservation waits for them."""
+        board, pool = self._board, self._board.cache.pool
+        needs = [board.need(sequence) for sequence in board.awaiting]
+        return max(0, pool.free + pool.idle - sum(need.new + need.hit_idle for need in needs))
+
+    def awaiting(self) -> list[Sequence]:
+        """Sequences whose reservation waits for blocks, the most urgent first."""
+        return list(self._board.awaiting)
+
+    @property
     def queued_tokens(self) -> int:
         """Prompt tokens of sequences that were never admitted."""
         return self._board.queued_tokens
@@ -131,6 +143,11 @@ class SchedulerView:
     def oldest_step(self) -> StepNo | None:
         """Number of the oldest plan in flight."""
         return self._in_flight[0].plan.step if self._in_flight else None
+
+    def circuits(self) -> dict[str, CircuitState]:
+        """States of the circuits for reads and writes of storage."""
+        tiers = self._board.tiers
+        return {"read": tiers.read_circuit.state, "write": tiers.write_circuit.state}
 
     @property
     def tier_stats(self) -> TierStats:

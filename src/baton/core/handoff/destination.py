@@ -1,6 +1,6 @@
 """The decode end of a hand-off: a request that waits for a prompt which another instance computes.
 
-    Reserve   -> LOADING, with all its blocks; Reserved. Or refused: there is no room now
+    Reserve   -> LOADING, with all its blocks; Reserved. Without room it waits (reservation_queue.py), or is refused
     PeerOffer -> those blocks are pulled into its own (kv/tiers.py), while the next ones are computed there
     the last  -> also carries the tokens that the client has by then
     all ended -> Release -> Released(kept): the copy is valid. In the queue, needing a slot; Adopted
@@ -8,8 +8,9 @@
 
 Blocks that a pull is writing are pinned: after the reservation is given up they stay pinned until the pull ends. A reservation
 without a pull under way gives up its blocks when blocks are short, as any lease does: it stays LOADING without them until it
-knows its client's tokens, and is computed here. There are two timeouts. While the prompt is computed elsewhere, a lease that is
-not renewed ends the request silently. After the last offer, the request continues without the blocks that did not arrive.
+knows its client's tokens, and is computed here. There are three timeouts. A reservation that waits for room is refused. While
+the prompt is computed elsewhere, a lease that is not renewed ends the request silently. After the last offer, the request
+continues without the blocks that did not arrive.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from baton.core.deadlines import Deadlines
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
 from baton.core.engine.request import Group, LoadingReason, Sequence
+from baton.core.handoff.reservation_queue import ReservationQueue
 from baton.core.kv.move import Move, MoveWaiter, Peer
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, PeerOffer, Release, Released, Reserved
@@ -59,15 +61,18 @@ class Reservation(LoadingReason):
         "sequence",
         "tokens",
         "void",
+        "waits_since",
     )
 
-    def __init__(self, destination: Destination, sequence: Sequence, fence: StepNo, lease_seconds: float) -> None:
+    def __init__(self, destination: Destination, sequence: Sequence, lease_seconds: float, now: Instant) -> None:
         self.destination = destination
         self.sequence = sequence
-        self.fence = fence
+        self.waits_since: Instant | None = now
+        "None: it has got its blocks."
+        self.fence = StepNo(0)
         "The last plan that may still write to its blocks."
         self.lease_seconds = lease_seconds
-        self.begin = sequence.published
+        self.begin = 0
         "Leading blocks that were cached here."
         self.offered = 0
         "Leading blocks that the other instance has computed."
@@ -104,13 +109,14 @@ class Reservation(LoadingReason):
 
 
 class Destination:
-    __slots__ = ("_board", "_config", "_outgoing", "_reservations", "deadlines")
+    __slots__ = ("_board", "_config", "_outgoing", "_queue", "_reservations", "deadlines")
 
     def __init__(self, config: TierConfig, board: Board, outgoing: list[Effect]) -> None:
         self._config = config
         self._board = board
         self._outgoing = outgoing
         self._reservations: dict[RequestId, Reservation] = {}
+        self._queue = ReservationQueue(board.awaiting, config.reservations_waiting_max)
         self.deadlines: Deadlines[Reservation] = Deadlines()
 
     def __len__(self) -> int:
@@ -118,35 +124,53 @@ class Destination:
 
     # Reserving
 
-    def refusal(self, group: Group) -> Refused | None:
-        """Refuse if there is no room now. Holders of blocks keep room to grow, and earlier requests in the queue come first."""
+    def refusal(self, group: Group, wait_seconds: float) -> Refused | None:
+        """Refuse if there are too many reservations, or if there is no room now and the request may not wait."""
         if len(self._reservations) >= self._config.reservations_max:
             return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
-        board, sequence = self._board, group.leader
+        return None if wait_seconds else self.shortage(group.leader)
+
+    def shortage(self, sequence: Sequence) -> Refused | None:
+        """None: there is room. Holders of blocks keep room to grow, and earlier requests that wait for blocks come first."""
+        board = self._board
         need = board.need(sequence, ROOM)
         wanted = need.new + need.hit_idle + board.reserved(sequence.priority)
-        head = board.waiting.head()
-        for earlier in (*board.preempting, *([head] if head is not None else [])):
-            if earlier.order < sequence.order:
+        for earlier in (*board.preempting, board.waiting.head(), self._queue.head()):
+            if earlier is not None and earlier.order < sequence.order:
                 theirs = board.need(earlier)
                 wanted += theirs.new + theirs.hit_idle
         available = board.cache.available
         return Refused("no_room", wanted, available) if wanted > available else None
 
-    def reserve(self, group: Group, lease_seconds: float, fence: StepNo, now: Instant) -> None:
-        """Take the leader out of the queue, with all its blocks."""
+    def begin(self, group: Group, lease_seconds: float, wait_seconds: float, now: Instant) -> None:
+        """Take the leader out of the queue. `grant` gives it its blocks."""
         sequence = group.leader
-        self._board.lease(sequence, ROOM)
-        reservation = Reservation(self, sequence, fence, lease_seconds)
+        reservation = Reservation(self, sequence, lease_seconds, now)
         self._board.begin_loading(sequence, reservation)
         self._reservations[sequence.request.id] = reservation
-        self._renew(reservation, now)
-        self._send_reserved(reservation)
+        self.deadlines.set(reservation, Instant(now + wait_seconds))
+        self._queue.join(sequence)
+
+    def grant(self, fence: StepNo, now: Instant) -> None:
+        """Reserve the blocks of the reservations that wait, in order, as long as there is room."""
+        while (sequence := self._queue.head()) is not None and self.shortage(sequence) is None:
+            self._queue.leave(sequence)
+            self._board.lease(sequence, ROOM)
+            reservation = self._reservations[sequence.request.id]
+            waited = 0.0 if reservation.waits_since is None else now - reservation.waits_since
+            reservation.waits_since, reservation.fence, reservation.begin = None, fence, sequence.published
+            self._renew(reservation, now)
+            self._send_reserved(reservation, waited)
+
+    def surplus(self) -> Reservation | None:
+        """The least urgent reservation, if too many wait for room: the caller refuses it."""
+        last = self._queue.surplus()
+        return None if last is None else self._reservations[last.request.id]
 
     def renew(self, request: RequestId, lease_seconds: float, now: Instant) -> None:
         """Renew the lease. If the request has continued meanwhile, Adopted is on its way."""
         reservation = self._reservations.get(request)
-        if reservation is not None:
+        if reservation is not None and reservation.waits_since is None:
             reservation.lease_seconds = lease_seconds
             self._renew(reservation, now)
             self._send_reserved(reservation)
@@ -155,10 +179,10 @@ class Destination:
         if not reservation.last:
             self.deadlines.set(reservation, Instant(now + reservation.lease_seconds))
 
-    def _send_reserved(self, reservation: Reservation) -> None:
+    def _send_reserved(self, reservation: Reservation, waited_seconds: float = 0.0) -> None:
         sequence = reservation.sequence
         cached = reservation.begin * self._board.block_size if sequence.blocks else 0
-        self._outgoing.append(Reserved(sequence.request.id, sequence.attempt, cached))
+        self._outgoing.append(Reserved(sequence.request.id, sequence.attempt, cached, waited_seconds))
 
     # Copying
 
@@ -288,6 +312,7 @@ class Destination:
         """Forget the reservation and its pulls. The sequence keeps its blocks."""
         self._leave_pulls(reservation)
         self.deadlines.discard(reservation)
+        self._queue.leave(reservation.sequence)
         del self._reservations[reservation.sequence.request.id]
 
     def ended(self, reservation: Reservation) -> None:
@@ -300,8 +325,8 @@ class Destination:
     # Timeouts and losses
 
     def expire(self, now: Instant) -> list[Reservation]:
-        """Continue the requests whose prompt is completely offered. Return the others, whose lease was not renewed: the caller
-        ends them."""
+        """Continue the requests whose prompt is completely offered. Return the others, whose lease was not renewed or whose
+        wait for room has timed out: the caller ends them."""
         due = self.deadlines.due(now)
         for reservation in due:
             if reservation.last:
@@ -317,13 +342,16 @@ class Destination:
 
     def pool_changed(self) -> None:
         """The pool was replaced, or its keys have changed: discard all copies."""
-        for reservation in list(self._reservations.values()):
+        for reservation in [each for each in self._reservations.values() if each.waits_since is None]:
             self._give_up(reservation)
             if reservation.last:
                 self._continue_request(reservation, kept=False)
 
     def check(self) -> None:
         """35: every reservation has a deadline. 17: every pull that it waits for is under way."""
+        self._queue.check()
+        if sum(each.waits_since is not None for each in self._reservations.values()) != len(self._queue):
+            raise InvariantBroken(f"{len(self._queue)} reservations wait in the queue, not all that wait", invariant=25)
         for reservation in self._reservations.values():
             if reservation not in self.deadlines or reservation.sequence.load is not reservation:
                 raise InvariantBroken(f"{reservation.sequence!r} has room for a prompt, and no deadline", invariant=35)
@@ -332,5 +360,8 @@ class Destination:
                     raise InvariantBroken(f"{reservation.sequence!r} waits for a pull that is not under way", invariant=17)
 
     def _find(self, request: RequestId, attempt: int) -> Reservation | None:
+        """The reservation of this attempt. Nothing can be copied for one that waits for room."""
         reservation = self._reservations.get(request)
-        return reservation if reservation is not None and reservation.sequence.attempt == attempt else None
+        if reservation is None or reservation.sequence.attempt != attempt or reservation.waits_since is not None:
+            return None
+        return reservation

@@ -12,7 +12,7 @@ from baton.core.engine.board import Board
 from baton.core.engine.intake import Intake
 from baton.core.engine.phase import Phase
 from baton.core.events import HandoffEvent
-from baton.core.handoff.destination import Destination
+from baton.core.handoff.destination import Destination, Reservation
 from baton.core.handoff.source import Source
 from baton.core.kv.move import Move
 from baton.protocol.handoff import Adopted, Forget, PeerOffer, Prefill, Release, Released, Reserve
@@ -82,14 +82,17 @@ class HandoffEnds:
         if refused is None:
             self._intake.end_silently(request.id, request.attempt)
             group = self._intake.group_of(request, now, in_line=False)
-            refused = self._destination.refusal(group)
+            refused = self._destination.refusal(group, event.wait_seconds)
         if refused is not None:
             self._refuse(request, refused)
             return
         self._remember(request.id, request.attempt)
         self._intake.begin(group)
         if group.leader.phase is Phase.WAITING:
-            self._destination.reserve(group, event.lease_seconds, last_step, now)
+            self._destination.begin(group, event.lease_seconds, event.wait_seconds, now)
+            self._destination.grant(last_step, now)
+            if (last := self._destination.surplus()) is not None:
+                self._refuse_waiting(last)
         elif group.open:  # the leader's answer was complete: nothing is computed elsewhere
             self.outgoing.append(Adopted(request.id, request.attempt, 0))
 
@@ -97,6 +100,17 @@ class HandoffEnds:
         if request.attempt <= self._attempts.get(request.id, 0):
             return Refused("duplicate_id")
         return self._intake.refusal(request, in_line=in_line)
+
+    def grant(self, now: Instant, last_step: StepNo) -> None:
+        """Blocks may have become free: reserve those that reservations wait for. `last_step`: the last plan that was sent."""
+        self._destination.grant(last_step, now)
+
+    def _refuse_waiting(self, reservation: Reservation) -> None:
+        """End a reservation that waits for room: its time has passed, or too many more urgent ones wait."""
+        request, sequence = reservation.sequence.request, reservation.sequence
+        refused = self._destination.shortage(sequence) or Refused("no_room")
+        self._intake.end_silently(request.id, request.attempt)
+        self._refuse(request, refused)
 
     def _refuse(self, request: GenerateRequest, refused: Refused) -> None:
         self._board.stats.refused[refused.reason] += 1
@@ -125,8 +139,10 @@ class HandoffEnds:
             self._source.expire(now)
         if reserved is not None and reserved <= now:
             for lapsed in self._destination.expire(now):
-                request = lapsed.sequence.request
-                self._intake.end_silently(request.id, request.attempt)
+                if lapsed.waits_since is not None:
+                    self._refuse_waiting(lapsed)
+                else:
+                    self._intake.end_silently(lapsed.sequence.request.id, lapsed.sequence.attempt)
 
     def pulled(self, move: Move, now: Instant) -> None:
         self._destination.pulled(move, now)

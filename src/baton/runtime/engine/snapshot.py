@@ -77,11 +77,11 @@ def mode_of(instance: Instance) -> str:
 def beat_of(instance: Instance, fault: str) -> Heartbeat:
     """`fault`: of the worker. An instance that accepts no requests reports that as its fault. A lost worker is being replaced;
     a ready worker with a fault is stalled."""
-    board, pool, mode = instance.board, instance.board.cache.pool, mode_of(instance)
+    board, mode = instance.board, mode_of(instance)
     return Heartbeat(
         fault=fault or ("" if mode == "serving" else f"it is {mode}"),
         token_seconds=instance.prompt_token_seconds,
-        blocks_available=pool.free + pool.idle,
+        blocks_available=instance.view.blocks_available,
         slots_free=instance.config.scheduler.slots - board.slots.taken,
         waiting_tokens=board.queued_tokens,
         decoding=len(board.running),

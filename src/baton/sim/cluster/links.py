@@ -298,7 +298,7 @@ class RouterLinks:
         return Heartbeat(
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
-            load.blocks_free + load.blocks_idle,
+            view.blocks_available,
             self.instance.spec.slots - load.slots_taken,
             view.queued_tokens,
             load.running,

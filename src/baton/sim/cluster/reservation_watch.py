@@ -1,0 +1,93 @@
+"""Reservations that wait for room at a decode instance (66): the most urgent gets the room first, and none is refused before
+its time.
+
+The watch follows the messages of one life of an engine: which requests asked for room, how urgent they are, how long they may
+wait. It repeats no formula of the instance: that room was there is checked elsewhere (7, room_watch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baton.core.effects import Effect, Refuse
+from baton.core.engine.view import SchedulerView
+from baton.core.events import Event
+from baton.errors import InvariantBroken
+from baton.protocol.handoff import Reserve, Reserved
+from baton.protocol.ids import Instant, RequestId
+from baton.sim.engine import TIME_MARGIN, EngineWatch
+
+
+class Asked(NamedTuple):
+    """A request that asked for room and has no answer."""
+
+    priority: int
+    arrival: float
+    "Arrival of the first attempt, by the instance's clock."
+    until: float
+
+    def is_before(self, other: Asked) -> bool:
+        if self.priority != other.priority:
+            return self.priority < other.priority
+        return self.arrival < other.arrival - TIME_MARGIN
+
+
+class ReservationWatch(EngineWatch):
+    def __init__(self, view: SchedulerView, limit: int, saw: Callable[[str], None], *, by_priority: bool) -> None:
+        """`limit`: the number of reservations that may wait."""
+        self._view = view
+        self._limit = limit
+        self._saw = saw
+        self._by_priority = by_priority
+        self._asked: dict[RequestId, Asked] = {}
+        self._now = 0.0
+
+    def before(self, event: Event, now: Instant) -> None:
+        self._now = max(self._now, now)
+        if type(event) is not Reserve:
+            return
+        request = event.request
+        if any(sequence.attempt == request.attempt for sequence in self._view.sequences(request.id)):
+            return  # a lease renewal
+        priority = request.priority if self._by_priority else 0
+        self._asked[request.id] = Asked(priority, now - request.age_seconds, self._now + event.wait_seconds)
+
+    def handled(self, event: Event, effects: list[Effect]) -> None:
+        if not self._asked:
+            return
+        answers = [effect for effect in effects if isinstance(effect, Reserved | Refuse)]
+        answered = {answer.request for answer in answers}
+        self._asked = {id: asked for id, asked in self._asked.items() if id in answered or self._view.is_open(id)}
+        for answer in answers:
+            asked = self._asked.pop(answer.request, None)
+            if asked is None:
+                continue
+            if type(answer) is Reserved:
+                self._granted(answer, asked)
+            elif type(answer) is Refuse and answer.refused.reason == "no_room":
+                self._refused(answer.request, asked)
+        self._look_at_those_left()
+
+    def _granted(self, answer: Reserved, asked: Asked) -> None:
+        if answer.waited_seconds:
+            self._saw("a reservation waited for room, and got it")
+        for other, waiting in self._asked.items():
+            if waiting.is_before(asked):
+                raise InvariantBroken(f"{answer.request} gets room before {other}, which is more urgent", invariant=66)
+            if asked.priority < waiting.priority and asked.arrival > waiting.arrival:
+                self._saw("an urgent reservation went first")
+
+    def _refused(self, request: RequestId, asked: Asked) -> None:
+        if asked.until <= self._now + TIME_MARGIN:
+            return
+        if len(self._asked) < self._limit or any(asked.is_before(other) for other in self._asked.values()):
+            raise InvariantBroken(f"{request} is refused, and might wait until {asked.until:.3f}", invariant=66)
+
+    def _look_at_those_left(self) -> None:
+        load = self._view.load()
+        for request, asked in self._asked.items():
+            if asked.until < self._now - TIME_MARGIN:
+                raise InvariantBroken(f"{request} waits for room since its time has passed", invariant=66)
+            if not (load.blocks_held or load.waiting or load.preempting):
+                raise InvariantBroken(f"{request} waits for room, and nothing is held", invariant=66)
