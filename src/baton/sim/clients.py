@@ -177,11 +177,14 @@ class Clients:
     def heal(self) -> None:
         """Fresh requests come: they must succeed (`check_fresh`)."""
         for number in range(self.fresh):
-            request = SimulatedRequest(self._fresh_client(number), weights_known=self._watch.weights_known)
-            self._watch.add(request)
-            self._fresh.append(request)
-            self.to_come += 1
-            self._submit((request, number))
+            self.ask_fresh(self._fresh_client(number), number)
+
+    def ask_fresh(self, client: Client, number: int) -> None:
+        request = SimulatedRequest(client, weights_known=self._watch.weights_known)
+        self._watch.add(request)
+        self._fresh.append(request)
+        self.to_come += 1
+        self._submit((request, number))
 
     def _fresh_client(self, number: int) -> Client:
         return Client(f"fresh{len(self._fresh)}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)

@@ -22,7 +22,7 @@ from baton.sim.instance import SimulatedInstance
 from baton.sim.instance_watch import InstanceWatch
 from baton.sim.nudges import nudge
 from baton.sim.outcome import Outcome as Outcome
-from baton.sim.scenario import InstanceSpec, Nudge, Scenario
+from baton.sim.scenario import Client, InstanceSpec, Nudge, Scenario
 from baton.sim.tier_outcomes import check_tier_outcomes
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
@@ -32,6 +32,8 @@ HEALED_EVENTS_MAX = 200
 """Invariant 35: more than three small requests need on a healthy instance."""
 DRAIN_SECONDS_MAX = 60.0
 NEVER = float("inf")
+CIRCUIT_SECONDS_MAX = 61.0
+"""Longest time for which a circuit keeps storage from being called, and a little more."""
 
 
 class Tracer(Protocol):
@@ -188,6 +190,28 @@ class PlainWorld(World):
         took = self.timeline.heap_events + self.engine.results - begun
         if took > HEALED_EVENTS_MAX:
             raise InvariantBroken(f"three small requests took {took} events", invariant=35)
+        self._close_circuits()
+
+    def _close_circuits(self) -> None:
+        """68: storage answers again, so that a circuit that has opened closes within its longest wait, when storage is called.
+        Each request has keys of its own, which no tier has. A store that was slow is tried again now and then only."""
+        for number in range(self.machine.config.tiers.load_again_after + 2):
+            if not self._open_circuits():
+                return
+            self.watch.saw("a circuit was open after healing")
+            self.timeline.at(self.timeline.now + CIRCUIT_SECONDS_MAX, lambda _: None)
+            self._until_quiet()
+            prompt, name = [1] * (self.scenario.block_size + 1), f"probe{number}"
+            self.clients.ask_fresh(Client(name, self.timeline.now, prompt, 1, salt=name), 0)
+            self._until_quiet()
+        raise InvariantBroken(f"storage answers, and its circuit stays open for {self._open_circuits()}", invariant=68)
+
+    def _open_circuits(self) -> list[str]:
+        """Circuits that are not closed, of those that every computed prompt uses."""
+        if self.scenario.blocks < 2:  # no prompt has a block that storage may have
+            return []
+        used = ("read", "write") if self.scenario.write == "through" else ("read",)
+        return [way for way, state in self.machine.view.circuits().items() if state != "closed" and way in used]
 
     def _drained(self) -> bool:
         """Always False: this world runs until the heap is empty, and `at_rest` checks what is left."""

@@ -77,6 +77,8 @@ class FrontProcess:
         self._closing = False
         self._attempts: dict[RequestId, int] = {}
         "The last attempt of each request that was sent."
+        self._sent_over: dict[RequestId, Wire] = {}
+        "The engine that each request was last sent to."
         self._sent_to: dict[RequestId, bytes] = {}
         "By request: identity of the engine that it was sent to while its client had no token."
 
@@ -139,6 +141,18 @@ class FrontProcess:
     def _dispatch(self, event: FrontEvent) -> None:
         self._carry_out(self.machine.handle(event, Instant(self._timeline.now)))
         self.machine.check()
+        self._check_all_sent()
+
+    def _check_sent_once(self, request: RequestId) -> None:
+        """63: no engine computes a request twice."""
+        if self._sent_over.get(request) is self._wire:
+            raise InvariantBroken(f"{request} is sent again to an engine that has it", invariant=63)
+
+    def _check_all_sent(self) -> None:
+        """62: no request waits at the front while an engine is there."""
+        for request in self.machine.ledgers if self.machine.away is None else ():
+            if self._sent_over.get(request) is not self._wire:
+                raise InvariantBroken(f"{request} waits, and the engine does not have it", invariant=62)
 
     def _carry_out(self, effects: list[machine.FrontEffect]) -> None:
         for effect in effects:
@@ -180,7 +194,10 @@ class FrontProcess:
         attempt = self._attempts.get(request.id, 0)
         if request.attempt <= attempt:
             raise InvariantBroken(f"{request.id}: attempt {request.attempt} is sent after {attempt}", invariant=43)
+        self._check_sent_once(request.id)
         self._post(request)
+        if self._wire is not None:
+            self._sent_over[request.id] = self._wire
         self._attempts[request.id] = request.attempt
         assert self.machine.identity is not None
         self._sent_to.setdefault(request.id, self.machine.identity)

@@ -1,4 +1,4 @@
-"""Reservations that wait for room at a decode instance (66): the most urgent gets the room first, and none is refused before
+"""Reservations that wait for room at a decode instance (67): the most urgent gets the room first, and none is refused before
 its time.
 
 The watch follows the messages of one life of an engine: which requests asked for room, how urgent they are, how long they may
@@ -74,7 +74,7 @@ class ReservationWatch(EngineWatch):
             self._saw("a reservation waited for room, and got it")
         for other, waiting in self._asked.items():
             if waiting.is_before(asked):
-                raise InvariantBroken(f"{answer.request} gets room before {other}, which is more urgent", invariant=66)
+                raise InvariantBroken(f"{answer.request} gets room before {other}, which is more urgent", invariant=67)
             if asked.priority < waiting.priority and asked.arrival > waiting.arrival:
                 self._saw("an urgent reservation went first")
 
@@ -82,12 +82,12 @@ class ReservationWatch(EngineWatch):
         if asked.until <= self._now + TIME_MARGIN:
             return
         if len(self._asked) < self._limit or any(asked.is_before(other) for other in self._asked.values()):
-            raise InvariantBroken(f"{request} is refused, and might wait until {asked.until:.3f}", invariant=66)
+            raise InvariantBroken(f"{request} is refused, and might wait until {asked.until:.3f}", invariant=67)
 
     def _look_at_those_left(self) -> None:
         load = self._view.load()
         for request, asked in self._asked.items():
             if asked.until < self._now - TIME_MARGIN:
-                raise InvariantBroken(f"{request} waits for room since its time has passed", invariant=66)
+                raise InvariantBroken(f"{request} waits for room since its time has passed", invariant=67)
             if not (load.blocks_held or load.waiting or load.preempting):
-                raise InvariantBroken(f"{request} waits for room, and nothing is held", invariant=66)
+                raise InvariantBroken(f"{request} waits for room, and nothing is held", invariant=67)

@@ -1,0 +1,53 @@
+"""Checks by outcome: each is needed. Its mutants break nothing else that the simulator checks, so they live without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.sim.scenario import Scenario
+
+SEEDS = Path(__file__).parent.parent / "seeds"
+
+WITHOUT = {
+    62: "import baton.sim.cluster.router as m; m.check_idle = lambda *_: None",
+    63: "import baton.sim.cluster.front as m; m.FrontProcess._check_sent_once = lambda *_: None; "
+    "from baton.sim.cluster.watch import ClusterWatch; ClusterWatch.check_handoffs = lambda *_: None",
+    64: "import baton.sim.cluster.watch as m; m._holds = lambda *_: False",
+    65: "import baton.sim.world as m; m.check_tier_outcomes = lambda *_: None",
+    67: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m.handled = lambda *_: None",
+    68: "from baton.sim.world import PlainWorld as m; m._close_circuits = lambda *_: None",
+}
+"""By invariant: code that turns its check off."""
+
+MUTANTS = {
+    "idle-though-others-wait": 62,
+    "kept-none": 63,
+    "front-asks-the-same-engine-twice": 63,
+    "handed-over-and-computed-again": 64,
+    "nothing-is-copied-down": 65,
+    "storage-is-never-asked": 65,
+    "least-urgent-reservation-first": 67,
+    "reservation-bounces": 67,
+    "room-that-is-free-is-not-given": 67,
+    "circuit-never-closes": 68,
+    "storage-is-not-tried-again": 68,
+}
+
+
+def test_the_mutants_are_kept_for_these_checks():
+    assert {name: Scenario.load(SEEDS / f"{name}.json").fails for name in MUTANTS} == MUTANTS
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_without_its_check_the_mutant_lives(name: str):
+    code = (
+        f"from baton.sim.mutants import apply, find, replay; mutant = find({name!r}); apply(mutant); {WITHOUT[MUTANTS[name]]}; "
+        f"from pathlib import Path; result = replay(mutant, Path({str(SEEDS / f'{name}.json')!r})); "
+        "assert result.invariant is None, result"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-1000:]
