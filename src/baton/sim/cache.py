@@ -114,6 +114,7 @@ class CacheService:
         "The instance does not know of this life yet: its messages go to the closed socket of the one before."
         self._silent = False
         "A put or fetch of this life never comes back from storage."
+        self.is_being_killed = False
         self._healed = False
 
     def connect(self, instance: Callable[[Event], None]) -> None:
@@ -176,7 +177,7 @@ class CacheService:
         if self._gone:
             return
         self._life += 1
-        self._hung = self._silent = False
+        self._hung = self._silent = self.is_being_killed = False
         self._unannounced = True
         if not kept:
             self._memory_lost = True
@@ -206,6 +207,7 @@ class CacheService:
         """Kill a service that the instance takes for hanging. `excused`: its clock was set ahead, so it had to."""
         if not self._hung and not self._silent and not excused:
             raise InvariantBroken("a cache service that works is restarted", invariant=46)
+        self.is_being_killed = True
         self._timeline.at(self._timeline.now + KILL_SECONDS, self._killed, self._life)
 
     def _killed(self, life: int) -> None:

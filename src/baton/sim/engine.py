@@ -349,6 +349,8 @@ class SimulatedEngine:
     @property
     def is_drained(self) -> bool:
         instance = self.instance
+        if self.cache is not None and self.cache.is_being_killed:  # its calls end with it
+            return False
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
 
     def ask(self, event: Submit | Reserve | Prefill) -> None:

@@ -97,6 +97,8 @@ class Scripted:
         "Instances from which it can copy nothing, by their messengers' addresses."
         self.lapsed = False
         "It has kept no prompt when it is asked for it."
+        self.keeps_nothing = False
+        "The blocks of a prompt are gone when all of it is computed."
         self.peer = ""
         "Whose blocks it was offered last."
 
@@ -123,7 +125,11 @@ class Scripted:
                 leg = self._leg(offer)
                 if leg is not None and leg.kind == "expected" and offer.last:
                     leg.outputs[next(iter(leg.outputs))] = list(outputs)
-                    self._say(Release(offer.request, offer.attempt))
+                    if offer.tokens:
+                        self._say(Release(offer.request, offer.attempt))
+                    else:
+                        leg.kind = "adopted"
+                        self._say(Adopted(offer.request, offer.attempt, 0))
             case Release(request, attempt):
                 leg = self._leg(message)
                 kept = leg is not None and leg.kind == "kept" and not self.lapsed
@@ -203,9 +209,8 @@ class Scripted:
     def _offer(self, leg, last):
         request = leg.request
         cached = 8 if last else 0
-        return Offer(
-            request.id, request.attempt, PoolIncarnation(1), 0, (BlockId(1),), leg.computed, last, cached_tokens=cached
-        )
+        blocks, tokens = ((), 0) if last and self.keeps_nothing else ((BlockId(1),), leg.computed)
+        return Offer(request.id, request.attempt, PoolIncarnation(1), 0, blocks, tokens, last, cached_tokens=cached)
 
     def fail(self, id, error="worker_gone"):
         leg = self.assigned[id]

@@ -110,6 +110,16 @@ def test_a_lapsed_lease_is_no_fault_of_the_way_between_them():
     assert room.router.stats.paths_given_up == 0
 
 
+def test_a_prompt_that_its_source_could_not_keep_is_no_fault_of_the_way_between_them():
+    """Seed 635 of a cluster: the blocks had made way on the prefill instance, and three such prompts gave the pair up."""
+    room = Room("prefill", "decode", config=CONFIG)
+    room.instances[0].keeps_nothing = True
+    for number in range(1, 2 * FREE_FAILURES + 3):
+        ask(room, number)
+    assert outcomes(room) == (0, 2 * FREE_FAILURES + 2)
+    assert room.router.stats.paths_given_up == 0
+
+
 def test_one_that_comes_back_is_another_one(room: Room):
     prefill, decode = room.instances
     for number in range(1, FREE_FAILURES + 2):

@@ -219,6 +219,7 @@ class Coordinator:
 
     def _pass_offer(self, routed: RoutedRequest, offer: Offer) -> None:
         outputs = tuple(routed.open[routed.leader]) if offer.last else ()
+        routed.denied |= offer.last and not offer.tokens  # the source keeps nothing
         if not offer.last:  # this renews the lease too
             self.clocks.renewed(routed, self.now)
         if routed.prefill is not None:

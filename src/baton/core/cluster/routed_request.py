@@ -69,7 +69,7 @@ class RoutedRequest(Ledger):
         self.source: Session | None = None
         "Session whose blocks the decode instance copies, also after the prefill instance is released."
         self.denied = False
-        "The source changed its blocks, so a failed copy does not count against this path."
+        "The source changed its blocks or keeps none, so a failed copy does not count against this path."
         self.copied = False
         "The prompt has arrived at the decode instance."
         self.base = 0

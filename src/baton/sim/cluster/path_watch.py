@@ -1,6 +1,6 @@
 """58: a pair whose copies do not arrive is not used for a while, and no other. Judged by the messages of one router.
 
-    all of r was offered, and D continues with less than half   -->  in vain, unless the release was denied
+    all of r was offered, and D continues with less than half   -->  in vain, unless P kept nothing or denied the release
     three times in a row between P and D                        -->  not tried for 2 s, then 4, ... 64
     r is placed on P and D within that time                     -->  wrong: its prompt would be computed twice
     P and D are given up, and it was not three times in a row   -->  wrong
@@ -115,6 +115,9 @@ class PathWatch:
         if copy.source is None or copy.offered is None:
             return
         pair = self._pairs.setdefault((copy.decoder, copy.source), Pair())
+        if not copy.offered:  # the source kept nothing: no fault of the path
+            pair.until = float("-inf")
+            return
         more_than_half = 2 * tokens - copy.offered
         if more_than_half > -UNSURE_TOKENS:  # a copy that began before arrives: the path works again
             pair.until = float("-inf")
