@@ -16,7 +16,7 @@ from manifests import DEPLOY, options
 from baton.addresses import RouterSource, parse_listening, parse_router
 from baton.cli.key_files import with_key_files
 from baton.config import ServeConfig
-from baton.trust.secret import read_secret
+from baton.trust.secret import read_secrets
 
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -69,7 +69,7 @@ def test_keys_are_made_once_and_accepted(tmp_path: Path):
     for _ in range(2):
         subprocess.run([*SERVICES["keys"]["entrypoint"], script], check=True, timeout=60)
         keys = with_key_files(ServeConfig(admin_api_key_file=str(tmp_path / "admin" / "key"))).admin_api_key
-        found.append((read_secret(tmp_path / "cluster" / "secret").key, keys))
+        found.append((read_secrets(tmp_path / "cluster" / "secret").secrets[0].key, keys))
     assert found[0] == found[1]
     assert (tmp_path / "admin" / "key").stat().st_mode & 0o777 == 0o444, "Prometheus has another user"
     assert mounts("keys") == {"/keys/cluster": "cluster-secret", "/keys/admin": "admin-key"}

@@ -19,7 +19,7 @@ from baton.cli.key_files import with_key_files
 from baton.config import ServeConfig
 from baton.config.device_defaults import CPU
 from baton.config.schema import all_settings
-from baton.trust.secret import read_secret
+from baton.trust.secret import read_secrets
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
@@ -232,7 +232,7 @@ def page_lines(section: str) -> list[str]:
 def test_secrets_of_the_page_are_those_that_the_manifests_mount(tmp_path: Path):
     make, *lines = page_lines("Kubernetes")
     subprocess.run(["sh", "-euc", make], cwd=tmp_path, check=True, timeout=60)
-    assert read_secret(tmp_path / "secret")
+    assert read_secrets(tmp_path / "secret")
     assert with_key_files(ServeConfig(api_key_file=str(tmp_path / "keys"), admin_api_key_file=str(tmp_path / "admin")))
     created = {line.split()[4]: set(re.findall(r"--from-file=(\S+)", line)) for line in lines if " create secret " in line}
     (applied,) = [line.split()[-1] for line in lines if " apply " in line]
