@@ -5,7 +5,8 @@
         pods.replace(pods.of("baton-mixed")[0])     as a rolling update does it
 
 Arguments are the manifest's, with the pod's address for 0.0.0.0, free ports, and folders of the test for its volumes; options
-for a small model are added. What a pod hides from its processes, and the names of Services: pod/sitecustomize.py.
+for a small model are added. With namespaces (chaos_namespaces.py) addresses and ports stay as they are. What a pod hides from
+its processes, and the names of Services: pod/sitecustomize.py.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from chaos_cluster import flags
+from chaos_namespaces import Namespaces
 from chaos_server import HERE, ON_DEVICE, SOURCES, Reply, ask, free_port, until
 
 sys.path.append(str(HERE.parent / "cli"))
@@ -32,8 +35,13 @@ SMALL = ("--threads", "1", "--kv-blocks", "300", "--block-size", "4", "--max-num
 
 
 class Pod:
-    def __init__(self, deployment: str, name: str, address: str, log: Path, popen: subprocess.Popen[bytes]) -> None:
-        self.deployment, self.name, self.address, self.log, self.popen = deployment, name, address, log, popen
+    popen: subprocess.Popen[bytes]
+    address: str
+
+    def __init__(self, deployment: str, number: int, folder: Path) -> None:
+        self.deployment, self.number, self.name = deployment, number, f"{deployment}-{number}"
+        self.folder = folder / self.name
+        self.log = self.folder / "log"
         self.in_service = False
         "Ready when it was last looked at, and not on its way out: Services send to it."
 
@@ -43,16 +51,25 @@ class Pod:
 
 
 class Pods:
-    def __init__(self, overlay: str, model: Path, folder: Path, *, replicas: int | None = None) -> None:
-        """`replicas`: of every Deployment, in place of the manifest's number."""
+    def __init__(
+        self,
+        overlay: str,
+        model: Path,
+        folder: Path,
+        *,
+        replicas: int | None = None,
+        namespaces: Namespaces | None = None,
+        instances: Sequence[str] = (),
+    ) -> None:
+        """`replicas`: of every Deployment, in place of the manifest's number. `instances`: more of their options."""
         self.deployments, self.services = of_kind(overlay, "Deployment"), of_kind(overlay, "Service")
         self.pods: list[Pod] = []
         self._model, self._folder, self._numbers = model, folder, count(1)
         named = [each for spec in self.deployments.values() for each in container_of(spec)["ports"]]
-        self.ports = {each["name"]: free_port() for each in named}
+        self.ports = {each["name"]: each["containerPort"] if namespaces else free_port() for each in named}
         self._free = {str(each["containerPort"]): str(self.ports[each["name"]]) for each in named}
         self._volumes = {"/etc/baton/cluster": folder / "cluster", "/etc/baton/keys": folder / "keys"}
-        self._lock = Lock()
+        self._namespaces, self._options, self._lock = namespaces, [*SMALL, *flags(ON_DEVICE), *instances], Lock()
         self._write_secrets()
         for name, spec in self.deployments.items():
             for _ in range(replicas or spec.get("replicas", 1)):
@@ -89,37 +106,39 @@ class Pods:
         return [pod for pod in self.pods if pod.deployment == deployment and pod.running]
 
     def start(self, deployment: str) -> Pod:
-        number, pid = next(self._numbers), os.getpid()
-        address, name = f"127.{128 + (pid >> 8) % 127}.{pid % 256}.{number}", f"{deployment}-{number}"
-        (self._folder / name / "tmp").mkdir(parents=True)
-        pod = Pod(deployment, name, address, self._folder / name / "log", self._run(deployment, name, address))
+        pod = Pod(deployment, next(self._numbers), self._folder)
+        pod.address = self._namespaces.add(pod.number) if self._namespaces else on_loopback(pod.number)
+        (pod.folder / "tmp").mkdir(parents=True)
+        self._run(pod)
         self.pods.append(pod)
         self.publish()
         return pod
 
-    def _run(self, deployment: str, name: str, address: str) -> subprocess.Popen[bytes]:
+    def _run(self, pod: Pod) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (HERE / "pod", SOURCES))),
             "BATON_POD_NAMES": str(self._folder / "names"),
-            "HOSTNAME": name,
-            "TMPDIR": str(self._folder / name / "tmp"),
+            "HOSTNAME": pod.name,
+            "TMPDIR": str(pod.folder / "tmp"),
         }
-        command = [sys.executable, "-m", "baton.cli.main", *self.arguments(deployment, address)]
-        with (self._folder / name / "log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+        within = self._namespaces.within(pod.number) if self._namespaces else []
+        command = [*within, sys.executable, "-m", "baton.cli.main", *self._arguments(pod)]
+        with pod.log.open("ab") as log:
+            pod.popen = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
-    def arguments(self, deployment: str, address: str) -> list[str]:
-        command, *given = container_of(self.deployments[deployment])["args"]
+    def _arguments(self, pod: Pod) -> list[str]:
+        command, *given = container_of(self.deployments[pod.deployment])["args"]
         given = given if given[0].startswith("--") else given[1:]  # the model
-        given = [self._free.get(each, each).replace("0.0.0.0", address) for each in given]
+        if not self._namespaces:
+            given = [self._free.get(each, each).replace("0.0.0.0", pod.address) for each in given]
         for there, here in self._free.items():
             given = [each.removesuffix(f":{there}") + f":{here}" if each.endswith(f":{there}") else each for each in given]
         for there, folder in self._volumes.items():
             given = [str(folder / each.removeprefix(f"{there}/")) if each.startswith(there) else each for each in given]
         if "--device" in given:
             given[given.index("--device") + 1] = "cpu"
-        more = ("--handoff", "always", "--handoff-tokens-min", "0") if command == "router" else (*SMALL, *flags(ON_DEVICE))
+        more = ["--handoff", "always", "--handoff-tokens-min", "0"] if command == "router" else self._options
         return [command, str(self._model), *given, *more, "--served-model-name", "tiny"]
 
     def replace(self, pod: Pod) -> Pod:
@@ -144,7 +163,7 @@ class Pods:
         """Kill its container without a warning. The same pod, with its name and address, gets another one."""
         pod.popen.kill()
         pod.popen.wait(60)
-        pod.popen = self._run(pod.deployment, pod.name, pod.address)
+        self._run(pod)
         self.wait_ready(pod)
 
     def wait_ready(self, *pods: Pod) -> None:
@@ -191,3 +210,9 @@ def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
     container: dict[str, Any]
     (container,) = deployment["template"]["spec"]["containers"]
     return container
+
+
+def on_loopback(number: int) -> str:
+    """An address of this machine that no other test has."""
+    pid = os.getpid()
+    return f"127.{128 + (pid >> 8) % 127}.{pid % 256}.{number}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos_namespaces import Namespaces, NoNamespaces
 from chaos_pods import KEY, Pod, Pods
 from chaos_server import Server, ask, parse_metrics, until
 from manifests import OVERLAYS
@@ -114,19 +115,42 @@ def test_every_pod_is_replaced_under_load(overlay: str, tiny: Path, tmp_path: Pa
     replace_every_pod(overlay, tiny, tmp_path, undisturbed)
 
 
-def replace_every_pod(overlay: str, model: Path, folder: Path, undisturbed: list[Any]) -> None:
+def replace_every_pod(overlay: str, model: Path, folder: Path, undisturbed: list[Any], **changes: Any) -> None:
     async def main(pods: Pods) -> None:
         async with under_load(pods, undisturbed) as load:
             for pod in list(pods.pods):
                 await asyncio.to_thread(pods.replace, pod)
                 await load.more()
 
-    with Pods(overlay, model, folder) as pods:
+    with Pods(overlay, model, folder, **changes) as pods:
         pods.wait_ready()
         asyncio.run(main(pods))
         if overlay == "pd":
             require_copies_over_tcp(pods)
         require_clean(pods)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@each_overlay
+def test_every_pod_in_a_network_of_its_own_is_replaced_under_load(
+    overlay: str, tiny: Path, tmp_path: Path, undisturbed: list[Any]
+):
+    """Addresses and ports are the manifest's: an instance announces the address from which it reaches its router."""
+    try:
+        namespaces = Namespaces()
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    with namespaces:
+        replace_every_pod(overlay, tiny, tmp_path, undisturbed, namespaces=namespaces)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_streams_that_outlast_the_drain_of_their_instance_continue_elsewhere(
+    tiny: Path, tmp_path: Path, undisturbed: list[Any]
+):
+    replace_every_pod("pd", tiny, tmp_path, undisturbed, instances=["--drain-seconds-max", "0.05"])
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
-NAMES = Path(os.environ["BATON_POD_NAMES"])
+NAMES = Path(os.environ.get("BATON_POD_NAMES", ""))
 """A file per Service, with an address per line."""
-OWN = os.environ["TMPDIR"]
+OWN = os.environ.get("TMPDIR", "")
 
 getaddrinfo, connect = socket.getaddrinfo, socket.socket.connect
 
@@ -30,6 +30,7 @@ def connect_within(self: socket.socket, address: Any) -> None:
     connect(self, address)
 
 
-socket.gethostname = lambda: os.environ["HOSTNAME"]
-socket.getaddrinfo = look_up
-socket.socket.connect = connect_within  # type: ignore[method-assign]
+if OWN:  # the process that renders templates has no environment
+    socket.gethostname = lambda: os.environ["HOSTNAME"]
+    socket.getaddrinfo = look_up
+    socket.socket.connect = connect_within  # type: ignore[method-assign]
