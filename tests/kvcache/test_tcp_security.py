@@ -198,15 +198,15 @@ def test_a_keyed_digest_does(monkeypatch: pytest.MonkeyPatch):
     finish(main())
 
 
-def test_a_keyed_digest_is_of_one_session_one_piece_and_one_block():
+@pytest.mark.parametrize("algorithm", digests.ALGORITHMS)
+def test_a_keyed_digest_is_of_one_session_one_piece_and_one_block(algorithm: str):
     piece = memoryview(b"x" * 100)
-    whole = [KeyedDigest(b"k" * 32)(piece, 7)]
-    assert KeyedDigest(b"k" * 32)(piece, 7) == whole[0]
-    session = KeyedDigest(b"k" * 32)
-    session(piece, 7)
-    others = [KeyedDigest(b"l" * 32)(piece, 7), KeyedDigest(b"k" * 32)(piece, 8), session(piece, 7)]
-    others.append(KeyedDigest(b"k" * 32)(memoryview(b"x" * 99), 7))
-    assert len({*whole, *others}) == 5
+    first = KeyedDigest(b"k" * 32, algorithm)(piece, 7)
+    session = KeyedDigest(b"k" * 32, algorithm)
+    assert session(piece, 7) == first
+    others = [session(piece, 7), KeyedDigest(b"l" * 32, algorithm)(piece, 7), KeyedDigest(b"k" * 32, algorithm)(piece, 8)]
+    others.append(KeyedDigest(b"k" * 32, algorithm)(memoryview(b"x" * 99), 7))
+    assert len({first, *others}) == 5
 
 
 @pytest.mark.parametrize(
@@ -252,6 +252,27 @@ def test_a_peer_of_the_build_before_is_read_with_checksums_unless_keyed_ones_are
     finish(main())
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2b", "of a later build"])
+def test_the_reader_chooses_the_algorithm_and_an_unknown_one_ends_its_session(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, caplog
+):
+    monkeypatch.setattr(tcp, "fastest", lambda: algorithm)
+
+    async def main() -> None:
+        async with Transfer(digest="keyed") as transfer:
+            if algorithm in digests.ALGORITHMS:
+                opened = await transfer.open()
+                assert await transfer.read(opened) == BLOCKS
+                assert transfer.arrived()
+                opened.close()
+            else:
+                with pytest.raises(PeerUnreadable):
+                    await transfer.open()
+
+    finish(main())
+    assert ("that this build does not have: of a later build" in caplog.text) == (algorithm not in digests.ALGORITHMS)
+
+
 def old_receive(receive: Any) -> Any:
     from msgspec.structs import replace as changed
 
@@ -259,7 +280,7 @@ def old_receive(receive: Any) -> Any:
 
     async def old(session: Any) -> Any:
         message = await receive(session)
-        return changed(message, keyed=False, name="") if isinstance(message, ReadPool) else message
+        return changed(message, keyed="", name="") if isinstance(message, ReadPool) else message
 
     return old
 

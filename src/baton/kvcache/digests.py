@@ -13,11 +13,16 @@ import hashlib
 import hmac
 import ipaddress
 import struct
+from collections.abc import Callable
+from functools import cache
+from time import perf_counter
 from typing import Final, Protocol
 
 from xxhash import xxh3_128_digest
 
 from baton.config import TransferDigest
+from baton.errors import ProtocolError
+from baton.repeats import printable
 from baton.trust.stream import Stream
 
 KEYED: Final = "keyed_digest"
@@ -35,11 +40,41 @@ def checksum(content: memoryview, first: int) -> bytes:
     return xxh3_128_digest(content)
 
 
+class Mac(Protocol):
+    def copy(self) -> Mac: ...
+
+    def update(self, content: memoryview | bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+ALGORITHMS: Final[dict[str, Callable[[bytes], Mac]]] = {
+    "blake2b": lambda key: hashlib.blake2b(key=key, digest_size=32),
+    "sha256": lambda key: hmac.new(key, digestmod="sha256"),
+}
+
+
+@cache
+def fastest() -> str:
+    """Name of the algorithm that is fastest here: HMAC-SHA256 where the processor has instructions for it, else BLAKE2b."""
+    sample = bytes(256 * 1024)
+    return min(ALGORITHMS, key=lambda name: min(_seconds(ALGORITHMS[name](bytes(32)), sample) for _ in range(3)))
+
+
+def _seconds(mac: Mac, sample: bytes) -> float:
+    begun = perf_counter()
+    mac.update(sample)
+    return perf_counter() - begun
+
+
 class KeyedDigest:
     """Both sides count the pieces of their session."""
 
-    def __init__(self, session_key: bytes) -> None:
-        self._mac = hashlib.blake2b(key=hmac.digest(session_key, b"baton blocks", "sha256"), digest_size=32)
+    def __init__(self, session_key: bytes, algorithm: str) -> None:
+        """Raises ProtocolError if this build does not have the algorithm."""
+        if algorithm not in ALGORITHMS:
+            raise ProtocolError(f"keyed digests by an algorithm that this build does not have: {printable(algorithm)}")
+        self._mac = ALGORITHMS[algorithm](hmac.digest(session_key, b"baton blocks", "sha256"))
         self._pieces = 0
 
     def __call__(self, content: memoryview, first: int) -> bytes:

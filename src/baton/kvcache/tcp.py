@@ -22,7 +22,7 @@ from typing import Final
 from baton.addresses import parse_address
 from baton.config import TransferDigest, WireConfig
 from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
-from baton.kvcache.digests import KEYED, wants_keyed
+from baton.kvcache.digests import KEYED, fastest, wants_keyed
 from baton.kvcache.storage.backend import Deadline
 from baton.kvcache.tcp_server import TcpServer
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
@@ -105,7 +105,7 @@ class Tcp:
         try:
             sock = await connected(parse_address(address))
             session = await TcpSession.as_reader(sock, self._credentials)
-            keyed = wants_keyed(self._digest, session.stream)
+            keyed = fastest() if wants_keyed(self._digest, session.stream) else ""
             await session.send(ReadPool(pool, fingerprint, CAPABILITIES, self._name, keyed))
             answer = await session.receive()
             if isinstance(answer, ReadRefused):
@@ -113,7 +113,7 @@ class Tcp:
             if not isinstance(answer, PoolReady) or (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
                 raise PeerUnreadable("this is another KV pool than the one that was asked for")
             if keyed:
-                self._use_keyed(session, answer)
+                self._use_keyed(session, keyed, answer)
             names = (answer.name, *session.stream.names)
             if why := self._credentials.revoked(names):
                 raise PeerUnreadable(f"the peer must not be read: {why}")
@@ -126,9 +126,9 @@ class Tcp:
             raise
         return RemotePool(session, answer, self.write, on_lost, lambda: self._credentials.revoked(names))
 
-    def _use_keyed(self, session: TcpSession, answer: PoolReady) -> None:
+    def _use_keyed(self, session: TcpSession, algorithm: str, answer: PoolReady) -> None:
         if KEYED in answer.capabilities:
-            session.use_keyed_digests()
+            session.use_keyed_digests(algorithm)
         elif self._digest == "keyed":
             raise PeerUnreadable("the peer is too old for keyed digests (transfer_digest): update it")
 

@@ -154,9 +154,9 @@ class TcpServer:
             pool = self._pool
             assert pool is not None
             ready = PoolReady(asked.fingerprint, asked.pool, pool.blocks, capabilities=CAPABILITIES, name=self._name)
-            await session.send(ready)
             if asked.keyed:
-                session.use_keyed_digests()
+                session.use_keyed_digests(asked.keyed)
+            await session.send(ready)
             self.counts["opened"] += 1
         while True:
             reader.sending = False

@@ -70,9 +70,9 @@ class TcpSession:
         (theirs, ours), version = await prove_as_dialler(stream, credentials.secrets(), READ)
         return cls(stream, Sealer(ours), Unsealer(theirs, FROM_PEER), version, theirs)
 
-    def use_keyed_digests(self) -> None:
-        """Called on both sides before the first bytes."""
-        self._digest = KeyedDigest(self._bytes_key)
+    def use_keyed_digests(self, algorithm: str) -> None:
+        """Called on both sides before the first bytes. Raises ProtocolError."""
+        self._digest = KeyedDigest(self._bytes_key, algorithm)
 
     async def send(self, message: Message) -> None:
         await self.stream.send(self._sealer.seal([encode(message, self._version)]))

@@ -79,8 +79,8 @@ class ReadPool(Struct, frozen=True, array_like=True):
     "Optional features of the reader's build (protocol/versions.py)."
     name: str = ""
     "Name of the reader's instance. Empty: unknown, or on this machine."
-    keyed: bool = False
-    "The reader wants keyed digests (kvcache/digests.py), if the peer has the capability."
+    keyed: str = ""
+    "Algorithm of keyed digests (kvcache/digests.py) that the reader wants of a peer with the capability. Empty: checksums."
 
 
 class ReadRefused(Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificates import Certificates, write_secret
 from chaos_server import Process
 from engine_rig import Rig
 from fake_worker import expected
@@ -169,6 +170,34 @@ def test_blocks_go_from_one_instance_to_the_other(tiers: TiersConfig, way: dict[
             assert np.array_equal(arrived[blocks], sent[blocks])
             assert not np.delete(arrived, blocks, axis=0).any()
             assert await decode.answer("a") == expected(5, 12)
+
+    finish(main())
+
+
+def test_blocks_go_over_tls_with_any_secret_of_the_file_and_not_from_a_revoked_instance(tmp_path: Path):
+    old, new, made = "o" * 40, "n" * 40, Certificates(tmp_path)
+    secrets = {name: write_secret(tmp_path / name, *lines) for name, lines in (("p0", (old, new)), ("d0", (new, old)))}
+
+    def secure(name: str) -> dict[str, Any]:
+        certificate, key, authorities = made.files(name)
+        tls = {"cluster_ssl_certfile": certificate, "cluster_ssl_keyfile": key, "cluster_ssl_ca_certs": authorities}
+        own = {"cluster_secret": str(secrets[name]), "transfer_address": "127.0.0.1:0", "name": name}
+        return own | tls
+
+    async def main() -> None:
+        async with Instance("prefill", way=secure("p0")) as prefill, Instance("decode", way=secure("d0")) as decode:
+            sent, blocks = fill(prefill, 1), [3, 4, 5, 40, 7]
+            result = await decode.pull(prefill, blocks)
+            assert (result.moved, result.error) == (5, None)
+            assert np.array_equal(read(decode)[blocks], sent[blocks])
+            for listed, revoked in (("p0", "d0"), ("d0", "p0"), ("p0", "d0.example")):
+                write_secret(secrets[listed], new, f"revoked {revoked}")
+                result = await decode.pull(prefill, blocks)
+                assert result.moved == 0
+                assert f"{revoked} is revoked" in (result.error or "")
+                write_secret(secrets[listed], new)
+                assert (await decode.pull(prefill, blocks)).moved == 5
+            assert await decode.answer("a") == expected(5, 12), "it computes by itself anyway"
 
     finish(main())
 
