@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from baton.config import CredentialOptions, HandoffOptions, PlacementPolicy, RouterConfig, ServeConfig
 from baton.config.parts import part_of, with_changes
@@ -46,6 +46,34 @@ class RouterOptions(CredentialOptions):
     def __post_init__(self) -> None:
         check_values(self)
         self.check_credentials()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """Where `baton up` runs its instances."""
+
+    on: Literal["here", "ray"] = "here"
+    """here: on this machine. ray: on the nodes of a Ray cluster, which places them and replaces lost ones. Each node needs
+    Baton and the model under the same name or path."""
+    cluster_name: str = "baton"
+    "On Ray: name of the cluster."
+    ray_address: str = "auto"
+    "On Ray: its address, HOST:PORT. auto: the Ray of this machine."
+    ray_strategy: Literal["spread", "strict_spread", "pack"] = "spread"
+    "On Ray: instances on different nodes where possible (spread), or in any case (strict_spread), or on few nodes (pack)."
+    attach: bool = False
+    "On Ray: wait for a cluster of that name, which runs already, and end it at Ctrl-C."
+    detach: bool = False
+    "On Ray: return when the cluster is ready. `baton down --on ray` ends it."
+    ray_insecure: bool = False
+    "On Ray: use it without token authentication. It gets the cluster's secret and the keys of the API."
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.attach and self.detach:
+            raise InvalidConfig("attach and detach exclude each other: give one of them")
+        if not self.cluster_name or "/" in self.cluster_name:
+            raise InvalidConfig("cluster_name must be a name without /")
 
 
 INSTANCES_MAX = 64

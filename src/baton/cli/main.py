@@ -82,7 +82,7 @@ def _add_group(name: str) -> None:
     app.add_typer(module.app, name=name, help=module.HELP)
 
 
-COMMANDS = ("serve", "up", "router", "chat", "run", "pull", "rm", "list", "ps", "models", "bench", "kv", "simulate")
+COMMANDS = ("serve", "up", "down", "router", "chat", "run", "pull", "rm", "list", "ps", "models", "bench", "kv", "simulate")
 FUNCTIONS = {"list": "list_models"}
 """Commands whose function has another name than its module."""
 GROUPS = {"bench": "baton.cli.bench.command", "kv": "baton.cli.kv"}

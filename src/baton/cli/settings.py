@@ -127,11 +127,15 @@ class Given:
         if self._file is not None:
             self._from_file = SettingSource(str(self._file), settings, say).values(read_yaml(self._file))
 
+    def values(self, owner: Callable[..., ConfigT]) -> dict[str, Any]:
+        """Values given for that class. Defaults are left out."""
+        values = {**self._from_file, **self._from_flags}
+        return {name: value for name, value in values.items() if self._owners[name] is owner}
+
     def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
         """The settings of that class."""
-        values = {**self._from_file, **self._from_flags}
         try:
-            return owner(**{name: value for name, value in values.items() if self._owners[name] is owner})
+            return owner(**self.values(owner))
         except InvalidConfig as error:  # begins with the field's name
             name, _, rest = str(error).partition(" ")
             in_file = name in self._from_file and name not in self._from_flags

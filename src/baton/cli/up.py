@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
-from baton.cli.cluster_options import PlacementOptions, UpOptions
+from baton.cli.cluster_options import PlacementOptions, RayOptions, UpOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, with_model
 from baton.cli.serve import checked_port, warn_of_certificate
@@ -40,6 +40,7 @@ Examples:
   baton up --mixed 2 --port 8001        two instances that do both
   baton up ./model.gguf --prefill 2 --decode 2 --kv-storage file:/tmp/kv
   baton up --config up.yaml --plain     options as keys; lines, no table
+  baton up --on ray --mixed 4           on the nodes of a Ray cluster
 
 The options of `baton serve` apply to every instance; port, keys and queue are the router's. An instance
 that dies is started again, and its requests go on elsewhere. Ctrl-C lets running requests finish and then
@@ -48,7 +49,8 @@ ends every process.
 
 
 def settings() -> list[Any]:
-    return [*all_settings(UpOptions), *all_settings(PlacementOptions), *all_settings(ServeConfig, MEMBER)]
+    ours = [*all_settings(UpOptions), *all_settings(PlacementOptions), *all_settings(RayOptions)]
+    return [*ours, *all_settings(ServeConfig, MEMBER)]
 
 
 def up(*, plain: bool, quiet: bool, **given: Any) -> None:
@@ -56,6 +58,11 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         require_packages()
         read = Given(given, settings(), quiet=quiet)
         options, placement, asked = read.read(UpOptions), read.read(PlacementOptions), with_key_files(read.read(ServeConfig))
+        if (ray := read.read(RayOptions)).on == "ray":
+            from baton.cli.on_ray.command import up_on_ray
+
+            up_on_ray(ray, options, read, asked, quiet=quiet)
+            return
         require_divisible(options, asked)
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("up", serve, quiet=quiet)

@@ -1,0 +1,101 @@
+"""The driver of a cluster on Ray: places and starts the keepers, waits until they are ready, and drains them in the end."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from baton.cli.on_ray.bundles import ROUTER, Bundle, bundles_of, misfit, threads_for
+from baton.cli.on_ray.keeper import KILL_SECONDS, KeeperOrders
+from baton.cli.on_ray.ray_api import ASK_SECONDS, RayCluster
+from baton.cli.say import Failed
+from baton.config import Role
+
+PLACE_SECONDS: Final = 60.0
+"""How long Ray may take to find room, with an autoscaler that starts nodes."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RayJob:
+    """A cluster that is to run on Ray."""
+
+    roles: Mapping[str, Role]
+    serve: dict[str, Any]
+    "Settings of `baton serve` for every instance."
+    router: dict[str, Any]
+    "Settings of `baton router`."
+    strategy: str
+    gpu: bool
+    threads: int
+    "0: by the nodes' CPUs."
+    start_seconds: float
+
+
+def start(cluster: RayCluster, job: RayJob, say: Say) -> str:
+    """Start the cluster. Returns its URL. What was started is removed if anything fails."""
+    if there := cluster.keepers():
+        raise Failed(
+            f"Ray has a cluster {cluster.name} already ({', '.join(there)}): attach to it with --attach, end it with "
+            f"`baton down --on ray --cluster-name {cluster.name}`, or give another --cluster-name"
+        )
+    threads = job.threads or threads_for(cluster.nodes(), len(job.roles))
+    bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu)
+    say(f"asking Ray for room: {', '.join(map(str, bundles))}")
+    nodes = cluster.nodes()
+    if not cluster.place(bundles, job.strategy, PLACE_SECONDS):
+        why = misfit(bundles, nodes, apart=job.strategy == "strict_spread") or "the nodes have too little room together"
+        raise Failed(f"Ray found no room within {PLACE_SECONDS:g} s: {why}")
+    try:
+        for place, (bundle, orders) in enumerate(zip(bundles, _orders(job, bundles, threads), strict=True)):
+            cluster.start(place, bundle, orders)
+        return wait_ready(cluster, [bundle.name for bundle in bundles], job.start_seconds, say)
+    except BaseException:
+        end(cluster, 0.0, say)
+        raise
+
+
+def _orders(job: RayJob, bundles: list[Bundle], threads: int) -> list[KeeperOrders]:
+    secret, names = secrets.token_hex(32), tuple(job.roles)
+    router = KeeperOrders(ROUTER, "router", job.router, secret, instances=names)
+    return [router] + [
+        KeeperOrders(
+            one.name, "serve", {**job.serve, "name": one.name, "role": one.role, "threads": threads}, secret, routers=(ROUTER,)
+        )
+        for one in bundles
+        if one.role is not None
+    ]
+
+
+def wait_ready(cluster: RayCluster, names: list[str], seconds: float, say: Say) -> str:
+    """Wait until every tree is ready: the router last, because it is when an instance has joined."""
+    for name in [*(name for name in names if name != ROUTER), ROUTER]:
+        if why := cluster.ask(name, "wait_ready", seconds, seconds=seconds + ASK_SECONDS):
+            raise Failed(f"{name} was not ready within {seconds:g} s: {why}; its log: `ray logs`")
+        say(f"{name} is ready")
+    return str(cluster.ask(ROUTER, "url"))
+
+
+def end(cluster: RayCluster, drain_seconds: float, say: Say) -> None:
+    """End the cluster: the router first, whose open requests finish while the instances still work. Nothing is left on Ray."""
+    for name in sorted(cluster.keepers(), key=lambda one: one != ROUTER):
+        try:
+            words = cluster.ask(name, "stop", drain_seconds, seconds=drain_seconds + 3 * KILL_SECONDS)
+            say(f"{name} {words}")
+        except Failed as error:  # it is being started, or its node is lost
+            say(str(error))
+        cluster.remove(name)
+    cluster.release()
+
+
+def until_signal() -> None:
+    """Block until SIGINT, SIGTERM or SIGHUP."""
+    came = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: came.set())
+    came.wait()

@@ -1,0 +1,137 @@
+"""All calls of Ray: connect, place, find, ask, remove. Ray is optional (`pip install 'baton-serve[ray]'`) and has no types that
+mypy could check, so it stays in this file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from baton.cli.on_ray.bundles import Bundle, Resources
+from baton.cli.on_ray.keeper import Keeper, KeeperOrders
+from baton.cli.say import Failed
+
+NAMESPACE: Final = "baton"
+ASK_SECONDS: Final = 30.0
+"""Deadline for an answer of a keeper that does nothing but answer."""
+
+
+class RayKeeper:
+    """The actor. Ray makes it anew with the same orders in each of its lives."""
+
+    def __init__(self, cluster: str, orders: KeeperOrders) -> None:
+        import ray
+
+        def peer(name: str) -> _Peer:
+            return _Peer(ray.get_actor(f"{cluster}/{name}", namespace=NAMESPACE))
+
+        self._keeper = Keeper(orders, ray.util.get_node_ip_address(), peer)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._keeper, method)(*arguments)
+
+
+class _Peer:
+    """Calls the methods of another keeper by name."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            import ray
+
+            return ray.get(self._actor.call.remote(method, *arguments), timeout=ASK_SECONDS)
+
+        return call
+
+
+class RayCluster:
+    def __init__(self, address: str, name: str, *, insecure: bool) -> None:
+        """Connect to Ray. Raises Failed with what to do."""
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise Failed("--on ray needs Ray: pip install 'baton-serve[ray]' here and on every node") from None
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token" and not insecure:
+            raise Failed(
+                "Ray runs without authentication (RAY_AUTH_MODE is not token), and it gets the cluster's secret and keys: set "
+                "up token authentication, or give --ray-insecure if only you reach its ports"
+            )
+        self._ray, self.name = ray, name
+        try:
+            ray.init(address=address, namespace=NAMESPACE, logging_level="error", log_to_driver=True)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise Failed(f"--ray-address {address}: {first}; start Ray with `ray start --head`, or give its address") from None
+
+    def disconnect(self) -> None:
+        self._ray.shutdown()
+
+    def nodes(self) -> list[Resources]:
+        """Free resources of each node, as far as Ray knows."""
+        from ray._private.state import available_resources_per_node
+
+        return [dict(free) for free in available_resources_per_node().values()]
+
+    # Keepers
+
+    def keepers(self) -> list[str]:
+        """Names of the cluster's keepers."""
+        listed = self._ray.util.list_named_actors(all_namespaces=True)
+        prefix = f"{self.name}/"
+        return sorted(
+            one["name"].removeprefix(prefix)
+            for one in listed
+            if one["namespace"] == NAMESPACE and one["name"].startswith(prefix)
+        )
+
+    def place(self, bundles: Sequence[Bundle], strategy: str, seconds: float) -> bool:
+        """Reserve the bundles, as one. False: they do not fit within `seconds`; nothing is reserved then."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        self._group = placement_group(
+            [one.resources for one in bundles], strategy=strategy.upper(), name=f"{NAMESPACE}/{self.name}", lifetime="detached"
+        )
+        if self._group.wait(timeout_seconds=seconds):
+            return True
+        remove_placement_group(self._group)
+        return False
+
+    def start(self, place: int, bundle: Bundle, orders: KeeperOrders) -> None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
+        self._ray.remote(RayKeeper).options(
+            name=f"{self.name}/{orders.name}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            max_concurrency=8,
+            num_cpus=bundle.resources.get("CPU", 0),
+            num_gpus=bundle.resources.get("GPU", 0),
+            resources={kind: amount for kind, amount in bundle.resources.items() if kind not in ("CPU", "GPU")},
+            scheduling_strategy=where,
+        ).remote(self.name, orders)
+
+    def ask(self, name: str, method: str, *arguments: Any, seconds: float = ASK_SECONDS) -> Any:
+        """Raises Failed if the keeper does not answer in time."""
+        try:
+            actor = self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE)
+            return self._ray.get(actor.call.remote(method, *arguments), timeout=seconds)
+        except (self._ray.exceptions.RayError, ValueError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise Failed(f"{name}: {first}") from None
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(ValueError):  # it is gone
+            self._ray.kill(self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE), no_restart=True)
+
+    def release(self) -> None:
+        """Give the reserved resources back."""
+        from ray.util.placement_group import get_placement_group, remove_placement_group
+
+        with contextlib.suppress(ValueError):
+            remove_placement_group(get_placement_group(f"{NAMESPACE}/{self.name}"))
