@@ -5,7 +5,7 @@ tests/cli/test_options_page.py compares the page with it.
 
 from __future__ import annotations
 
-from baton.cli.cluster_options import PlacementOptions, RouterOptions, UpOptions
+from baton.cli.cluster_options import PlacementOptions, RayOptions, RouterOptions, UpOptions
 from baton.config.schema import Setting, all_settings, by_group, flag_of
 from baton.familiar import ENGINES, ENVIRONMENT, SHORT
 from baton.familiar.rows import Row
@@ -49,13 +49,21 @@ Variables of other engines are not read. Where one is set, `baton serve` says so
 """
 
 
+CLUSTER_OPTIONS = {
+    UpOptions: "Of `baton up`",
+    RayOptions: "Of `baton up`, on Ray",
+    RouterOptions: "Of `baton router`",
+    PlacementOptions: "Of both",
+}
+
+
 def options_page() -> str:
     parts = [HEAD]
     for group, settings in by_group(all_settings()).items():
         parts.append(f"\n## {group}\n\n{table_of(settings)}")
     parts.append(CLUSTER_HEAD)
-    for owner, title in ((UpOptions, "baton up"), (RouterOptions, "baton router"), (PlacementOptions, "both")):
-        parts.append(f"\n### Of `{title}`\n\n" if owner is not PlacementOptions else "\n### Of both\n\n")
+    for owner, title in CLUSTER_OPTIONS.items():
+        parts.append(f"\n### {title}\n\n")
         parts += map(table_of, by_group(all_settings(owner)).values())
     parts.append(ENGINES_HEAD)
     for engine, rows in ENGINES.items():

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from baton.cli.cluster_options import PlacementOptions, RayOptions, UpOptions
-from baton.cli.on_ray.driver import RayJob, end, start, until_signal, wait_ready
+from baton.cli.on_ray.driver import RayJob, end, start, stop_signal, wait_ready
 from baton.cli.on_ray.ray_api import RayCluster
 from baton.cli.router import OURS
 from baton.cli.settings import Given
@@ -27,11 +27,12 @@ def up_on_ray(ray: RayOptions, options: UpOptions, given: Given, serve: ServeCon
             url = wait_ready(cluster, cluster.keepers(), serve.start_seconds_max, say)
         else:
             url = start(cluster, job_of(ray, options, given, serve, _has_gpus(cluster)), say)
+        stopped = stop_signal()
         say(f"ready at {url}; {url}/v1/cluster shows the instances")
         if ray.detach:
             say(f"it goes on without this command; `baton down --on ray --cluster-name {ray.cluster_name}` ends it")
             return
-        until_signal()
+        stopped.wait()
         say(f"ends; open requests have {serve.drain_seconds_max:g} s")
         end(cluster, serve.drain_seconds_max, say)
     finally:

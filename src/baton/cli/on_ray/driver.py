@@ -93,9 +93,9 @@ def end(cluster: RayCluster, drain_seconds: float, say: Say) -> None:
     cluster.release()
 
 
-def until_signal() -> None:
-    """Block until SIGINT, SIGTERM or SIGHUP."""
+def stop_signal() -> threading.Event:
+    """From now on SIGINT, SIGTERM and SIGHUP set this event. Ray has a handler of its own until then."""
     came = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: came.set())
-    came.wait()
+    return came
