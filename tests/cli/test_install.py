@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 PACKAGE = ROOT / "src" / "baton"
 SMALL = ("--port", "0", "--kv-memory-gib", "0.05", "--threads", "1")
-OPTIONAL = {"mooncake", "torch", "triton", "huggingface_hub", "pytest"}
+OPTIONAL = {"mooncake", "ray", "torch", "triton", "huggingface_hub", "pytest"}
 """Imported where they are there, and said to be missing where they are not."""
 
 
