@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from baton.config import CredentialOptions, HandoffOptions, PlacementPolicy, RouterConfig, ServeConfig
+from baton.config import CredentialOptions, HandoffOptions, PlacementPolicy, Role, RouterConfig, ServeConfig
 from baton.config.parts import part_of, with_changes
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
@@ -95,6 +95,11 @@ class UpOptions:
         check_values(self)
         if self.prefill and not self.decode + self.mixed:
             raise InvalidConfig("decode is 0, and so is mixed: no instance would generate (give --decode 1, or --mixed 1)")
+
+    def roles(self) -> dict[str, Role]:
+        """Roles of the instances, by name."""
+        counts: tuple[tuple[Role, int], ...] = (("prefill", self.prefill), ("decode", self.decode), ("mixed", self.mixed))
+        return {f"{role}-{number}": role for role, count in counts for number in range(count)}
 
     def or_default(self, gpus: int) -> UpOptions:
         """The default without any count: one mixed instance per GPU, or two on the CPU."""

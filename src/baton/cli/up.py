@@ -90,18 +90,8 @@ up.__signature__ = Signature(_PARAMETERS)  # type: ignore[attr-defined]
 up.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
 
 
-def roles_of(options: UpOptions) -> dict[str, Role]:
-    """Roles of the instances, by name."""
-    counts: tuple[tuple[Role, int], ...] = (
-        ("prefill", options.prefill),
-        ("decode", options.decode),
-        ("mixed", options.mixed),
-    )
-    return {f"{role}-{number}": role for role, count in counts for number in range(count)}
-
-
 def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
-    if serve.gpu_memory_utilization is not None and len(roles_of(options)) > 1 and serve.device != "cuda":
+    if serve.gpu_memory_utilization is not None and len(options.roles()) > 1 and serve.device != "cuda":
         raise Failed(
             "--gpu-memory-utilization: an instance takes what the whole machine has free once its weights are loaded; several "
             "that start at once would count each other's memory or not, as it happens, so no share is right for all of them: "
@@ -146,7 +136,7 @@ def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig
     """Configs of the instances, without the router's address, which is known later."""
     from baton.worker.platforms.cpu import usable_cores
 
-    roles = roles_of(options)
+    roles = options.roles()
     threads = dict.fromkeys(roles, serve.threads) if serve.threads else shares_of_cores(list(roles), usable_cores())
     places = places_on_gpus(list(roles), gpus_for(serve))
 

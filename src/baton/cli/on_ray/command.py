@@ -40,14 +40,12 @@ def up_on_ray(ray: RayOptions, options: UpOptions, given: Given, serve: ServeCon
 
 
 def job_of(ray: RayOptions, options: UpOptions, given: Given, serve: ServeConfig, gpus: int) -> RayJob:
-    from baton.cli.up import roles_of
-
     values: dict[str, Any] = given.values(ServeConfig)
     on_gpus = serve.device == "cuda" or (serve.device == "auto" and gpus > 0)
     router = {name: value for name, value in values.items() if name in OURS}
     only_routers = {"host", "port", "admin_port", "threads"}
     return RayJob(
-        roles=roles_of(options.or_default(gpus if on_gpus else 0)),
+        roles=options.or_default(gpus if on_gpus else 0).roles(),
         serve={name: value for name, value in values.items() if name not in only_routers},
         router={"port": serve.port, **router, **given.values(PlacementOptions)},
         strategy=ray.ray_strategy,
