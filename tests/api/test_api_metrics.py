@@ -241,6 +241,22 @@ def test_engine_numbers(counted, http):
     counted.engine.snapshot = EngineStats()
 
 
+def test_drafts_are_counted_under_the_names_of_vllm(counted, http):
+    counted.engine.snapshot = EngineStats()
+    assert not [name for name in scrape(counted, http) if "draft" in name]
+    counted.engine.snapshot = EngineStats(drafts={"rows": 5, "tokens": 12, "0": 4, "1": 3})
+    after = scrape(counted, http)
+    for name, value in {
+        "vllm:spec_decode_num_drafts_total": 5,
+        "vllm:spec_decode_num_draft_tokens_total": 12,
+        "vllm:spec_decode_num_accepted_tokens_total": 7,
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total[position=1]": 3,
+        "baton:draft_tokens_total": 12,
+    }.items():
+        assert after[name] == value, name
+    counted.engine.snapshot = EngineStats()
+
+
 def test_numbers_of_lower_tiers_are_there_if_they_are(counted, http):
     counted.engine.snapshot = EngineStats()
     assert not [name for name in scrape(counted, http) if name.startswith(("baton:kv_blocks_moved", "baton:kv_circuit"))]

@@ -16,6 +16,7 @@ STATS = InstanceStats(
     handoffs=COUNTS,
     tiers=COUNTS,
     storage=COUNTS,
+    drafts={"rows": 1, "tokens": 1, "0": 1},
     step_tokens={"+Inf": 1, "sum": 1},
     pulls={"tcp/copied": 1},
     readers={"tcp/opened": 1},

@@ -24,6 +24,7 @@ FIELDS = [field.name for field in fields(ServeConfig)]
 
 ROUTERS = ["tcp://a:1", "b:2"]
 BESIDE = {
+    "speculative_tokens": {"speculate": "ngram"},
     "router": {"cluster_secret": "file"},
     "cluster_secret": {"router": ROUTERS},
     "role": {"router": ROUTERS, "cluster_secret": "file"},
@@ -114,7 +115,8 @@ OF_THE_COMMAND = {
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in OF_THE_COMMAND])
 def test_every_setting_reaches_the_front_or_the_engine(name):
-    beside = BESIDE.get(name, {}) if name == "role" else {}  # neither of the other two can be without its partner
+    paired = name in ("role", "speculative_tokens")  # none of the others can be without its partner
+    beside = BESIDE.get(name, {}) if paired else {}
     without = ServeConfig(**as_config(beside))
     given = ServeConfig(**as_config({**BESIDE.get(name, {}), name: other_value(name)}))
     assert given.engine() != without.engine() or api_config_of(given, {}) != api_config_of(without, {})

@@ -28,6 +28,7 @@ from baton.config.values import (
     Seconds,
     Share,
     Slots,
+    Speculate,
     StepTokens,
     Threads,
     require,
@@ -69,6 +70,10 @@ class WorkerOptions:
     "Kernel backend. native: C, compiled at first use. torch: several times slower. auto: native if there is a C compiler."
     threads: Threads = 0
     "Compute threads. 0: one per core."
+    speculate: Speculate = "none"
+    """Speculative decoding: draft tokens are verified several at a time, and never change an answer (docs/speculation.md).
+    ngram: drafts are what followed the last tokens earlier in the prompt or the answer; for answers that repeat parts of their
+    prompt. On CPUs."""
     generation_config: GenerationConfig = "auto"
     """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""

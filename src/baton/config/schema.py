@@ -73,6 +73,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "decode_gap_ms",
         "steps_in_flight",
         "order",
+        "speculate",
+        "speculative_tokens",
     ),
     "KV cache": (
         "gpu_memory_utilization",

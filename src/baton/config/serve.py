@@ -17,6 +17,7 @@ from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, Schedul
 from baton.config.parts import part_of
 from baton.config.values import (
     API_KEY_CHARACTERS_MAX,
+    DRAFTS_MAX,
     NODE_NAME_CHARACTERS_MAX,
     SERVED_NAME_CHARACTERS_MAX,
     Blocks,
@@ -155,6 +156,8 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     """Prompts are computed in pieces that keep the time between two tokens of running streams near this, in milliseconds; or
     near three times what decoding alone takes (beyond 90 ms: twice), if that is longer. 0: only prefill_tokens_beside_decodes
     bounds the pieces. Without it: by the device, 25 on all of them today."""
+    speculative_tokens: Annotated[int, Range(1, DRAFTS_MAX)] = 4
+    "With speculate: draft tokens per sequence and step, at most. Fewer are run where they do not pay."
     queue_requests_max: Annotated[int, Range(1, 1_000_000)] = _QUEUE.requests_max
     "Sequences that may wait. Beyond it clients get 429."
     queue_tokens_max: Annotated[int, Range(1, 1_000_000_000)] = _QUEUE.tokens_max
@@ -299,6 +302,7 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
             **steps,
             prefill_tokens_beside_decodes=beside or None,
             decode_gap_seconds=gap / 1000 or None,
+            drafts_max=0 if self.speculate == "none" else self.speculative_tokens,
         )
         instance = InstanceConfig(
             kv=part_of(self, KVConfig, {"prefix_caching": "enable_prefix_caching"}),

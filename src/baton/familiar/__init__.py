@@ -54,6 +54,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "generation_config": {"vllm": "none"},
         "load_format": {"safetensors": "auto", "gguf": "auto", "default_v1": "auto"},
         "order": {"fcfs": "arrival"},
+        "speculate": {"NGRAM": "ngram"},
         "kv_write": {"write_through": "through", "write_through_selective": "selective", "write_back": "back"},
         "reasoning_parser": {"deepseek": "auto", "deepseek-legacy": "auto"},
     }

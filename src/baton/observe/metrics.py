@@ -53,6 +53,10 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "request_decode_seconds": ("request_decode_time_seconds",),
     "request_inference_seconds": ("request_inference_time_seconds",),
     "step_tokens": ("iteration_tokens_total",),
+    "draft_rows": ("spec_decode_num_drafts",),
+    "draft_tokens": ("spec_decode_num_draft_tokens",),
+    "draft_tokens_accepted": ("spec_decode_num_accepted_tokens",),
+    "draft_tokens_accepted_by_place": ("spec_decode_num_accepted_tokens_per_pos",),
     "sequences_ended": ("request_success",),
 }
 _WAYS: Final = (
@@ -64,7 +68,7 @@ _WAYS: Final = (
 _NOT_MOVED: Final = ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads")
 _CIRCUIT_STATES: Final = ("closed", "half_open", "open")
 # Label of ours -> vLLM's.
-_LABEL_ALIASES: Final = {"reason": "finished_reason"}
+_LABEL_ALIASES: Final = {"reason": "finished_reason", "place": "position"}
 
 
 class Metrics:
@@ -297,9 +301,22 @@ class EngineCollector(Collector):
             ("crash_ends", "Sequences given up because the worker was lost over them twice.", stats.crash_ends),
         ):
             yield CounterMetricFamily(f"baton:{name}", text, value=value)
+        if stats.drafts:
+            yield from _drafts(stats.drafts)
         yield counters("engine_ended", "Sequences by how they ended in the engine.", "reason", stats.ended)
         yield counters("engine_refused", "Requests the engine refused.", "reason", stats.refused)
         yield counters("engine_held_back", "Steps in which the head of the line did not fit.", "reason", stats.held_back)
+
+
+def _drafts(counts: Mapping[str, int]) -> Iterator[Metric]:
+    places = {name: count for name, count in counts.items() if name.isdigit()}
+    for name, text, value in (
+        ("draft_rows", "Rows of steps with draft tokens.", counts.get("rows", 0)),
+        ("draft_tokens", "Draft tokens that were verified.", counts.get("tokens", 0)),
+        ("draft_tokens_accepted", "Of them, accepted.", sum(places.values())),
+    ):
+        yield CounterMetricFamily(f"baton:{name}", text, value=value)
+    yield counters("draft_tokens_accepted_by_place", "Accepted draft tokens by their place in the draft.", "place", places)
 
 
 class _WithAliases(Collector):

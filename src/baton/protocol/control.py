@@ -293,6 +293,9 @@ class InstanceStats(Struct, kw_only=True):
     "Largest lateness of the engine's event loop in the last seconds."
     cache_loop_lag_microseconds: Counter = 0
     "The same for the cache service's."
+    drafts: dict[str, Counter] = {}
+    """With speculation: `rows` with drafts, their draft `tokens`, and how many were accepted, by place in the draft ("0", "1",
+    ...)."""
     step_tokens: dict[str, Counter] = {}
     "Steps by number of tokens: counts by STEP_TOKEN_BUCKETS and +Inf, and the sum."
     ended: dict[str, Counter] = {}

@@ -25,6 +25,8 @@ from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
 from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
+from baton.worker.drafters.ngram import NgramDrafter
+from baton.worker.drafters.price import DraftPrice
 from baton.worker.encoders import encoder_kind, encoder_settings, load_encoder
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.grammar_masks import GrammarMasks
@@ -143,6 +145,7 @@ def _built_worker(
     platform, config = choose(config, path)
     config, steps = with_steps(platform, config)
     opened = opened_as(config, path)
+    refuse_speculation(config, generates=not isinstance(opened, OpenedEncoder))
     if isinstance(opened, OpenedEncoder):
         config = encoder_settings(config, opened.config.context_tokens_max - 1)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
@@ -161,7 +164,14 @@ def _built_worker(
         blocks = blocks_that_fit(profile, layout, config, config.memory_utilization)
         size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
     pool = pool_source(platform, layout, size.blocks)
-    runner = ModelRunner(loaded.with_pool(pool, size.context_tokens), pool, slots=config.slots, grammars=grammars)
+    runner = ModelRunner(
+        loaded.with_pool(pool, size.context_tokens),
+        pool,
+        slots=config.slots,
+        grammars=grammars,
+        drafter=NgramDrafter() if config.speculate == "ngram" else None,
+        price=DraftPrice() if config.speculate != "none" else None,
+    )
     if config.device == "cuda":
         announce("preparing kernels for this GPU (the first start takes longer)")
     runner.executor.prepare()
@@ -181,6 +191,13 @@ def _built_worker(
         generates,
         opened.config.head.labels if isinstance(opened.config, EncoderConfig) and opened.config.head is not None else (),
     )
+
+
+def refuse_speculation(config: WorkerConfig, *, generates: bool) -> None:
+    """Raises InvalidConfig if drafts are wanted and cannot be verified here."""
+    if config.speculate != "none" and not (generates and config.device == "cpu"):
+        lacking = f"--device {config.device}" if generates else "an encoder, which generates no text"
+        raise InvalidConfig(f"--speculate {config.speculate} is for models that generate text on a CPU, and this is {lacking}")
 
 
 def with_steps(platform: Platform, config: WorkerConfig) -> tuple[WorkerConfig, dict[str, int | float]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import numpy as np
 from msgspec import structs
@@ -25,6 +26,7 @@ from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
 from baton.worker.drafters.base import Drafter
+from baton.worker.drafters.price import DraftPrice
 from baton.worker.executors.base import Executor
 from baton.worker.failure import Failure, off_grammar
 from baton.worker.grammar_masks import GrammarMasks
@@ -47,8 +49,10 @@ class ModelRunner:
         slots: int,
         grammars: GrammarMasks | None = None,
         drafter: Drafter | None = None,
+        price: DraftPrice | None = None,
     ) -> None:
-        """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so is `grammars`."""
+        """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so is `grammars`. `price`: decides
+        how many drafts run; None: all."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
@@ -60,11 +64,17 @@ class ModelRunner:
         if drafter is not None and not executor.verifies_drafts:
             raise InvalidConfig(f"--speculate: {executor.name} does not verify drafts: leave it out")
         self.drafter = drafter
+        self._price = price
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
         self._in_flight: deque[InFlightStep] = deque()
         "Submitted and not collected, oldest first."
         self.clear()
+
+    @property
+    def _drafting(self) -> list[Drafter | DraftPrice]:
+        """Objects with a state per slot, for drafts."""
+        return [each for each in (self.drafter, self._price) if each is not None]
 
     def clear(self) -> None:
         """Empties every slot, as at the start. Data in the pool stays, but is not referenced."""
@@ -112,7 +122,10 @@ class ModelRunner:
             drafts = self._drafts(in_flight) if plan.run.drafts else {}
             flat = self.batch.flatten_drafted(layout, drafts) if drafts else self.batch.flatten(layout)
             in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
+            began = perf_counter()
             in_flight.launched = self.executor.launch(flat, sampling)
+            if self._price is not None and not plan.new and max(plan.run.counts) == 1:
+                self._price.measured(len(flat.token_ids), perf_counter() - began)
             in_flight.places = self.batch.advance(layout, in_flight.of_due(layout.slots))
         self._in_flight.append(in_flight)
         return in_flight
@@ -149,8 +162,8 @@ class ModelRunner:
         for slot, incarnation in plan.drops:
             self.batch.drop(slot, incarnation)
             self.sampling.drop(slot)
-            if self.drafter is not None:
-                self.drafter.drop(slot)
+            for each in self._drafting:
+                each.drop(slot)
             self._failed.pop(slot, None)
         bad_words: dict[int, BadWords | None] = {}  # by row of the settings: thousands of tokens, for up to 64 sequences
         for new in plan.new:
@@ -169,8 +182,8 @@ class ModelRunner:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
             new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
         self.batch.assign_slot(new)
-        if self.drafter is not None:
-            self.drafter.seat(new.slot)
+        for each in self._drafting:
+            each.seat(new.slot)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         grammar = self.grammars.assign_slot(sampling, outputs)
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
@@ -205,7 +218,11 @@ class ModelRunner:
         for place, slot in enumerate(slots):
             draft = drafter.propose(slot, batch.tokens[slot, : batch.lengths[slot]], most[slot]) if most[slot] else ()
             if draft:
-                found[place], in_flight.drafted[slot] = draft, len(draft)
+                found[place] = draft
+        if self._price is not None and found:
+            chosen = self._price.choose(len(slots), {slots[place]: len(draft) for place, draft in found.items()})
+            found = {place: draft[: chosen[slots[place]]] for place, draft in found.items() if slots[place] in chosen}
+        in_flight.drafted = {slots[place]: len(draft) for place, draft in found.items()}
         return found
 
     # Results of a step
@@ -238,8 +255,7 @@ class ModelRunner:
 
     def _accept(self, in_flight: InFlightStep) -> None:
         """Stores accepted drafts behind the known tokens. No later step is launched: its plan would have waited."""
-        members, sampled, drafter = in_flight.members, in_flight.sampled, self.drafter
-        assert drafter is not None
+        members, sampled = in_flight.members, in_flight.sampled
         places = np.arange(len(members.layout.slots)) if in_flight.due is None else in_flight.due
         positions = dict(zip(places.tolist(), in_flight.places.tolist(), strict=True))
         for place, slot in enumerate(members.layout.slots.tolist()):
@@ -247,7 +263,8 @@ class ModelRunner:
             if accepted:
                 self.batch.accept(slot, positions[place], [*accepted, int(sampled.tokens[place])])
             if slot in in_flight.drafted:
-                drafter.accepted(slot, in_flight.drafted[slot], len(accepted))
+                for each in self._drafting:
+                    each.accepted(slot, in_flight.drafted[slot], len(accepted))
 
     def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
         """Fails the sequence in all launched steps that run it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from baton.core.engine.stats import Stats
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
 from baton.core.kv.tiers import Tiers
@@ -46,6 +47,7 @@ def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_by
         prompt_tokens=stats.prompt_tokens,
         cached_tokens=stats.cached_tokens,
         output_tokens=stats.output_tokens,
+        drafts=_draft_counters(stats) if instance.board.drafts_ahead else {},
         preemptions=stats.preemptions,
         folded_blocks=stats.folded_blocks,
         evicted_blocks=board.cache.evicted,
@@ -68,6 +70,11 @@ def _tier_counters(tiers: Tiers, block_bytes: int) -> dict[str, int]:
         "write_circuit_opened": tiers.write_circuit.opened_total,
     }
     return counters | (circuits if tiers.config.storage else {})
+
+
+def _draft_counters(stats: Stats) -> dict[str, int]:
+    accepted = {str(place): count for place, count in enumerate(stats.accepted_drafts)}
+    return {"rows": stats.draft_rows, "tokens": stats.drafts, **accepted}
 
 
 def mode_of(instance: Instance) -> str:

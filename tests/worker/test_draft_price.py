@@ -1,0 +1,67 @@
+"""Drafts run where they pay: by the time of steps that were measured, and by what each sequence accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.worker.drafters.price import FIRST_SHARE, ROWS_MAX, SIZES_MAX, DraftPrice
+
+
+def price(*seconds: float, slots: int = 1) -> DraftPrice:
+    """`seconds`: of steps with 1, 2, ... rows."""
+    one = DraftPrice()
+    for slot in range(slots):
+        one.seat(slot)
+    for rows, each in enumerate(seconds, 1):
+        one.measured(rows, each)
+    return one
+
+
+def test_free_rows_are_all_used():
+    assert price(1.0, 1.0, 1.0, 1.0, 1.0).choose(1, {0: 4}) == {0: 4}
+
+
+def test_rows_that_cost_a_step_each_are_not():
+    assert price(1.0, 2.0, 3.0, 4.0, 5.0).choose(1, {0: 4}) == {}
+
+
+def test_as_many_as_pay():
+    one = price(1.0, 1.2, 1.4, 1.6, 1.8)
+    expected = max(range(5), key=lambda k: sum(FIRST_SHARE**j for j in range(k + 1)) / (1.0 + 0.2 * k))
+    assert one.choose(1, {0: 4}) == {0: expected}
+    for _ in range(30):
+        one.accepted(0, 4, 4)
+    assert one.choose(1, {0: 4}) == {0: 4}
+
+
+def test_wrong_drafts_end_and_are_tried_again():
+    one, tried = price(1.0, 1.2, 1.4), 0
+    for _ in range(10):
+        one.accepted(0, 1, 0)
+    assert one.choose(1, {0: 2}) == {}
+    for _ in range(1000):
+        if one.choose(1, {0: 2}):
+            tried += 1
+            one.accepted(0, 1, 0)
+    assert 1 <= tried <= 20
+
+
+def test_the_likeliest_sequences_come_first():
+    one = price(1.0, 1.0, 1.1, 1.2, 1.3, 1.6, 1.9, slots=2)
+    for _ in range(20):
+        one.accepted(0, 2, 2)
+        one.accepted(1, 2, 0)
+    chosen = one.choose(2, {0: 3, 1: 3})
+    assert chosen.get(0, 0) > chosen.get(1, 0)
+
+
+@pytest.mark.parametrize("sequences", [1, 7, 300])
+def test_bounds(sequences):
+    one = DraftPrice()
+    for slot in range(sequences):
+        one.seat(slot)
+    for rows in range(1, 2 * SIZES_MAX):
+        one.measured(rows, 1.0)
+    assert sum(one.choose(sequences, dict.fromkeys(range(sequences), 16)).values()) <= ROWS_MAX
+    assert len(one._seconds) <= SIZES_MAX
+    assert one.seconds(100_000) > 0
