@@ -140,6 +140,9 @@ def build_null(config: WorkerConfig, **_: Any) -> SimpleNamespace:
         weights_digest=Digest(b"", 0.0, 0),
         pool_plan={},
         steps={},
+        scoring="",
+        generates=True,
+        labels=(),
     )
 
 
