@@ -25,6 +25,7 @@ from baton.kvcache.tcp import Tcp
 from baton.kvpool.copies import CopySpan
 from baton.kvpool.pool import KVPool
 from baton.testing import TransportConformance
+from baton.trust import stream
 from baton.trust.credentials import Credentials
 from baton.trust.secret import Secret
 from baton.trust.stream import Stream
@@ -133,6 +134,26 @@ def test_without_a_certificate_of_the_cluster_nothing_is_read(
     assert "a reader of the KV pool is closed: " in caplog.text
 
 
+def test_a_key_is_not_used_for_ever_and_the_next_read_has_another(tmp_path: Path, made: Certificates, monkeypatch):
+    monkeypatch.setattr(stream, "KEY_BYTES_MAX", 3 * BLOCKS * LAYOUT.block_bytes // 2)
+    ours = keyring(tmp_path, KEY, tls=made.files("p0"))
+
+    async def main() -> None:
+        async with Transfer(ours, ours) as transfer:
+            lost: list[int] = []
+            opened = await transfer.tcp.open(
+                transfer.address, transfer.incarnation, LAYOUT.fingerprint(), lambda: lost.append(1)
+            )
+            assert [await transfer.read(opened) for _ in range(2)] == [BLOCKS] * 2
+            await until(lambda: lost == [1])
+            opened.close()
+            opened = await transfer.open()
+            assert await transfer.read(opened) == BLOCKS
+            opened.close()
+
+    finish(main())
+
+
 @pytest.mark.usefixtures("made")
 class TestTcpWithTls(TransportConformance):
     @pytest.fixture(autouse=True)
@@ -226,9 +247,9 @@ def test_which_digest_a_reader_asks_for(choice: Any, far: bool, tls: bool, keyed
             return ("fe80::1%eth0" if far else "127.0.0.1", 1)
 
     async def main() -> None:
-        stream = Stream(Sock())  # type: ignore[arg-type]
-        stream.tls = object() if tls else None  # type: ignore[assignment]
-        assert wants_keyed(choice, stream) is keyed
+        connection = Stream(Sock())  # type: ignore[arg-type]
+        connection.tls = object() if tls else None  # type: ignore[assignment]
+        assert wants_keyed(choice, connection) is keyed
 
     finish(main())
 

@@ -158,7 +158,7 @@ class TcpServer:
                 session.use_keyed_digests(asked.keyed)
             await session.send(ready)
             self.counts["opened"] += 1
-        while True:
+        while not session.stream.worn:  # otherwise the reader connects again when it needs to
             reader.sending = False
             async with asyncio.timeout(self._wire.reader_idle_seconds):
                 wanted = await session.receive()

@@ -14,6 +14,10 @@ from baton.trust.tls import BOTH, TlsLayer
 
 RECORD_BYTES: Final = 256 * 1024
 """Bytes received, or encrypted and sent, at a time."""
+HANDSHAKE_BYTES: Final = 16 * 1024
+"""The same before the first long read: a connection that is not authenticated yet takes little memory."""
+KEY_BYTES_MAX: Final = 256 << 30
+"""Bytes under one key of AES-GCM, after which a session should end (RFC 8446, 5.5: 2^24.5 records): Python cannot renew it."""
 
 
 class Stream:
@@ -23,18 +27,25 @@ class Stream:
         self.sock = sock
         self.tls = tls
         self._loop = asyncio.get_running_loop()
-        self._records = memoryview(bytearray(RECORD_BYTES if tls is not None else 0))
+        self._records = memoryview(bytearray(HANDSHAKE_BYTES if tls is not None else 0))
+        self._sent = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names in the other side's certificate. None without TLS."""
         return () if self.tls is None else self.tls.names
 
+    @property
+    def worn(self) -> bool:
+        """The session should end soon, and its successor have another key."""
+        return self._sent >= KEY_BYTES_MAX
+
     async def send(self, content: bytes | memoryview) -> None:
         if self.tls is None:
             await self._loop.sock_sendall(self.sock, content)
             return
         view = memoryview(content)
+        self._sent += len(view)
         for at in range(0, len(view), RECORD_BYTES):
             await self._loop.sock_sendall(self.sock, self.tls.encrypt(view[at : at + RECORD_BYTES]))
 
@@ -42,6 +53,8 @@ class Stream:
         """Number of bytes received. 0: the other side has closed the connection."""
         if self.tls is None:
             return await self._loop.sock_recv_into(self.sock, view)
+        if len(view) > len(self._records) < RECORD_BYTES:
+            self._records = memoryview(bytearray(RECORD_BYTES))
         while not (count := self.tls.read_into(view)):
             if not await self._receive_records(self.tls):
                 return 0
@@ -49,7 +62,7 @@ class Stream:
 
     async def begin_tls(self, tls: TlsLayer) -> None:
         """Complete the handshake. Raises LinkFailed, after the other side was sent the reason."""
-        self._records = memoryview(bytearray(RECORD_BYTES))
+        self._records = memoryview(bytearray(HANDSHAKE_BYTES))
         try:
             while not tls.handshake():
                 await self._loop.sock_sendall(self.sock, tls.pending())

@@ -22,6 +22,7 @@ from baton.trust.keyring import Keyring
 from baton.trust.tls import TlsFiles
 
 KEY = SECRET.key.decode()
+GARBAGE = [b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\x16\x03\x01\x00\x05hello", b"\x16\x03\x01\xff\xff" * 99]
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +199,23 @@ def test_no_tls_with_a_router_that_wants_it_is_named_by_both_deadlines(listening
                 sock, _ = silent.accept()
                 with pytest.raises(LinkFailed, match="does the instance have --cluster-ssl-certfile"):
                     await welcome(sock, listening, wire)
+
+    finish(main())
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_costs_its_sender_the_connection_and_nothing_else(
+    tmp_path: Path, listening: Keyring, instance: TlsFiles, garbage: bytes
+):
+    async def main() -> None:
+        async with Door(secret=listening) as door:
+            with door.connect() as sock:
+                sock.send(garbage)
+                sock.shutdown(socket.SHUT_WR)
+                await door.until(lambda: door.server.counts["tls"] == 1)
+            ours = await dial(door.address, dialling(tmp_path, instance))
+            await door.until(lambda: bool(door.links))
+            ours.close()
 
     finish(main())
 

@@ -143,9 +143,11 @@ class InstanceSet:
             who = f"instance {name}" if name else "an instance without a hello"
             logger.warning("%s: %s (%d since this was last logged)", who, printable(text), times, exc_info=error)
 
-    def _revoked(self, instance: InstanceSession) -> str:
-        names = instance.channel.names if isinstance(instance.channel, Link) else ()
-        return "" if self._credentials is None else self._credentials.revoked((instance.hello.name, *names))
+    def _revoked(self, *instances: InstanceSession) -> str:
+        """Why one of these instances is refused. Empty: none is. The file is looked at once, however many there are."""
+        names = [instance.hello.name for instance in instances]
+        names += [name for instance in instances if isinstance(instance.channel, Link) for name in instance.channel.names]
+        return "" if self._credentials is None else self._credentials.revoked(names)
 
     def _join(self, hello: InstanceHello, channel: Channel) -> InstanceSession:
         instance = InstanceSession(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
@@ -237,10 +239,11 @@ class InstanceSet:
         """Send heartbeats, detect that the router itself was stopped, and set the next timer."""
         now = self._loop.time()
         stalled, self._beat_due = now - self._beat_due > STALL_SECONDS, now + self._config.beat_seconds
+        if self._revoked(*self.sessions):
+            for instance in self.sessions:
+                if why := self._revoked(instance):
+                    self.give_up(instance, why)
         for instance in self.sessions:
-            if why := self._revoked(instance):
-                self.give_up(instance, why)
-                continue
             instance.send(RouterHeartbeat())
             if stalled:
                 instance.heard_at = now
