@@ -154,3 +154,18 @@ def test_smollm2_under_pressure(tmp_path: Path):
         print({name: numbers[f"baton:{name}_total"] for name in ("preemptions", "worker_losses", "prefix_cache_hit_tokens")})
         assert numbers["baton:worker_losses_total"] == crowd.kills == 1
         assert numbers["baton:preemptions_total"] > 0
+
+
+def test_drafts_change_no_token(tiny: Path, tmp_path: Path, expected: list[dict]):
+    """The same with speculative decoding: a small pool, chunks, and a worker that is killed."""
+    requests = make_requests()
+    settings = {"kv_blocks": 30, "tokens_per_step": 64, "speculate": "ngram", "speculative_tokens": 6}
+    with Server(tiny, tmp_path, orders={"delay": [7, 0.003]}, **settings).wait_ready() as server:
+        crowd = Crowd(server, requests)
+        got = asyncio.run(crowd.run(kill_at=[60]))
+        wrong = [place for place, tokens in enumerate(got) if tokens != expected[place]]
+        assert not wrong, [(requests[place], got[place], expected[place]) for place in wrong[:2]]
+        numbers = server.wait_idle()
+        assert crowd.kills == numbers["baton:worker_losses_total"] == 1
+        assert numbers["baton:draft_tokens_total"] > 0
+        assert numbers["baton:crash_ends_total"] == 0
