@@ -23,7 +23,9 @@ from baton.models.raw_tensor import RawTensor
 from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import FinishReason
 from baton.protocol.thinking import Thinking
+from baton.worker.drafters import drafter_of
 from baton.worker.drafters.base import Drafter
+from baton.worker.drafters.grammar import GrammarDrafter
 from baton.worker.drafters.ngram import NgramDrafter
 
 MODES = {
@@ -42,7 +44,7 @@ class Recorded:
         self._answers, self._spoilt, self._rng = answers, spoilt, random.Random(seed)
         self.drafted = self.accepted_count = 0
 
-    def seat(self, slot: int) -> None:
+    def seat(self, slot: int, grammar: Any = None) -> None:
         pass
 
     def propose(self, slot: int, tokens: np.ndarray, most: int) -> list[int]:
@@ -137,7 +139,8 @@ def check(model: RigModel, seed: int, count: int, **rig: Any) -> None:
         assert said(one) == expected
         assert drafter.drafted
         assert drafter.accepted_count or spoilt == 1.0
-    assert said(run(model, asked, slots=4, drafter=NgramDrafter, **rig)) == expected
+    for name in ("ngram", "grammar", "auto"):
+        assert said(run(model, asked, slots=4, drafter=lambda name=name: drafter_of(name), **rig)) == expected
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -224,6 +227,18 @@ def test_a_draft_whose_row_is_not_finite_is_only_refused(mode, most):
     one = run(model, asked, drafter=lambda: Bad(answers, 0.0), drafts_max=most)
     assert said(one) == said(plain)
     assert {end.reason for end in one.ended.values()} == {FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_forced_text_is_drafted(model, kind):
+    asked = {
+        f"p{i}": ([i + 1, 2 * i], {"max_tokens": 60, "grammar": GRAMMARS[kind], "stop_token_ids": (END,)}) for i in range(4)
+    }
+    plain, one = run(model, asked), run(model, asked, drafter=GrammarDrafter, steps_in_flight=1)
+    assert said(one) == said(plain)
+    if kind != "regex":  # nothing but the last digit's neighbours is forced there
+        assert sum(one.instance.stats.accepted_drafts) == one.instance.stats.drafts > 0
+        assert len(one.history) < len(plain.history)
 
 
 def test_ngram_repeats_what_followed():

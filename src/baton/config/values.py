@@ -67,7 +67,7 @@ Share = Annotated[float, Range(0, 1, above=True)]
 Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
 Slots = Annotated[int, Range(1, 65_536)]
 StepTokens = Annotated[int, Range(1, 1_048_576)]
-Speculate = Literal["none", "ngram"]
+Speculate = Literal["none", "ngram", "grammar", "auto"]
 DRAFTS_MAX = 16
 """Maximum of draft tokens per sequence and step."""
 Seconds = Annotated[float, Range(0, 31_536_000, above=True)]

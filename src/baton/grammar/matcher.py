@@ -91,6 +91,12 @@ class Matcher:
                 self._judge()
                 self.error = self.error or f"token {token} is not one that the grammar allows"
 
+    def forced(self) -> bytes:
+        """Bytes that must come next in any text that the grammar allows. Computed on a copy: the state does not change."""
+        if self.error or self.ended or self._thought is not None:
+            return b""
+        return bytes(self._matcher.deep_copy().compute_ff_bytes())
+
     def fill(self, words: Words) -> None:
         """Writes the mask of allowed next tokens to `words`, of length Vocabulary.words. After an error none is allowed."""
         if self.error or self.ended:

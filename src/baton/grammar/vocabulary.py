@@ -7,6 +7,7 @@ id        width               not a token: "the text may end here". A request na
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -15,6 +16,8 @@ from baton.grammar.vocabulary_source import tokens_of
 from baton.text.tokenizer import Tokenizer
 
 END: Final = b"<end>"
+GUESS_BYTES_MAX: Final = 24
+"""Longest token that `guess` looks for."""
 
 
 class Vocabulary:
@@ -24,11 +27,34 @@ class Vocabulary:
         known = [*tokens[:width], *[b""] * (width - len(tokens)), END]
         special = sorted({token for token in special_ids if token < width} | {width})
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(known, special)), n_vocab=width + 1, eos_token=width)
+        self._known = known[:width]
+        self._special = frozenset(special)
 
     @property
     def words(self) -> int:
         """Number of 32-bit words: a bit per token and one for the end."""
         return (self.width + 32) // 32
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """Ordinary tokens by their bytes, the first of equal ones."""
+        ids: dict[bytes, int] = {}
+        for token, text in enumerate(self._known):
+            if text and len(text) <= GUESS_BYTES_MAX and token not in self._special:
+                ids.setdefault(text, token)
+        return ids
+
+    def guess(self, text: bytes) -> list[int]:
+        """Tokens of this text, the longest first: not always those that the tokenizer would choose."""
+        tokens: list[int] = []
+        while text:
+            ends = range(min(len(text), GUESS_BYTES_MAX), 0, -1)
+            length = next((end for end in ends if text[:end] in self._ids), None)
+            if length is None:
+                break
+            tokens.append(self._ids[text[:length]])
+            text = text[length:]
+        return tokens
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, width: int) -> Vocabulary:

@@ -90,7 +90,9 @@ def drafts(scenario: Scenario, rng: Random) -> None:
     than it drafted, or none."""
     if rng.random() < 0.25:
         scenario.drafts_max, scenario.draft_truth = rng.choice((1, 2, 3, 8, 16)), rng.choice((0.0, 0.3, 0.7, 0.9, 1.0))
-        scenario.tokens_per_step += rng.choice((0, 0, 3, 16, 64))
+        more = rng.choice((0, 0, 3, 16, 64))
+        if scenario.decode_gap_seconds is None:  # its prompts have a bound of their own (_plan_bounds)
+            scenario.tokens_per_step += more
         if scenario.cluster is None and rng.random() < 0.1:
             scenario.steps.append(StepFault(rng.randint(2, 40), "garble", rng.choice((5, 6))))
 

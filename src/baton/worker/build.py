@@ -25,7 +25,7 @@ from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
 from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
-from baton.worker.drafters.ngram import NgramDrafter
+from baton.worker.drafters import drafter_of
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.encoders import encoder_kind, encoder_settings, load_encoder
 from baton.worker.executors.base import LoadedExecutor
@@ -169,7 +169,7 @@ def _built_worker(
         pool,
         slots=config.slots,
         grammars=grammars,
-        drafter=NgramDrafter() if config.speculate == "ngram" else None,
+        drafter=drafter_of(config.speculate),
         price=DraftPrice() if config.speculate != "none" else None,
     )
     if config.device == "cuda":

@@ -84,6 +84,15 @@ class GrammarState:
         """Allows no next token. A thread may still write to the old work, which is not read any more."""
         self.work = MaskWork(np.zeros_like(self.work.words), why)
 
+    def draft(self, most: int) -> list[int]:
+        """Up to `most` tokens of the text that the grammar forces next; waits for the mask. The last token of that text is left
+        out: the model may join it with what follows."""
+        self.mask()
+        matcher, vocabulary = self.work.matcher, self._masks.vocabulary
+        if matcher is None or vocabulary is None or self.error:
+            return []
+        return vocabulary.guess(matcher.forced())[:-1][:most]
+
     def consume(self, token: int) -> None:
         """Consumes a sampled token, and computes the next mask on a thread."""
         self._masks.advance([(self, token)])
@@ -109,7 +118,7 @@ class GrammarMasks:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar compile")
         self._source = vocabulary
-        self._vocabulary: Vocabulary | None = None
+        self.vocabulary: Vocabulary | None = None
         self._compiled: dict[Grammar, Matcher] = {}
         self._advance: Callable[[], None] = lambda: None
 
@@ -155,20 +164,20 @@ class GrammarMasks:
     # On the compiling thread
 
     def _load(self) -> None:
-        if self._vocabulary is None and self._source is not None:
-            self._vocabulary = self._source()
+        if self.vocabulary is None and self._source is not None:
+            self.vocabulary = self._source()
 
     def _begin(self, work: MaskWork, grammar: Grammar, thinking: Thinking | None, outputs: Sequence[int]) -> None:
         self._load()
-        if self._vocabulary is None:
+        if self.vocabulary is None:
             work.error = NO_VOCABULARY
             return
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[grammar] = Matcher(self._vocabulary, grammar)
+            compiled = self._compiled[grammar] = Matcher(self.vocabulary, grammar)
             if len(self._compiled) > COMPILED_MAX:
                 del self._compiled[next(iter(self._compiled))]
-        work.words = np.zeros(self._vocabulary.words, np.uint32)
+        work.words = np.zeros(self.vocabulary.words, np.uint32)
         work.matcher = compiled.copy(thinking)
         work.matcher.advance(outputs)
         _fill(work, work.matcher)

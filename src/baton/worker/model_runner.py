@@ -182,10 +182,10 @@ class ModelRunner:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
             new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
         self.batch.assign_slot(new)
-        for each in self._drafting:
-            each.seat(new.slot)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         grammar = self.grammars.assign_slot(sampling, outputs)
+        for each in self._drafting:
+            each.seat(new.slot, grammar)
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
         if made.bans_max > BANS_MAX:
             words = f"bad_words and min_tokens exclude {made.bans_max} tokens at a time, and at most {BANS_MAX} are allowed"

@@ -1,1 +1,22 @@
-"""Drafters: they propose tokens that a step verifies (base.py)."""
+"""Drafters: they propose tokens that a step verifies (base.py). `drafter_of` builds those of a setting."""
+
+from __future__ import annotations
+
+from baton.config.values import Speculate
+from baton.worker.drafters.base import Drafter
+from baton.worker.drafters.first_of import FirstOf
+from baton.worker.drafters.grammar import GrammarDrafter
+from baton.worker.drafters.ngram import NgramDrafter
+
+
+def drafter_of(name: Speculate) -> Drafter | None:
+    """None: no drafts."""
+    match name:
+        case "none":
+            return None
+        case "ngram":
+            return NgramDrafter()
+        case "grammar":
+            return GrammarDrafter()
+        case "auto":
+            return FirstOf(GrammarDrafter(), NgramDrafter())

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.worker.arrays import Int32s
+from baton.worker.grammar_masks import GrammarState
 
 
 class Drafter(Protocol):
     """All calls come from the worker's thread. A slot is seated before it is used, and dropped before it is seated again."""
 
-    def seat(self, slot: int) -> None:
-        """A new sequence has the slot."""
+    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+        """A new sequence has the slot. `grammar`: of its structured output."""
         ...
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from baton.worker.arrays import Int32s
+from baton.worker.grammar_masks import GrammarState
 
 SUFFIXES: Final = (4, 3, 2)
 """Lengths of the suffixes that are looked up, the longest first."""
@@ -59,7 +60,7 @@ class NgramDrafter:
     def __init__(self) -> None:
         self._indices: dict[int, Index] = {}
 
-    def seat(self, slot: int) -> None:
+    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._indices[slot] = Index()
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:

@@ -13,6 +13,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
+from baton.worker.grammar_masks import GrammarState
+
 LEARNING: Final = 0.2
 """Weight of a new measurement."""
 FIRST_SHARE: Final = 0.4
@@ -40,7 +42,7 @@ class DraftPrice:
         self._shares: dict[int, float] = {}
         "Share of right drafts by slot."
 
-    def seat(self, slot: int) -> None:
+    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._shares[slot] = FIRST_SHARE
 
     def drop(self, slot: int) -> None:

@@ -1,0 +1,30 @@
+"""Drafts from structured output: the text that a schema or grammar forces next, such as the name of a property.
+
+The model's own tokens of that text may be others: a draft is verified like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.worker.arrays import Int32s
+from baton.worker.grammar_masks import GrammarState
+
+
+class GrammarDrafter:
+    def __init__(self) -> None:
+        self._grammars: dict[int, GrammarState] = {}
+
+    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+        if grammar is not None:
+            self._grammars[slot] = grammar
+
+    def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
+        grammar = self._grammars.get(slot)
+        return () if grammar is None else grammar.draft(most)
+
+    def accepted(self, slot: int, drafted: int, accepted: int) -> None:
+        """The grammar consumes sampled tokens itself."""
+
+    def drop(self, slot: int) -> None:
+        self._grammars.pop(slot, None)
