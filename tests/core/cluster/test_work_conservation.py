@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
+from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.request_queue import STALE_MAX, RequestQueue
 from baton.core.cluster.routed_request import RoutedRequest
@@ -59,6 +62,20 @@ def test_requests_for_the_large_instance_do_not_keep_others_from_the_small_one()
     room.arrive(request("short", tokens=5))
     assert (sent_to(large), sent_to(small)) == (["long0"], ["short"])
     room.run()
+
+
+def test_those_that_wait_for_a_prefill_instance_do_not_wait_for_the_large_one_too():
+    """Seeds 478 and 588 of a cluster: prompts of one length were one lane, though not all answers fit the small instance."""
+    room = Room(config=RouterConfig(handoff="always", handoff_tokens_min=0, waiting_prompts_max=0))
+    room.join(Scripted(hello("p", "prefill", blocks=80, slots=4)))
+    large = room.join(Scripted(hello("large", "decode", blocks=80, slots=1)))
+    small = room.join(Scripted(hello("small", "decode", blocks=10, slots=1)))
+    large.hold = (Emit,)  # it is busy all the time
+    for name, max_tokens in (("a", 200), ("b", 200), ("c", 20)):
+        room.arrive(request(name, prompt=(ord(name),) * 20, max_tokens=max_tokens))
+    for _ in range(20):
+        room.step()
+    assert (sent_to(large), sent_to(small)) == (["a"], ["c"])
 
 
 def test_nobody_overtakes_for_the_same_room():
@@ -220,3 +237,12 @@ def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
         line.leave(routed)
     assert sum(map(len, line._waiters.values())) <= STALE_MAX + 1
     assert line.check() == []
+
+
+def test_an_instance_is_silent_from_the_moment_for_which_the_look_is_scheduled():
+    """Seed 723 of a cluster: `now - heard_at` was rounded to less than a second, and no later look was scheduled."""
+    rng = Random(1)
+    times = [Instant(rng.uniform(0.0, 1000.0)) for _ in range(1000)]
+    assert any(at + 0.9 - at < 0.9 for at in times), "some are rounded down"
+    for at in times:
+        assert ClusterInstance(1, hello("m"), 1, at).is_suspect(Instant(at + 0.9), 0.9)

@@ -77,7 +77,7 @@ class ClusterInstance:
         self.capacity = capacity_of(hello)
         "Tokens of the longest request that fits into the empty instance."
         self.chosen = 0
-        "Turn of the last choice, as a counter: for round robin, and for the order among equals."
+        "Turn of the last choice, as a counter: for the order among equals."
         self.held_until = now
         "Gets no new work before: it has just refused a request because it accepts none."
         self.inhibited_until = now
@@ -149,7 +149,7 @@ class ClusterInstance:
         return tokens <= self.capacity
 
     def is_suspect(self, now: Instant, seconds: float) -> bool:
-        return now - self.heard_at >= seconds or bool(self.beat.fault)
+        return now >= self.heard_at + seconds or bool(self.beat.fault)  # rounded as Roster rounds the time of the next look
 
 
 def capacity_of(hello: InstanceHello) -> int:

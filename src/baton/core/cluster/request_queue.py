@@ -35,6 +35,8 @@ class QueueLane(NamedTuple):
     kind: Literal["whole", "one token", "prefill"]
     size: int
     "The capacity of the smallest instance that could hold these requests."
+    prompt_size: int = 0
+    "The same for their prompts, if they wait for a prefill instance."
 
 
 class RequestQueue:
@@ -121,12 +123,18 @@ class RequestQueue:
     # Lanes
 
     def _put(self, routed: RoutedRequest, kind: Literal["prefill"] | None = None) -> None:
-        tokens = routed.tokens + 1 if kind == "prefill" else routed.tokens_max
-        place = bisect_left(self._sizes, tokens)
-        size = self._sizes[place] if place < len(self._sizes) else 2**62
-        lane = QueueLane(kind or ("one token" if routed.tokens_left <= 1 else "whole"), size)
+        size = self._size_for(routed.tokens_max)
+        if kind == "prefill":
+            lane = QueueLane(kind, size, self._size_for(routed.tokens + 1))
+        else:
+            lane = QueueLane("one token" if routed.tokens_left <= 1 else "whole", size)
         self._lane_of[routed.order] = lane
         heappush(self._lanes.setdefault(lane, []), routed.order)
+
+    def _size_for(self, tokens: int) -> int:
+        """The capacity of the smallest usable instance that could hold this many tokens."""
+        place = bisect_left(self._sizes, tokens)
+        return self._sizes[place] if place < len(self._sizes) else 2**62
 
     def lanes(self, *, prefill: bool) -> list[QueueLane]:
         """`prefill`: also the lanes of requests that wait for a prefill instance."""

@@ -33,7 +33,7 @@ def check_idle(router: Router, config: RouterConfig) -> None:
         if member.mode == "serving"
         and member.held_until <= now
         and not member.beat.fault
-        and now - member.heard_at < config.suspect_seconds
+        and now < member.heard_at + config.suspect_seconds
     ]
     if any(member.inhibited_until > now or member.paths for member in usable):
         return  # this watch does not know which instances may get which requests
