@@ -53,7 +53,7 @@ class Bench:
     def __init__(self, instances: int, shape: str, seed: int = 1) -> None:
         self.rng = Random(seed)
         config = RouterConfig(queue_requests_max=100_000, queue_tokens_max=2**31 - 1)
-        self.router = Router(config, Random(seed))
+        self.router = Router(config)
         self.placement = self.router._placement
         self.naive = NaivePlacement(config, self.router.membership, self.placement)
         self.prefixes = [tuple(self.rng.randrange(30_000) for _ in range(PROMPT // 2)) for _ in range(20)]
@@ -137,7 +137,7 @@ class Bench:
         for _ in range(count):
             routed = self.routed()
             self.placement.keys(routed)
-            times.append(timed(lambda routed=routed: self.naive.choose(routed, NOW, Closed(), self.rng)))
+            times.append(timed(lambda routed=routed: self.naive.choose(routed, NOW, Closed())))
         return times
 
 

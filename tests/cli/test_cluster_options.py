@@ -83,9 +83,9 @@ def test_without_a_word_about_instances_there_is_one_per_gpu_or_two(gpus: int, m
 
 def test_a_file_has_the_same_keys(tmp_path):
     file = tmp_path / "up.yaml"
-    file.write_text("prefill: 1\ndecode: 2\nplacement: round_robin\nslots: 4\n")
+    file.write_text("prefill: 1\ndecode: 2\nplacement: load\nslots: 4\n")
     options, placement, serve = read(config=file, decode=3)
-    assert (options.prefill, options.decode, placement.placement, serve.max_num_seqs) == (1, 3, "round_robin", 4)
+    assert (options.prefill, options.decode, placement.placement, serve.max_num_seqs) == (1, 3, "load", 4)
 
 
 @pytest.mark.parametrize(
@@ -200,3 +200,9 @@ def test_times_of_a_hand_off_that_contradict_each_other_are_refused_at_the_start
     with pytest.raises(InvalidConfig, match=r"7 s.*handing_seconds_max"):
         UpConfig(router=process, engines=engines)
     UpConfig(router=replace(process, router=placement.router(serve)), engines=engines)
+
+
+@pytest.mark.parametrize("policy", ["two_choices", "round_robin"])
+def test_a_policy_that_is_gone_is_refused_with_those_that_are_left(policy):
+    with pytest.raises(InvalidConfig, match="it must be one of prefix, load"):
+        PlacementOptions(placement=policy)

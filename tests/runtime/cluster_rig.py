@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from random import Random
 from typing import Any, TypeVar
 
 from baton.config import RouterConfig, WireConfig
@@ -86,7 +85,7 @@ class Cluster:
         self._instances: list[FakeInstance] = []
 
     async def __aenter__(self) -> Cluster:
-        self.machine = Router(self.config, Random(7))
+        self.machine = Router(self.config)
         self.client = RouterClient(self.machine, self.config, wire=self._wire, credentials=self._credentials)
         return self
 

@@ -21,7 +21,7 @@ class PlacementOptions(HandoffOptions):
 
     placement: PlacementPolicy = RouterConfig().policy
     """Which instance gets a request. prefix: where the least is left to compute, cached tokens considered. load: the least
-    loaded. two_choices: the less loaded of two drawn at random. round_robin: in turn."""
+    loaded, in tokens."""
     router_limits: dict[str, int | float] = field(default_factory=dict)
     "Counts and times of the router that differ from those of docs/cluster.md, as YAML: {lapse_seconds: 5}."
 

@@ -10,13 +10,11 @@ from baton.config.values import Seconds
 from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
-PlacementPolicy = Literal["prefix", "load", "two_choices", "round_robin"]
+PlacementPolicy = Literal["prefix", "load"]
 """Placement of a request among the instances with room (core/cluster/placement.py).
 
-prefix        the least left to compute: uncached prompt tokens plus waiting work
-load          the least loaded, in tokens
-two_choices   the less loaded of two random ones: several routers do not all choose the same
-round_robin   in turn
+prefix   the least left to compute: uncached prompt tokens plus waiting work
+load     the least loaded, in tokens
 """
 
 HandoffPolicy = Literal["auto", "always", "never"]

@@ -153,7 +153,7 @@ def _cluster(scenario: Scenario, rng: Random) -> Cluster:
         remote=rng.random() < 0.3,
         skew=rng.random() < 0.5,
         measured=rng.random() < 0.2,
-        policy=rng.choice(("prefix", "prefix", "load", "two_choices", "round_robin")),
+        policy=rng.choice(("prefix", "prefix", "load", "prefix", "load")),
         handoff_tokens_min=rng.choice((0, 0, 0, 0, 4, 12)),
         waiting_prompts_max=rng.choice((0, 1, 1, 3)),
         migrations_max=rng.choice((0, 1, 3, 3, 3)),

@@ -92,9 +92,7 @@ class ClusterWorld(LinkedWorld):
         cluster = self.cluster
         pairs = any(instance.role == "prefill" for instance in cluster.instances)
         self.routers = [
-            SimulatedRouter(
-                number, self._router_config(), scenario.seed, self.timeline, self._clock(100 + number), self.watch, pairs=pairs
-            )
+            SimulatedRouter(number, self._router_config(), self.timeline, self._clock(100 + number), self.watch, pairs=pairs)
             for number in range(cluster.routers)
         ]
         self.instances = [

@@ -137,7 +137,14 @@ def _nodes_are_instances(raw: dict[str, Any]) -> dict[str, Any]:
     return raw | {"cluster": {("instances" if name == "nodes" else name): value for name, value in cluster.items()}}
 
 
-UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_nodes_are_instances,)
+def _without_two_policies(raw: dict[str, Any]) -> dict[str, Any]:
+    cluster = raw.get("cluster")
+    if cluster is None or cluster.get("policy") not in ("two_choices", "round_robin"):
+        return raw
+    return raw | {"cluster": cluster | {"policy": "load"}}
+
+
+UPGRADES: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (_nodes_are_instances, _without_two_policies)
 """The n-th turns a file of version n into one of version n + 1: a change of
 fields adds one, and no kept file changes."""
 VERSION = 1 + len(UPGRADES)
@@ -214,7 +221,7 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     front: bool = False
     "No router: clients, the front of one engine, and the first instance (FrontWorld)."
     faults: list[ClusterFault] = []
-    policy: Literal["prefix", "load", "two_choices", "round_robin"] = "prefix"
+    policy: Literal["prefix", "load"] = "prefix"
     handoff_tokens_min: int = 0
     waiting_prompts_max: int = 1
     migrations_max: int = 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import count
-from random import Random
 
 from msgspec.structs import replace
 
@@ -225,10 +224,9 @@ class Scripted:
 
 
 class Room:
-    def __init__(self, *roles, config=None, seed=1, **more):
-        self.rng = Random(seed)
+    def __init__(self, *roles, config=None, **more):
         self.config = config or RouterConfig(handoff_tokens_min=8)
-        self.router = Router(self.config, self.rng)
+        self.router = Router(self.config)
         self.now = 100.0
         self.sessions = count(1)
         self.live = {}

@@ -33,17 +33,16 @@ class AnyCluster(RuleBasedStateMachine):
 
     @initialize(
         roles=st.lists(st.sampled_from(ROLES), min_size=1, max_size=4),
-        policy=st.sampled_from(("prefix", "load", "two_choices", "round_robin")),
+        policy=st.sampled_from(("prefix", "load")),
         slots=st.integers(1, 6),
         blocks=st.sampled_from((20, 60)),
-        seed=st.integers(0, 9),
     )
-    def begin(self, roles, policy, slots, blocks, seed):
+    def begin(self, roles, policy, slots, blocks):
         config = RouterConfig(
             policy=policy, handoff_tokens_min=8, queue_requests_max=12, migrations_max=2, queue_seconds_max=60.0
         )
         self.shape = {"slots": slots, "blocks": blocks}
-        self.room = Room(*roles, config=config, seed=seed, **self.shape)
+        self.room = Room(*roles, config=config, **self.shape)
         self.late = []
 
     def one(self, number):

@@ -161,7 +161,7 @@ async def disturb(link: Link, rng: Random) -> bool:
 @contextlib.asynccontextmanager
 async def cluster(**settings: float) -> AsyncIterator[tuple[RouterClient, Door]]:
     config = RouterConfig(handoff_tokens_min=0, **settings)
-    client = RouterClient(Router(config, Random(7)), config)
+    client = RouterClient(Router(config), config)
     serving: list[asyncio.Task[None]] = []
 
     def on_link(link: Link, peer: str) -> None:

@@ -16,7 +16,7 @@ from baton.core.cluster.choice import Census, Choice, ClusterShortage
 from baton.core.cluster.closed import Closed
 from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.membership import Membership
-from baton.core.cluster.roster import PEER, Roster
+from baton.core.cluster.roster import Roster
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.search import Candidate, Prompt, Search, Wish
 from baton.protocol.ids import BlockKey, Instant
@@ -77,7 +77,7 @@ class DecoderChoice:
     def choice(self) -> Choice | ClusterShortage:
         routed, census, pairs = self._routed, self._census, self._pairs
         if pairs:
-            self._prefill = self._best_prefill(draws=True)
+            self._prefill = self._best_prefill()
         preempted = [] if self._plain else self._placement.membership.named(routed.preempted_by(self._now))
         for last in ([], preempted) if preempted else ([],):
             for tier in census.roles.tiers:
@@ -99,8 +99,6 @@ class DecoderChoice:
             return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
         urgent = self._placement.roster.may_be_urgent(self._routed.order)
         wish = Wish(self._prompt, self._accepts, more, True, urgent)
-        if (drawn := search.draw(roles, wish, settled=settled)) is not None:
-            return drawn
         if not self._pairs:
             return search.decoder(roles, wish, settled=settled)
         found = [search.decoder(("mixed",), wish, settled=settled)]
@@ -148,7 +146,7 @@ class DecoderChoice:
 
     # Prefill instances
 
-    def _best_prefill(self, near: ClusterInstance | None = None, *, draws: bool = False) -> Candidate | None:
+    def _best_prefill(self, near: ClusterInstance | None = None) -> Candidate | None:
         """`near`: only instances that this one can read from."""
         routed, search, now = self._routed, self._placement.search, self._now
         settled = self._census.prefills_settled
@@ -169,8 +167,7 @@ class DecoderChoice:
             return accepts(instance, uncached) and (self._plain or not routed.was_preempted(instance, now))
 
         wish = Wish(self._prompt, accepts_first, None)
-        best = search.draw((PEER,), wish, settled=settled) if draws else None
-        best = best or search.prefill(wish, settled=settled)
+        best = search.prefill(wish, settled=settled)
         if best is None and routed.preempted:
             last = self._placement.membership.named(routed.preempted_by(now))
             best = search.among(last, wish._replace(accept=accepts))

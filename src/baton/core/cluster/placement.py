@@ -5,14 +5,14 @@
                The last choice for requests that want one token
     prefill    computes prompts for decode; gets requests that want one token whole, and all if no instance decodes
 
-This file decides which instances may get a request; search.py finds the best of them. Chance is an argument. The same rules,
-written as a sort over all instances, are in sim/cluster/naive_placement.py: both must always choose the same.
+This file decides which instances may get a request; search.py finds the best of them. The same rules, written as a sort over
+all instances, are in sim/cluster/naive_placement.py: both must always choose the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.choice import Census, Choice, ClusterShortage, Roles
@@ -25,9 +25,6 @@ from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.search import Search
 from baton.core.kv.block_hash import BlockHasher
 from baton.protocol.ids import BlockKey, Instant
-
-if TYPE_CHECKING:
-    from random import Random
 
 LEARNING: Final = 0.125
 """Weight of one hand-off in the expected time of the next."""
@@ -50,11 +47,11 @@ class Placement:
         "search",
     )
 
-    def __init__(self, config: RouterConfig, membership: Membership, rng: Random) -> None:
+    def __init__(self, config: RouterConfig, membership: Membership) -> None:
         self.config = config
         self.membership = membership
         self.roster, self.index = membership.roster, membership.index
-        self.search = Search(config, self.roster, self.index, rng)
+        self.search = Search(config, self.roster, self.index)
         self._turn = 0
         self._counts_of: dict[tuple[bool, int, int], Census | None] = {}
         self._counted_at = -1

@@ -65,21 +65,18 @@ class InstanceGroup:
 
 
 class Sizes:
-    """Instances of one role, to count and to draw from."""
+    """Capacities of the instances of one role, to count them."""
 
-    __slots__ = ("by_number", "capacities")
+    __slots__ = ("capacities",)
 
     def __init__(self) -> None:
         self.capacities: list[int] = []
-        self.by_number: list[tuple[int, ClusterInstance]] = []
 
     def add(self, instance: ClusterInstance) -> None:
         insort(self.capacities, instance.capacity)
-        insort(self.by_number, (instance.number, instance))
 
     def remove(self, instance: ClusterInstance) -> None:
         del self.capacities[bisect_left(self.capacities, instance.capacity)]
-        del self.by_number[bisect_left(self.by_number, (instance.number,))]
 
     def able(self, tokens: int) -> int:
         return len(self.capacities) - bisect_left(self.capacities, tokens)
@@ -209,8 +206,7 @@ class Roster:
         if suspect_at < self._suspect_at:
             self._suspect_at = suspect_at
         waits, closes_at = self._may_wait(instance)
-        load = 0 if config.policy == "round_robin" else instance.load
-        entry = (load, instance.chosen, instance.number, instance)
+        entry = (instance.load, instance.chosen, instance.number, instance)
         self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, self.prompt_room(instance)))
 
     def _may_wait(self, instance: ClusterInstance) -> tuple[bool, Order | None]:
@@ -293,7 +289,7 @@ class Roster:
 
     @property
     def any_usable(self) -> bool:
-        return any(sizes.by_number for sizes in self._sizes.values())
+        return any(sizes.capacities for sizes in self._sizes.values())
 
     def able(self, roles: Iterable[str], tokens: int, *, settled: bool) -> int:
         """Number of usable instances of these roles that could hold `tokens`."""
@@ -314,11 +310,6 @@ class Roster:
     def size_class(self, tokens: int) -> int:
         """Class of a request by size: all of one class fit the same instances."""
         return bisect_left(self.sizes(), tokens)
-
-    def numbered(self, roles: Iterable[str], *, settled: bool) -> list[list[tuple[int, ClusterInstance]]]:
-        """Usable instances in the order of joining, to draw from."""
-        found = [self._sizes.get((role, settled)) for role in roles]
-        return [sizes.by_number for sizes in found if sizes is not None]
 
     def groups(self, roles: tuple[str, ...], settled: bool) -> list[InstanceGroup]:
         """The groups of these roles that have instances."""

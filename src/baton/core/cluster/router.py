@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton.config import RouterConfig
 from baton.core.cluster.checks import check_router
@@ -46,9 +46,6 @@ from baton.protocol.ids import BlockKey, Instant, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
-if TYPE_CHECKING:
-    from random import Random
-
 
 class Router:
     __slots__ = (
@@ -68,12 +65,12 @@ class Router:
         "stats",
     )
 
-    def __init__(self, config: RouterConfig, rng: Random) -> None:
+    def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self.stats = RouterStats()
         self.membership = Membership(config)
         routed_requests: dict[RequestId, RoutedRequest] = {}
-        self._placement = Placement(config, self.membership, rng)
+        self._placement = Placement(config, self.membership)
         self.coordinator = Coordinator(config, self.membership, self._placement, routed_requests, self.stats)
         self._alarms = self.coordinator.clocks.alarms
         self._delivery = Delivery(self.coordinator, self._placement)

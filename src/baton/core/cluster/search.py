@@ -13,16 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance, Entry
 from baton.core.cluster.prefix_index import Holders, PrefixIndex
 from baton.core.cluster.roster import InstanceGroup, Roster
 from baton.protocol.ids import BlockKey
-
-if TYPE_CHECKING:
-    from random import Random
 
 FEW: Final = 64
 """Up to this many instances are sorted by load; more are walked through in that order, which ends early."""
@@ -90,14 +87,12 @@ class Wish(NamedTuple):
 
 
 class Search:
-    __slots__ = ("_draws", "_index", "_rng", "_roster", "by_prefix")
+    __slots__ = ("_index", "_roster", "by_prefix")
 
-    def __init__(self, config: RouterConfig, roster: Roster, index: PrefixIndex, rng: Random) -> None:
+    def __init__(self, config: RouterConfig, roster: Roster, index: PrefixIndex) -> None:
         self._roster = roster
         self._index = index
-        self._rng = rng
         self.by_prefix = config.policy == "prefix"
-        self._draws = config.policy == "two_choices"
 
     def levels(self, keys: Sequence[BlockKey]) -> list[Level]:
         """With other policies depth does not matter for the order: one level, at which no instance is deeper."""
@@ -113,18 +108,6 @@ class Search:
         """The best instance that computes the prompt for another."""
         group = self._roster.prefills[settled]
         return self._best([group], wish) if group.by_load else None
-
-    def draw(self, roles: Sequence[str], wish: Wish, *, settled: bool) -> Candidate | None:
-        """Policy two_choices: the better of two drawn instances. None: it cannot get the request, or there are too few to draw
-        from."""
-        if not self._draws:
-            return None
-        lists = self._roster.numbered(roles, settled=settled)
-        total = sum(map(len, lists))
-        if total <= 2:
-            return None
-        drawn = [_at(lists, place) for place in self._rng.sample(range(total), 2)]
-        return self.among([min(drawn, key=_entry)], wish)
 
     def among(self, instances: Iterable[ClusterInstance], wish: Wish) -> Candidate | None:
         """The best of these instances, at any depth."""
@@ -236,16 +219,3 @@ def _by_load(groups: list[InstanceGroup], holders: Holders | None) -> Iterable[E
 def _then_holders(entries: Iterable[Entry], groups: list[InstanceGroup], holders: Holders) -> Iterator[Entry]:
     yield from islice(entries, len(holders))
     yield from _of(groups, holders)
-
-
-def _entry(instance: ClusterInstance) -> Entry:
-    assert instance.place is not None
-    return instance.place.entry
-
-
-def _at(lists: list[list[tuple[int, ClusterInstance]]], place: int) -> ClusterInstance:
-    for each in lists:
-        if place < len(each):
-            return each[place][1]
-        place -= len(each)
-    raise IndexError(place)

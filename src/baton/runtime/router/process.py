@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, replace
-from random import Random
 from typing import Any
 
 from starlette.applications import Starlette
@@ -72,7 +71,7 @@ class RouterProcess:
         self._supervisor = supervisor
         self._wire = wire_config(config.serve.wire)
         self._credentials = credentials_of(config)
-        machine = Router(config.router, Random())
+        machine = Router(config.router)
         self._client = RouterClient(machine, config.router, wire=self._wire, credentials=self._credentials)
         self._links: LinkServer | None = None
         self._lag = LoopLag()

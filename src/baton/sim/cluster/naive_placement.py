@@ -5,7 +5,6 @@ fast search: tests and the simulator compare the two choice by choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 
 from baton.config import RouterConfig
 from baton.core.cluster.choice import Choice, ClusterShortage
@@ -29,7 +28,7 @@ class NaivePlacement:
         self._membership = membership
         self._placement = placement
 
-    def choose(self, client_request: RoutedRequest, now: Instant, closed: Closed, rng: Random) -> Choice | ClusterShortage:
+    def choose(self, client_request: RoutedRequest, now: Instant, closed: Closed) -> Choice | ClusterShortage:
         instances = list(self._membership.instances.values())
         if instances and not any(self._could(member, client_request) for member in instances):
             return (
@@ -48,8 +47,7 @@ class NaivePlacement:
         pairs = bool(prefills)
         prefills = _settled([member for member in prefills if not client_request.avoids(member, now)], now)
         keys = self._placement.keys(client_request) if pairs or self._config.policy == "prefix" else []
-        settled = left[0].inhibited_until <= now
-        best = self._prefill_for(client_request, prefills, keys, now, closed, rng if prefills else None)
+        best = self._prefill_for(client_request, prefills, keys, now, closed)
 
         def option(decoder: ClusterInstance) -> Choice | None:
             if client_request.is_short(decoder) or closed.is_closed(decoder):
@@ -59,14 +57,9 @@ class NaivePlacement:
             )
 
         for preempted in (False, True):
-            for number, tier in enumerate(tiers):
+            for tier in tiers:
                 able = [m for m in left if m in tier and client_request.was_preempted(m, now) == preempted]
                 ordered = sorted(able, key=lambda member: self._key(member, self._uncached(member, client_request, keys)))
-                if not preempted and self._config.policy == "two_choices":
-                    roles = self._tier_roles(client_request, number, usable)
-                    ordered = (
-                        self._drawn(roles, [m for m in usable if (m.inhibited_until <= now) == settled], able, rng) + ordered
-                    )
                 for decoder in ordered:
                     if (choice := option(decoder)) is not None:
                         return choice
@@ -97,13 +90,6 @@ class NaivePlacement:
         prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.name not in client_request.unfit]
         return [decoders], [member for member in prefills if member.can_hold(client_request.tokens + 1)]
 
-    def _tier_roles(self, client_request: RoutedRequest, number: int, usable: list[ClusterInstance]) -> tuple[str, ...]:
-        alone = any(member.hello.role == "prefill" and self._could(member, client_request) for member in usable)
-        decoders = any(member.hello.role != "prefill" and self._could(member, client_request) for member in usable)
-        if client_request.tokens_left <= 1 and alone:
-            return (("prefill", "mixed"), ("decode",))[number]
-        return ("mixed", "decode") if decoders else ("prefill",)
-
     # Order
 
     def _uncached(self, member: ClusterInstance, client_request: RoutedRequest, keys: Sequence[BlockKey]) -> int:
@@ -115,23 +101,7 @@ class NaivePlacement:
         return max(1, client_request.tokens - cached * member.hello.ready.block_size)
 
     def _key(self, member: ClusterInstance, uncached: int) -> tuple[int, int, int]:
-        match self._config.policy:
-            case "prefix":
-                return member.load + uncached, member.chosen, member.number
-            case "round_robin":
-                return 0, member.chosen, member.number
-        return member.load, member.chosen, member.number
-
-    def _drawn(
-        self, roles: Sequence[str], usable: list[ClusterInstance], able: list[ClusterInstance], rng: Random
-    ) -> list[ClusterInstance]:
-        """Policy two_choices: the less loaded of two drawn instances. Empty: it cannot get the request."""
-        drawn_from = [m for role in roles for m in sorted(usable, key=lambda each: each.number) if m.hello.role == role]
-        if len(drawn_from) <= 2:
-            return []
-        two = [drawn_from[place] for place in rng.sample(range(len(drawn_from)), 2)]
-        better = min(two, key=lambda member: (member.load, member.chosen, member.number))
-        return [better] if better in able else []
+        return member.load + (uncached if self._config.policy == "prefix" else 0), member.chosen, member.number
 
     # Room
 
@@ -153,7 +123,7 @@ class NaivePlacement:
         near = prefills
         if decoder.paths:
             near = [member for member in prefills if decoder.paths.may_read(member.session, now)]
-            best = self._prefill_for(client_request, near, keys, now, closed, None)
+            best = self._prefill_for(client_request, near, keys, now, closed)
         unread = bool(prefills) and not near
         stays = self._placement.stays(decoder, uncached, prefill=best is not None)
         if not pairs or decoder.hello.role != "decode" or unread or stays:
@@ -171,10 +141,7 @@ class NaivePlacement:
         keys: Sequence[BlockKey],
         now: Instant,
         closed: Closed,
-        rng: Random | None,
     ) -> ClusterInstance | None:
-        """`rng`: for the policy two_choices, which draws two."""
-
         def has_room(member: ClusterInstance) -> bool:
             if member.prompts < 1 + self._config.waiting_prompts_max:
                 return True
@@ -188,12 +155,6 @@ class NaivePlacement:
                 self._key(member, self._uncached(member, client_request, keys)),
             ),
         )
-        if rng is not None and self._config.policy == "two_choices":
-            settled = prefills[0].inhibited_until <= now
-            usable = [m for m in self._membership.instances.values() if self._is_usable(m, now) and m.hello.peers]
-            able = [member for member in free if not client_request.was_preempted(member, now)]
-            same = [member for member in usable if (member.inhibited_until <= now) == settled]
-            ordered = self._drawn(("prefill",), same, able, rng) + ordered
         return ordered[0] if ordered else None
 
     def _may_wait(self, member: ClusterInstance, client_request: RoutedRequest) -> bool:
@@ -217,11 +178,9 @@ def _settled(instances: list[ClusterInstance], now: Instant) -> list[ClusterInst
 class CheckedPlacement:
     """A placement whose every choice is compared with the naive one."""
 
-    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, rng: Random) -> None:
-        """`rng`: the placement's own source of chance."""
+    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement) -> None:
         self._placement = placement
         self._naive = NaivePlacement(config, membership, placement)
-        self._rng = rng
         self.compared = 0
 
     def __getattr__(self, name: str) -> object:
@@ -229,17 +188,15 @@ class CheckedPlacement:
 
     def place(self, client_request: RoutedRequest, now: Instant, closed: Closed) -> Choice | ClusterShortage:
         self.compared += 1
-        rng = Random()
-        rng.setstate(self._rng.getstate())
-        wanted = self._naive.choose(client_request, now, closed, rng)
+        wanted = self._naive.choose(client_request, now, closed)
         found = self._placement.place(client_request, now, closed)
         if found != wanted:
             raise InvariantBroken(f"{client_request!r} is placed as {found}, sorted it is {wanted}", invariant=61)
         return found
 
 
-def check_placement(router: Router, config: RouterConfig, rng: Random) -> CheckedPlacement:
-    """61: from now on every choice of this router is compared. `rng`: the router's own."""
-    checked = CheckedPlacement(config, router.membership, router._placement, rng)
+def check_placement(router: Router, config: RouterConfig) -> CheckedPlacement:
+    """61: from now on every choice of this router is compared."""
+    checked = CheckedPlacement(config, router.membership, router._placement)
     router._dispatch._placement = checked  # type: ignore[assignment]
     return checked

@@ -6,7 +6,6 @@ Checks the messages to instances: one attempt at a time, and no new work for an 
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any, Protocol
 
 from baton.config import RouterConfig
@@ -66,7 +65,6 @@ class SimulatedRouter:
         self,
         number: int,
         config: RouterConfig,
-        seed: int,
         timeline: Timeline,
         clock: Clock,
         watch: ClusterWatch,
@@ -81,7 +79,6 @@ class SimulatedRouter:
         self.frozen = False
         self.events = 0
         self.hearers: RouterDelivery
-        self._seed = seed
         self._timeline = timeline
         self._clock = clock
         self._watch = watch
@@ -110,9 +107,8 @@ class SimulatedRouter:
         if self.machine is None:
             self._lives += 1
             self._note(f"starts, life {self._lives}")
-            rng = Random(f"baton/{self._seed}/router {self.number} {self._lives}")
-            self.machine = Router(self.config, rng)
-            check_placement(self.machine, self.config, rng)
+            self.machine = Router(self.config)
+            check_placement(self.machine, self.config)
             self._timeline.at(self._timeline.now, self._beat, self._lives)
 
     def kill(self, down_seconds: float) -> None:
