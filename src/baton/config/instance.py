@@ -54,6 +54,8 @@ class SchedulerConfig(SchedulerOptions):
     prompts_at_once: int = 4
     """Prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a step to
     waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
+    handoff_chunk_tokens_min: int = 512
+    "Smallest chunk of a prompt that is handed over (core/engine/handoff_chunks.py)."
     prefill_tokens_beside_decodes: int | None = None
     "Maximum of prompt tokens in a step with decodes, whose next token waits for it. None: tokens_per_step."
     decode_gap_seconds: float | None = None
@@ -94,6 +96,7 @@ class SchedulerConfig(SchedulerOptions):
         require(self.chunk_tokens_max is None or self.chunk_tokens_max >= 1, "scheduler.chunk_tokens_max must be at least 1")
         require(0 <= self.drafts_max <= DRAFTS_MAX, f"scheduler.drafts_max must be between 0 and {DRAFTS_MAX}")
         require(self.prompts_at_once >= 1, "scheduler.prompts_at_once must be at least 1")
+        require(self.handoff_chunk_tokens_min >= 1, "scheduler.handoff_chunk_tokens_min must be at least 1")
         require(
             self.prefill_tokens_beside_decodes is None or self.prefill_tokens_beside_decodes >= 1,
             "scheduler.prefill_tokens_beside_decodes must be at least 1: prompts would wait for as long as anything decodes",

@@ -58,6 +58,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     ("Stats", "ended"): lambda _: len(FinishReason),
     ("Stats", "refused"): lambda _: len(get_args(RefusalReason)),
     ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),
+    ("HandoffChunks", "_prices"): lambda _: 31,  # by the number of bits of a step's tokens
     # Remembered on purpose
     ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
     ("WorkerWatch", "_kills"): lambda watch: watch._config.worker_kills_max + 1,

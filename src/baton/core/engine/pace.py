@@ -26,6 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from baton.config import SchedulerConfig
+from baton.core.engine.handoff_chunks import HandoffChunks
 
 CHUNK_MIN: Final = 16
 """Minimum of prompt tokens in a step; larger numbers are multiples of it, because kernels work on this many rows at once."""
@@ -59,13 +60,14 @@ class MixedSteps:
 
 
 class StepPace:
-    __slots__ = ("_at_least", "_decode_seconds", "_goal", "_large", "_limit", "_small", "price")
+    __slots__ = ("_at_least", "_decode_seconds", "_goal", "_large", "_limit", "_small", "chunks", "price")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._goal = config.decode_gap_seconds
         self._limit = config.prefill_tokens_beside_decodes or config.tokens_per_step
         self._decode_seconds: float | None = None
         "Average seconds of a step that only decodes."
+        self.chunks = HandoffChunks(config.handoff_chunk_tokens_min)
         self.price: float | None = None
         "Seconds per prompt token, its share of a step's fixed cost included."
         self._small: MixedSteps | None = None
@@ -85,6 +87,8 @@ class StepPace:
                 return
             self._decode_seconds = _average(self._decode_seconds, seconds)
             return
+        if not decoding:
+            self.chunks.step_done(prompt_tokens, seconds)
         rest = seconds - (self._decode_seconds or 0.0 if decoding else 0.0)
         price = max(rest, 0.0) / prompt_tokens
         if self.price is not None and price > self.price:

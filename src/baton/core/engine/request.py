@@ -41,7 +41,7 @@ class PinnedBlocks:
     copying instance asks, before it uses its copy, whether they were kept all the time.
     """
 
-    __slots__ = ("blocks", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
+    __slots__ = ("blocks", "chunk", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
 
     def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
         self.sequence = sequence
@@ -51,6 +51,8 @@ class PinnedBlocks:
         "Leading blocks of the sequence's table, each with its own reference."
         self.offered = 0
         "Number of blocks that were offered."
+        self.chunk = 0
+        "Maximum of tokens per step, while no other prompt is computed (handoff_chunks.py). 0: not chosen yet."
         self.tokens = 0
         "Tokens that the blocks cover, once the sequence has ended."
         self.finished = False

@@ -130,7 +130,17 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, planned: int = 0) -> int:
         """Prompt tokens that the sequence could compute in one step in which `planned` are planned already."""
-        return min(sequence.target - sequence.scheduled, self._chunk_max - planned)
+        return min(sequence.target - sequence.scheduled, self._chunk_limit(sequence) - planned)
+
+    def _chunk_limit(self, sequence: Sequence) -> int:
+        """Small chunks for a prompt that is handed over. Not beside other prompts: those would share the steps, and all of them
+        would be computed late."""
+        kept, board = sequence.kept, self._board
+        if kept is None or board.waiting.waiting or len(board.running) - board.decoding > 1:
+            return self._chunk_max
+        if not kept.chunk:
+            kept.chunk = self._pace.chunks.size(sequence.target - sequence.scheduled)
+        return min(self._chunk_max, kept.chunk)
 
     # Running sequences
 
@@ -300,7 +310,7 @@ class Scheduler:
         if wanted > left:
             draft.prompts.append(head)
             left -= left // 2 if self._leaves_room(head, draft) else 0
-        self._give(head, min(wanted, self._chunk_max, left), draft)
+        self._give(head, min(wanted, self._chunk_limit(head), left), draft)
 
     def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, decoding: int, now: Instant) -> PlanInFlight:
         board = self._board
