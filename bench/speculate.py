@@ -1,6 +1,6 @@
 """Tokens per second with and without drafts, for answers that copy their prompt and for answers that do not.
 
-    python bench/speculate.py                            SmolLM2 in 8 bits: copying, editing, code, chat; 1, 4 and 16 at once
+    python bench/speculate.py         SmolLM2 in 8 bits: copying, editing, code, JSON, chat; 1, 4 and 16 at once
     python bench/speculate.py --quantization int4 --batches 1,4 --tokens 96
 
 Both servers are in one process, and take turns: what slows down the machine slows down both. The answers are compared: they are
@@ -10,10 +10,11 @@ the same to the last token, or this fails.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
-from baton.llm import LLM, SamplingParams
+from baton.llm import LLM, SamplingParams, StructuredOutputsParams
 
 TEXT = (
     "The harbour of Tarn lies where two rivers meet. In 1804 a merchant named Ada Kvist built the first crane there, and ships "
@@ -25,15 +26,36 @@ CASES = {
     "copy": f"Repeat this text word for word:\n\n{TEXT}",
     "edit": f"Repeat this text, but write Lund instead of Tarn:\n\n{TEXT}",
     "code": f"Write this Python function again and add a case for squares and one for rectangles:\n\n{CODE}",
+    "json": "Invent an order of a book shop as JSON.",
     "chat": "Explain in a few sentences why the sky is blue and sunsets are red.",
+}
+Clock = Callable[[], float]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "customer_name": {"type": "string", "maxLength": 20},
+        "order_number": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "shipping_address": {
+            "type": "object",
+            "properties": {"street": {"type": "string", "maxLength": 20}, "postal_code": {"type": "string", "maxLength": 6}},
+            "required": ["street", "postal_code"],
+            "additionalProperties": False,
+        },
+        "gift_wrapping": {"type": "boolean"},
+    },
+    "required": ["customer_name", "order_number", "shipping_address", "gift_wrapping"],
+    "additionalProperties": False,
 }
 
 
-def run(llm: LLM, prompt: str, batch: int, tokens: int) -> tuple[float, list[list[int]]]:
-    chats = [[{"role": "user", "content": f"{prompt}\n\n({number})"}] for number in range(batch)]
-    began = perf_counter()
-    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=tokens))
-    seconds = perf_counter() - began
+def run(
+    llm: LLM, case: str, batch: int, tokens: int, clock: Callable[[], float] = perf_counter
+) -> tuple[float, list[list[int]]]:
+    chats = [[{"role": "user", "content": f"{CASES[case]}\n\n({number})"}] for number in range(batch)]
+    form = StructuredOutputsParams(json=SCHEMA) if case == "json" else None
+    began = clock()
+    answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=tokens, structured_outputs=form))
+    seconds = clock() - began
     made = [answer.outputs[0].token_ids for answer in answers]
     return sum(map(len, made)) / seconds, made
 
@@ -45,13 +67,15 @@ def main() -> None:
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, with --threads 1")
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
-    settings = {"quantization": asked.quantization, "kv_memory_gib": 0.5, "enable_prefix_caching": True}
+    settings = {"quantization": asked.quantization, "kv_memory_gib": 0.5, "threads": asked.threads}
     plain = LLM(asked.model, **settings)
-    drafting = LLM(asked.model, speculate="ngram", speculative_tokens=asked.drafts, **settings)
-    print("| case | at once | tokens/s without | with ngram | ratio | drafts | accepted |")
+    drafting = LLM(asked.model, speculate="auto", speculative_tokens=asked.drafts, **settings)
+    print("| case | at once | tokens/s without | with drafts | ratio | drafts | accepted |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for case in asked.cases.split(","):
         for batch in map(int, asked.batches.split(",")):
@@ -61,7 +85,7 @@ def main() -> None:
             for _ in range(asked.repeats):
                 answers = []
                 for llm, made in rates.items():
-                    rate, tokens = run(llm, CASES[case], batch, asked.tokens)
+                    rate, tokens = run(llm, case, batch, asked.tokens, process_time if asked.cpu_time else perf_counter)
                     made.append(rate)
                     answers.append(tokens)
                 if answers[0] != answers[1]:

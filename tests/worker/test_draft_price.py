@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baton.worker.drafters.price import FIRST_SHARE, ROWS_MAX, SIZES_MAX, DraftPrice
@@ -27,23 +28,31 @@ def test_rows_that_cost_a_step_each_are_not():
 
 def test_as_many_as_pay():
     one = price(1.0, 1.2, 1.4, 1.6, 1.8)
-    expected = max(range(5), key=lambda k: sum(FIRST_SHARE**j for j in range(k + 1)) / (1.0 + 0.2 * k))
+    for _ in range(3):
+        one.accepted(0, 1, 1)
+    share = 1 - (1 - FIRST_SHARE) * 0.8**3
+    expected = max(range(5), key=lambda k: sum(share**j for j in range(k + 1)) / (1.0 + 0.2 * k))
     assert one.choose(1, {0: 4}) == {0: expected}
     for _ in range(30):
         one.accepted(0, 4, 4)
     assert one.choose(1, {0: 4}) == {0: 4}
 
 
-def test_wrong_drafts_end_and_are_tried_again():
-    one, tried = price(1.0, 1.2, 1.4), 0
+def test_drafts_begin_when_they_would_have_been_right_and_end_when_they_are_wrong():
+    one, tokens = price(1.0, 1.2, 1.4), np.array([4, 5, 6, 7], np.int32)
+    assert one.choose(1, {0: 2}) == {}
+    one.not_run(0, 2, 9)
+    one.known(0, tokens)  # 6 came, not 9
+    assert one.choose(1, {0: 2}) == {}
+    for _ in range(2):
+        one.not_run(0, 3, 7)
+        one.known(0, tokens[:3])  # not known yet
+        one.not_run(0, 3, 7)
+        one.known(0, tokens)
+    assert one.choose(1, {0: 2})
     for _ in range(10):
         one.accepted(0, 1, 0)
     assert one.choose(1, {0: 2}) == {}
-    for _ in range(1000):
-        if one.choose(1, {0: 2}):
-            tried += 1
-            one.accepted(0, 1, 0)
-    assert 1 <= tried <= 20
 
 
 def test_the_likeliest_sequences_come_first():

@@ -220,10 +220,19 @@ class ModelRunner:
             if draft:
                 found[place] = draft
         if self._price is not None and found:
-            chosen = self._price.choose(len(slots), {slots[place]: len(draft) for place, draft in found.items()})
-            found = {place: draft[: chosen[slots[place]]] for place, draft in found.items() if slots[place] in chosen}
+            found = self._that_pay(self._price, slots, found)
         in_flight.drafted = {slots[place]: len(draft) for place, draft in found.items()}
         return found
+
+    def _that_pay(self, price: DraftPrice, slots: list[int], found: dict[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+        """The drafts that are worth their rows."""
+        for place in found:
+            price.known(slots[place], self.batch.tokens[slots[place], : self.batch.lengths[slots[place]]])
+        chosen = price.choose(len(slots), {slots[place]: len(draft) for place, draft in found.items()})
+        for place, draft in found.items():
+            if slots[place] not in chosen:
+                price.not_run(slots[place], int(self.batch.lengths[slots[place]]), draft[0])
+        return {place: draft[: chosen[slots[place]]] for place, draft in found.items() if slots[place] in chosen}
 
     # Results of a step
 

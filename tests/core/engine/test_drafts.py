@@ -99,6 +99,17 @@ def test_drafts_count_in_the_budget_and_prompts_come_first():
     assert not any(plan.run.drafts for plan in one.history if max(plan.run.counts, default=1) > 1 or plan.new)
 
 
+@pytest.mark.parametrize(("sequences", "drafts"), [(64, True), (65, False)])
+def test_many_sequences_do_not_draft(sequences, drafts):
+    one = driver(0, slots=80, tokens_per_step=400, blocks=300, steps_in_flight=1)
+    for number in range(sequences):
+        one.submit(f"r{number}", prompt=(number,), max_tokens=3)
+    one.run()
+    decoding = [plan for plan in one.history if len(plan.run.slots) == sequences and not plan.new]
+    assert decoding
+    assert any(plan.run.drafts for plan in decoding) == drafts
+
+
 def test_no_block_is_taken_for_a_draft_that_a_decode_may_need():
     one = driver(0, blocks=4, block_size=4, steps_in_flight=1)
     one.submit("a", prompt=(1, 2, 3), max_tokens=6)

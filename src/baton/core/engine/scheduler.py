@@ -12,6 +12,7 @@ needs for its next token. The worker decides how many of them it makes.
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Final
 
 from msgspec import Struct
 
@@ -26,6 +27,9 @@ from baton.core.engine.request import Sequence, by_urgency
 from baton.core.engine.sharing import divide
 from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
 from baton.protocol.step import BatchRows, NewSequence, StepPlan
+
+DRAFTING_MAX: Final = 64
+"""With more decoding sequences no drafts are planned: arithmetic then bounds a step, and one more row costs its full price."""
 
 
 class Draft:
@@ -89,7 +93,7 @@ class Scheduler:
         decoding = len(draft.slots)
         if draft.prompts or board.waiting.waiting:
             self._plan_prompts(draft, step, now)
-        if self._drafts_max and decoding and decoding == len(draft.slots):
+        if self._drafts_max and 0 < decoding == len(draft.slots) <= DRAFTING_MAX:
             self._plan_drafts(draft)
         if not draft.slots and not board.drops:
             return None

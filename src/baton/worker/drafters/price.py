@@ -4,7 +4,8 @@
 
 A draft that is right with probability p, behind j - 1 others of its sequence, is accepted with p^j. The likeliest drafts of all
 sequences are added one by one, and the number with the most tokens a second is run: none, unless that is clearly more than
-without drafts. Which drafts run changes no token, so decisions by the clock are harmless here.
+without drafts. A draft that was not run teaches too, and for nothing: the next token shows whether it was right. Which drafts
+run changes no token, so decisions by the clock are harmless here.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
+from baton.worker.arrays import Int32s
 from baton.worker.grammar_masks import GrammarState
 
 LEARNING: Final = 0.2
 """Weight of a new measurement."""
-FIRST_SHARE: Final = 0.4
-"""Assumed share of right drafts of a sequence without any; a sequence whose drafts were wrong returns to it slowly."""
-FORGETTING: Final = 0.005
-"""Part of the way back to FIRST_SHARE per step without drafts: a wrong sequence is tried again after some hundred steps."""
+FIRST_SHARE: Final = 0.2
+"""Assumed share of right drafts of a sequence without any: too few to run one, until one would have been right."""
 GAIN_MIN: Final = 1.05
 """Drafts run if they are expected to give this many times the tokens per second of a step without."""
 FIRST_ROW_COST: Final = 0.2
@@ -32,7 +32,7 @@ SIZES_MAX: Final = 256
 
 
 class DraftPrice:
-    __slots__ = ("_seconds", "_shares", "_sizes")
+    __slots__ = ("_guesses", "_seconds", "_shares", "_sizes")
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -41,12 +41,15 @@ class DraftPrice:
         "Keys of `_seconds`, sorted."
         self._shares: dict[int, float] = {}
         "Share of right drafts by slot."
+        self._guesses: dict[int, tuple[int, int]] = {}
+        "Position and first token of a draft that was not run, by slot."
 
     def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._shares[slot] = FIRST_SHARE
 
     def drop(self, slot: int) -> None:
         del self._shares[slot]
+        self._guesses.pop(slot, None)
 
     def measured(self, rows: int, seconds: float) -> None:
         """A step without prompts took this long."""
@@ -66,6 +69,16 @@ class DraftPrice:
             share += ((place < accepted) - share) * LEARNING
         self._shares[slot] = share
 
+    def not_run(self, slot: int, position: int, token: int) -> None:
+        """The draft for this position, which was not run, began with this token."""
+        self._guesses[slot] = position, token
+
+    def known(self, slot: int, tokens: Int32s) -> None:
+        """The tokens of the sequence so far: they show whether a draft that was not run was right."""
+        position, token = self._guesses.pop(slot, (len(tokens), 0))
+        if position < len(tokens):
+            self.accepted(slot, 1, int(tokens[position] == token))
+
     def choose(self, sequences: int, drafts: Mapping[int, int]) -> dict[int, int]:
         """Number of drafts to run by slot, of those that are proposed in a step of this many sequences."""
         likely = sorted(
@@ -81,9 +94,6 @@ class DraftPrice:
         chosen: dict[int, int] = {}
         for _, slot in likely[:best]:
             chosen[slot] = chosen.get(slot, 0) + 1
-        for slot in drafts:
-            if slot not in chosen:
-                self._shares[slot] += (FIRST_SHARE - self._shares[slot]) * FORGETTING
         return chosen
 
     def seconds(self, rows: int) -> float:
