@@ -17,7 +17,8 @@ from baton.worker.grammar_masks import GrammarState
 
 
 class Drafter(Protocol):
-    """All calls come from the worker's thread. A slot is seated before it is used, and dropped before it is seated again."""
+    """All calls come from the worker's thread. A slot is seated before it is used. It may be seated again without a drop:
+    the runner was cleared."""
 
     def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
         """A new sequence has the slot. `grammar`: of its structured output."""

@@ -13,18 +13,17 @@ from baton.worker.grammar_masks import GrammarState
 
 class GrammarDrafter:
     def __init__(self) -> None:
-        self._grammars: dict[int, GrammarState] = {}
+        self._grammars: dict[int, GrammarState | None] = {}
 
     def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
-        if grammar is not None:
-            self._grammars[slot] = grammar
+        self._grammars[slot] = grammar
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
-        grammar = self._grammars.get(slot)
+        grammar = self._grammars[slot]
         return () if grammar is None else grammar.draft(most)
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """The grammar consumes sampled tokens itself."""
 
     def drop(self, slot: int) -> None:
-        self._grammars.pop(slot, None)
+        del self._grammars[slot]

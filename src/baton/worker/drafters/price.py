@@ -46,6 +46,7 @@ class DraftPrice:
 
     def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._shares[slot] = FIRST_SHARE
+        self._guesses.pop(slot, None)
 
     def drop(self, slot: int) -> None:
         del self._shares[slot]
