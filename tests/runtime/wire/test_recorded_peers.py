@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
@@ -98,7 +97,7 @@ def test_recorded_instances_serve_a_request_of_this_router(recording: Recording)
         name, request = request_of(recording)
         patient = {"lapse_seconds": 100.0, "suspect_seconds": 50.0, "lease_seconds": 10.0}
         config = RouterConfig(handoff="always", handoff_tokens_min=0, **patient)
-        client = RouterClient(Router(config, Random(7)), config, name=name)
+        client = RouterClient(Router(config), config, name=name)
         sock = listen_at(Address(host="127.0.0.1"))
         tasks: list[asyncio.Task[None]] = []
         secret = Secret(recording.secret)
