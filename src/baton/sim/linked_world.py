@@ -108,7 +108,7 @@ class ClusterWorld(LinkedWorld):
             cluster, self.timeline, self.watch, self.wires, self.instances, self.strays, self.routers, self.clients
         )
         for router in self.routers:
-            router.hearers = self.clients
+            router.clients = self.clients
         self.watch.at_stage = self.faults.at_stage
 
     def _router_config(self) -> RouterConfig:
@@ -194,7 +194,7 @@ class FrontWorld(LinkedWorld):
         self.front = FrontProcess(scenario, self.timeline, self.watch)
         self.instances = [self._instance(0, 0, "engine", 1)]
         self.clients: FrontClients = FrontClients(scenario, self.timeline, self.watch, self.front, self.instances[0])
-        self.front.hearers = self.clients
+        self.front.clients = self.clients
         self.faults = Faults(self.cluster, self.timeline, self.watch, self.wires, self.instances, [], [], self.clients)
 
     def _dial(self, links: RouterLinks, router: int) -> Wire | None:

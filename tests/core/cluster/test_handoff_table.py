@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.cluster.handoff_table import LATE, NEXT, TOLD, RequestAction, RequestFact, RequestState, draw
+from baton.core.cluster.handoff_table import LATE, NEXT, REPORTED, RequestAction, RequestFact, RequestState, draw
 
 S, F, A = RequestState, RequestFact, RequestAction
 DOCS = Path(__file__).parents[3] / "docs" / "internals" / "handoff.md"
@@ -30,35 +30,35 @@ def test_every_pair_is_in_the_table_or_late_or_cannot_happen(state, fact):
 
 
 def test_only_what_instances_tell_can_be_late():
-    assert all(fact in TOLD for _, fact in LATE)
+    assert all(fact in REPORTED for _, fact in LATE)
 
 
 @pytest.mark.parametrize("state", [state for state in S if state is not S.DONE])
 def test_every_state_can_be_closed_and_lost(state):
     assert NEXT[state, F.CLOSED][0] is S.DONE
     if state is not S.QUEUED:
-        assert NEXT[state, F.HOME_LOST][0] is S.QUEUED
+        assert NEXT[state, F.DECODER_LOST][0] is S.QUEUED
         assert NEXT[state, F.BROKEN][0] is S.QUEUED
 
 
 def test_who_goes_back_in_line_has_another_attempt_and_nobody_keeps_anything():
     """Lost: no. Whoever else may have something of it is told to forget it."""
     may_have = {
-        S.RESERVING: {A.FORGET_HOME},
-        S.PREFILLING: {A.FORGET_PREFILL, A.FORGET_HOME},
-        S.HANDING: {A.FORGET_PREFILL, A.FORGET_HOME},
-        S.SERVING: {A.FORGET_HOME},
+        S.RESERVING: {A.FORGET_DECODER},
+        S.PREFILLING: {A.FORGET_PREFILL, A.FORGET_DECODER},
+        S.HANDING: {A.FORGET_PREFILL, A.FORGET_DECODER},
+        S.SERVING: {A.FORGET_DECODER},
     }
     has_nothing = {
-        (S.RESERVING, F.REFUSED): {A.FORGET_HOME},
-        (S.SERVING, F.REFUSED): {A.FORGET_HOME},
-        (S.SERVING, F.ENDED): {A.FORGET_HOME},
+        (S.RESERVING, F.REFUSED): {A.FORGET_DECODER},
+        (S.SERVING, F.REFUSED): {A.FORGET_DECODER},
+        (S.SERVING, F.ENDED): {A.FORGET_DECODER},
     }
     for (state, fact), (after, actions) in NEXT.items():
         if state is S.QUEUED or after not in (S.QUEUED, S.DONE):
             continue
-        lost = {F.HOME_LOST: {A.FORGET_HOME}, F.PREFILL_LOST: {A.FORGET_PREFILL}}.get(fact, set())
-        told = {action for action in actions if action in (A.FORGET_PREFILL, A.FORGET_HOME)}
+        lost = {F.DECODER_LOST: {A.FORGET_DECODER}, F.PREFILL_LOST: {A.FORGET_PREFILL}}.get(fact, set())
+        told = {action for action in actions if action in (A.FORGET_PREFILL, A.FORGET_DECODER)}
         assert told == may_have[state] - lost - has_nothing.get((state, fact), set()), (state, fact)
         assert (A.REQUEUE in actions) == (after is S.QUEUED)
         assert actions[-1:] == ((A.REQUEUE,) if after is S.QUEUED else actions[-1:])
@@ -66,7 +66,7 @@ def test_who_goes_back_in_line_has_another_attempt_and_nobody_keeps_anything():
 
 def test_refusals_and_ends_are_no_losses():
     counted = {fact for (_, fact), (_, actions) in NEXT.items() if A.COUNT_LOSS in actions}
-    assert counted == {F.HOME_LOST, F.PREFILL_LOST, F.BROKEN}
+    assert counted == {F.DECODER_LOST, F.PREFILL_LOST, F.BROKEN}
 
 
 def test_done_is_reached_from_everywhere():

@@ -216,7 +216,7 @@ def test_a_timeout_that_an_instance_calls_an_abort_is_told_as_a_timeout():
     """Instances know no other word for a withdrawal (runtime/engine/callers.py). Found by the rehearsal."""
     routed = RoutedRequest(request(timeout_seconds=4.0), (0, 0.0, 1), Instant(0.0))
     routed.withdrawn[0] = FinishReason.TIMEOUT
-    told = routed.end_as_told(Ended(RequestId("r"), 0, FinishReason.ABORT, len(routed.request.prompt), 0, 0, 0))
+    told = routed.end_as_reported(Ended(RequestId("r"), 0, FinishReason.ABORT, len(routed.request.prompt), 0, 0, 0))
     assert told.reason is FinishReason.TIMEOUT
 
 

@@ -84,7 +84,7 @@ class Coordinator:
             RequestAction.PASS_RELEASE: self._pass_release,
             RequestAction.DENY_RELEASE: self._deny_release,
             RequestAction.FORGET_PREFILL: self._forget_prefill,
-            RequestAction.FORGET_HOME: self._forget_home,
+            RequestAction.FORGET_DECODER: self._forget_decoder,
             RequestAction.COUNT_LOSS: self._count_loss,
             RequestAction.REQUEUE: self._requeue,
         }
@@ -249,7 +249,7 @@ class Coordinator:
         if routed.state is RequestState.SERVING:
             self._remember(routed.decoder, routed)
 
-    def _forget_home(self, routed: RoutedRequest, _: object) -> None:
+    def _forget_decoder(self, routed: RoutedRequest, _: object) -> None:
         if routed.decoder is not None:
             self._send_to(routed.decoder, Forget(routed.id, routed.attempt))
             self._detach_decoder(routed)
@@ -327,19 +327,19 @@ class Coordinator:
 
     def lose(self, instance: ClusterInstance) -> None:
         """The instance is gone. Its requests continue elsewhere."""
-        for routed in self.trips_at(instance):
+        for routed in self.requests_at(instance):
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
-            self.advance(routed, RequestFact.HOME_LOST if routed.decoder is instance else RequestFact.PREFILL_LOST)
+            self.advance(routed, RequestFact.DECODER_LOST if routed.decoder is instance else RequestFact.PREFILL_LOST)
         if instance.assigned:
             raise InvariantBroken(f"{instance!r} is gone and has something", invariant=46)
 
     # Assigned requests
 
-    def trips_at(self, instance: ClusterInstance) -> list[RoutedRequest]:
+    def requests_at(self, instance: ClusterInstance) -> list[RoutedRequest]:
         """Requests of which the instance has a part."""
         return [self.routed_requests[request] for request in instance.assigned]
 
-    def trip_at(self, instance: ClusterInstance, request: RequestId) -> RoutedRequest | None:
+    def request_at(self, instance: ClusterInstance, request: RequestId) -> RoutedRequest | None:
         return self.routed_requests[request] if request in instance.assigned else None
 
     def _detach_decoder(self, routed: RoutedRequest) -> None:
@@ -351,7 +351,7 @@ class Coordinator:
             decoder.sequences -= len(routed.open)
             decoder.slots_since += len(routed.open)
             if routed.open:
-                decoder.blocks_since += (routed.told + len(routed.request.prompt)) // decoder.hello.ready.block_size
+                decoder.blocks_since += (routed.delivered_tokens + len(routed.request.prompt)) // decoder.hello.ready.block_size
 
     def _detach_prefill(self, routed: RoutedRequest) -> None:
         prefill, routed.prefill = routed.prefill, None

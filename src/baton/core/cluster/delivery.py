@@ -126,7 +126,7 @@ class Delivery:
         if instance is routed.decoder and len(routed.open[ended.index]) >= instance.hello.ready.block_size:
             self._placement.remember(instance, routed, (*routed.request.prompt, *routed.open[ended.index]))
         self._coordinator.sequence_over(routed, ended.index)
-        return routed.end_as_told(ended)
+        return routed.end_as_reported(ended)
 
     @staticmethod
     def _is_an_end(instance: ClusterInstance, routed: RoutedRequest, ended: Ended) -> bool:

@@ -45,7 +45,7 @@ class RequestFact(Enum):
     ADOPTED = "adopted"
     "The decode instance continues by itself, with the blocks it has."
     PREFILL_LOST = "prefill lost"
-    HOME_LOST = "home lost"
+    DECODER_LOST = "decoder lost"
     BROKEN = "broken"
     "An instance fails the request: no answer in time, a missing token, an end without a reason."
     LEFT = "instance leaves"
@@ -69,14 +69,14 @@ class RequestAction(Enum):
     DENY_RELEASE = "deny release"
     "Report to the decode instance that its copy is not to be trusted."
     FORGET_PREFILL = "forget prefill"
-    FORGET_HOME = "forget home"
+    FORGET_DECODER = "forget decoder"
     COUNT_LOSS = "count loss"
     REQUEUE = "requeue"
     "Return to the old place in the queue, with the next attempt."
 
 
 S, F, A = RequestState, RequestFact, RequestAction
-_BOTH: Final = (A.FORGET_PREFILL, A.FORGET_HOME)
+_BOTH: Final = (A.FORGET_PREFILL, A.FORGET_DECODER)
 
 NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[RequestAction, ...]]]] = {
     (S.QUEUED, F.PLACED_WHOLE): (S.SERVING, (A.SEND,)),
@@ -84,20 +84,20 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.QUEUED, F.CLOSED): (S.DONE, ()),
     (S.RESERVING, F.RESERVED): (S.PREFILLING, (A.PREFILL,)),
     (S.RESERVING, F.REFUSED): (S.QUEUED, (A.REQUEUE,)),
-    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),  # no instance worked on it: not counted as a loss
-    (S.RESERVING, F.HOME_LOST): (S.QUEUED, (A.REQUEUE,)),
-    (S.RESERVING, F.BROKEN): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
-    (S.RESERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
-    (S.RESERVING, F.LEADER_OVER): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
-    (S.RESERVING, F.ENDED): (S.DONE, (A.FORGET_HOME,)),
-    (S.RESERVING, F.CLOSED): (S.DONE, (A.FORGET_HOME,)),
+    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),  # no instance worked on it: not counted as a loss
+    (S.RESERVING, F.DECODER_LOST): (S.QUEUED, (A.REQUEUE,)),
+    (S.RESERVING, F.BROKEN): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
+    (S.RESERVING, F.LEFT): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
+    (S.RESERVING, F.LEADER_OVER): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
+    (S.RESERVING, F.ENDED): (S.DONE, (A.FORGET_DECODER,)),
+    (S.RESERVING, F.CLOSED): (S.DONE, (A.FORGET_DECODER,)),
     (S.PREFILLING, F.RESERVED): (S.PREFILLING, ()),  # the answer to a renewal
     (S.PREFILLING, F.REFUSED): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.OFFERED): (S.PREFILLING, (A.PASS_OFFER,)),
     (S.PREFILLING, F.PREFILLED): (S.HANDING, (A.PASS_OFFER,)),
     (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # the decode instance cannot copy: it computes all of it
-    (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
-    (S.PREFILLING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
+    (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_DECODER, A.COUNT_LOSS, A.REQUEUE)),
+    (S.PREFILLING, F.DECODER_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.LEADER_OVER): (S.QUEUED, (*_BOTH, A.REQUEUE)),
@@ -109,18 +109,18 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.HANDING, F.RELEASED): (S.HANDING, (A.PASS_RELEASE,)),
     (S.HANDING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),
     (S.HANDING, F.PREFILL_LOST): (S.HANDING, (A.DENY_RELEASE,)),  # decode has the first token, and computes the rest
-    (S.HANDING, F.HOME_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
+    (S.HANDING, F.DECODER_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),
     (S.HANDING, F.LEFT): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.HANDING, F.LEADER_OVER): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.HANDING, F.ENDED): (S.DONE, _BOTH),
     (S.HANDING, F.CLOSED): (S.DONE, _BOTH),
     (S.SERVING, F.REFUSED): (S.QUEUED, (A.REQUEUE,)),
-    (S.SERVING, F.HOME_LOST): (S.QUEUED, (A.COUNT_LOSS, A.REQUEUE)),
-    (S.SERVING, F.BROKEN): (S.QUEUED, (A.FORGET_HOME, A.COUNT_LOSS, A.REQUEUE)),
-    (S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_HOME, A.REQUEUE)),
+    (S.SERVING, F.DECODER_LOST): (S.QUEUED, (A.COUNT_LOSS, A.REQUEUE)),
+    (S.SERVING, F.BROKEN): (S.QUEUED, (A.FORGET_DECODER, A.COUNT_LOSS, A.REQUEUE)),
+    (S.SERVING, F.LEFT): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
     (S.SERVING, F.ENDED): (S.DONE, ()),
-    (S.SERVING, F.CLOSED): (S.DONE, (A.FORGET_HOME,)),
+    (S.SERVING, F.CLOSED): (S.DONE, (A.FORGET_DECODER,)),
 }
 
 HANDED_OFF: Final = (S.RESERVING, S.PREFILLING, S.HANDING)
@@ -130,7 +130,7 @@ OUTCOMES: Final[dict[RequestFact, str]] = {
     F.ADOPTED: "adopted",
     F.REFUSED: "refused",
     F.PREFILL_LOST: "prefill_lost",
-    F.HOME_LOST: "decode_lost",
+    F.DECODER_LOST: "decode_lost",
     F.BROKEN: "broken",
     F.LEFT: "left",
     F.LEADER_OVER: "ended",
@@ -139,7 +139,7 @@ OUTCOMES: Final[dict[RequestFact, str]] = {
 }
 """Facts that end a hand-off, as metrics name them. An adoption before all is computed is `not_copied`."""
 
-TOLD: Final = (F.RESERVED, F.REFUSED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)
+REPORTED: Final = (F.RESERVED, F.REFUSED, F.OFFERED, F.PREFILLED, F.ASKED, F.RELEASED, F.ADOPTED)
 """Facts that an instance reports by a message of their own. Repeated ones, and ones that come too late, change nothing."""
 
 LATE: Final[frozenset[tuple[RequestState, RequestFact]]] = frozenset(

@@ -28,14 +28,14 @@ NOT_NOW: Final = ("draining", "paused", "worker_gone")
 
 
 class Reports:
-    __slots__ = ("_config", "_coordinator", "_stats", "_withdrawal", "hearers")
+    __slots__ = ("_config", "_coordinator", "_stats", "_withdrawal", "handlers")
 
     def __init__(self, config: RouterConfig, coordinator: Coordinator, withdrawal: Withdrawal) -> None:
         self._config = config
         self._withdrawal = withdrawal
         self._coordinator = coordinator
         self._stats = coordinator.stats
-        self.hearers: dict[type[Any], Callable[[ClusterInstance, Any], bool]] = {
+        self.handlers: dict[type[Any], Callable[[ClusterInstance, Any], bool]] = {
             Heartbeat: self._on_beat,
             InstanceStats: self._on_stats,
             RefusedRequest: self._on_refused,
@@ -50,7 +50,7 @@ class Reports:
         now = self._coordinator.now
         has_room = self._coordinator.membership.on_beat(instance, beat, now)
         for request in beat.preempted:
-            if (routed := self._coordinator.trip_at(instance, request)) is not None:
+            if (routed := self._coordinator.request_at(instance, request)) is not None:
                 routed.preempted[instance.name] = Instant(now + self._config.preempted_seconds)
         return has_room
 
@@ -82,7 +82,7 @@ class Reports:
         return True
 
     def _on_reserved(self, instance: ClusterInstance, message: Reserved) -> bool:
-        routed = self._coordinator.trip_at(instance, message.request)
+        routed = self._coordinator.request_at(instance, message.request)
         if routed is not None and routed.state is RequestState.RESERVING and routed.attempt == message.attempt:
             routed.asked_at = Instant(min(routed.asked_at + message.waited_seconds, self._coordinator.now))
         return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.RESERVED)
@@ -91,7 +91,7 @@ class Reports:
         return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.ASKED)
 
     def _on_adopted(self, instance: ClusterInstance, message: Adopted) -> bool:
-        routed = self._coordinator.trip_at(instance, message.request)
+        routed = self._coordinator.request_at(instance, message.request)
         early = routed is not None and routed.state is RequestState.PREFILLING and routed.prompt_owed
         if routed is not None and instance is routed.decoder and message.attempt == routed.attempt:
             self._note_copy(routed, instance, message)
@@ -149,7 +149,7 @@ class Reports:
 
     def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
         """The routed request, if this instance has its present attempt."""
-        routed = self._coordinator.trip_at(instance, request)
+        routed = self._coordinator.request_at(instance, request)
         if routed is not None and routed.attempt == attempt:
             return routed
         self._stats.late_facts += 1

@@ -125,7 +125,7 @@ class RoutedRequest(Ledger):
     @property
     def progress(self) -> tuple[int, int]:
         """Progress of the answer. Equal values: nothing has arrived between."""
-        return len(self.open), self.told
+        return len(self.open), self.delivered_tokens
 
     @property
     def tokens(self) -> int:
@@ -193,7 +193,7 @@ class RoutedRequest(Ledger):
         cached, host, storage = self.usage
         return replace(ended, cached_tokens=cached, host_tokens=host, storage_tokens=storage)
 
-    def end_as_told(self, ended: Ended) -> Ended:
+    def end_as_reported(self, ended: Ended) -> Ended:
         """Close a sequence by an instance's end. A replay's cached tokens are replaced by those of the first prefill."""
         why = self.withdrawn.get(ended.index)
         tokens = self.close(ended.index)

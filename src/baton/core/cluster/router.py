@@ -54,7 +54,7 @@ class Router:
         "_delivery",
         "_dispatch",
         "_handlers",
-        "_hearers",
+        "_message_handlers",
         "_numbers",
         "_placement",
         "_withdrawal",
@@ -76,7 +76,7 @@ class Router:
         self._delivery = Delivery(self.coordinator, self._placement)
         self._dispatch = Dispatch(self.coordinator, self._placement)
         self._withdrawal = Withdrawal(config, self.coordinator)
-        self._hearers = Reports(config, self.coordinator, self._withdrawal).hearers | {Emit: self._delivery.take}
+        self._message_handlers = Reports(config, self.coordinator, self._withdrawal).handlers | {Emit: self._delivery.take}
         self._numbers = count()
         self.pass_scheduled = False
         self._placement.on_cached = self._on_cached
@@ -239,13 +239,13 @@ class Router:
 
     def _on_instance_message(self, event: InstanceMessage) -> bool:
         instance = self.membership.hear(event.session, self.coordinator.now)
-        hearer = self._hearers.get(type(event.message))
-        if instance is None or hearer is None:  # the session has ended, or instances do not send this message
+        handler = self._message_handlers.get(type(event.message))
+        if instance is None or handler is None:  # the session has ended, or instances do not send this message
             self.stats.late_facts += 1
             return False
         if instance.place is None and self.membership.roster.update(instance, self.coordinator.now):
             self.coordinator.dirty = True  # it was silent
-        changed = hearer(instance, event.message)
+        changed = handler(instance, event.message)
         if instance.over_capacity:
             self.coordinator.begun(instance)
         return changed
@@ -281,7 +281,7 @@ class Router:
         stays, and the instance isolates the cause (core/engine/recovery.py). So no request stalls one instance after the other.
         """
         self.membership.roster.refresh(self.coordinator.now)
-        for routed in self.coordinator.trips_at(instance):
+        for routed in self.coordinator.requests_at(instance):
             computed = routed.state is RequestState.HANDING and routed.prefill is instance
             suspect = routed.moved_at == routed.progress
             if not computed and not suspect and self._placement.roles(routed) is not None:

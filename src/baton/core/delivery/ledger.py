@@ -40,14 +40,14 @@ class Ledger:
     # Questions
 
     @property
-    def told(self) -> int:
+    def delivered_tokens(self) -> int:
         """Number of delivered tokens of all sequences that have not ended."""
         return sum(map(len, self.open.values()))
 
     @property
     def untouched(self) -> bool:
         """The client has received nothing: the request can be refused, or begin anew with other weights."""
-        return len(self.open) == len(self.request.wanted) and self.told == sum(map(len, self.request.outputs))
+        return len(self.open) == len(self.request.wanted) and self.delivered_tokens == sum(map(len, self.request.outputs))
 
     @property
     def prompt_owed(self) -> bool:
@@ -79,7 +79,7 @@ class Ledger:
         """Build the current attempt: all open sequences, with their delivered tokens."""
         first, age = self.request, now - self.begun
         timeout = first.timeout_seconds
-        outputs = tuple(map(tuple, self.open.values())) if self.told else ()
+        outputs = tuple(map(tuple, self.open.values())) if self.delivered_tokens else ()
         sampling = first.sampling
         if sampling.prompt_logprobs is not None and not self.prompt_owed:
             sampling = replace(sampling, prompt_logprobs=None)

@@ -67,7 +67,7 @@ class FrontProcess:
         assert scenario.cluster is not None
         self.machine = FrontMachine()
         self._block_size, self._blocks = scenario.block_size, scenario.cluster.instances[0].blocks
-        self.hearers: FrontClients
+        self.clients: FrontClients
         self._timeline = timeline
         self._watch = watch
         self._wire: Wire | None = None
@@ -134,7 +134,7 @@ class FrontProcess:
 
     def delivered(self, emit: Emit) -> None:
         self._timeline.record(emit)
-        self.hearers.delivered(emit)
+        self.clients.delivered(emit)
 
     # The machine
 
@@ -168,7 +168,7 @@ class FrontProcess:
                 case machine.RefuseClient(sink, refused):
                     if not self._is_true(sink.request, refused.reason):
                         raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
-                    self.hearers.failed(self._watch.requests[sink.request])
+                    self.clients.failed(self._watch.requests[sink.request])
 
     def _is_true(self, request: RequestId, reason: str) -> bool:
         """22: a request is refused if and only if it is too large for the engine."""
@@ -219,7 +219,7 @@ class FrontProcess:
             raise InvariantBroken(f"{asked.name} fails for nothing: {why}", invariant=22)
         else:
             self._watch.saw("no engine was there")
-        self.hearers.failed(asked)
+        self.clients.failed(asked)
 
 
 class FrontClients(ClusterClients):

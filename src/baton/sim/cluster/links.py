@@ -167,7 +167,7 @@ class RouterLinks:
             self._watch.happened("not taken")
 
     def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
-        self._watch.told_instance(self.instance.number, engine, message)
+        self._watch.sent_to_instance(self.instance.number, engine, message)
         match message:
             case GenerateRequest():
                 engine.ask(Submit(replace(message, id=RequestId(tag + message.id))))
@@ -239,7 +239,7 @@ class RouterLinks:
                             self._send_stats(link.wire)
                 case _:
                     bare = replace(effect, request=untagged(effect.request))
-                    self._watch.said(self.instance.engine, bare)
+                    self._watch.sent_by_instance(self.instance.engine, bare)
                     self._send(effect.request, bare)
 
     def _send(self, request: RequestId, message: Any) -> None:

@@ -47,10 +47,10 @@ class PreemptWatch:
     def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
         self._seconds = config.preempted_seconds / DRIFT
         self._watch = watch
-        self._nodes: dict[Session, Known] = {}
+        self._instances: dict[Session, Known] = {}
         self._lost: dict[str, int] = {}
         "By name: number of ended sessions."
-        self._homes: dict[str, Session] = {}
+        self._decoders: dict[str, Session] = {}
         "By request: session of the instance that answers it."
         self._had: dict[str, dict[str, None]] = {}
         "By request: names of all instances that were sent any part of it."
@@ -59,11 +59,11 @@ class PreemptWatch:
 
     def clear(self) -> None:
         """The router restarts without state."""
-        for table in (self._nodes, self._lost, self._homes, self._had, self._marks):
+        for table in (self._instances, self._lost, self._decoders, self._had, self._marks):
             table.clear()
 
     def gone(self, session: Session) -> None:
-        instance = self._nodes.pop(session, None)
+        instance = self._instances.pop(session, None)
         if instance is not None:
             self._lost[instance.hello.name] = self._lost.get(instance.hello.name, 0) + 1
 
@@ -71,21 +71,21 @@ class PreemptWatch:
 
     def received(self, session: Session, message: Any, now: float) -> None:
         if type(message) is InstanceHello:
-            self._nodes[session] = Known(message)
-        if (instance := self._nodes.get(session)) is None:
+            self._instances[session] = Known(message)
+        if (instance := self._instances.get(session)) is None:
             return
         instance.at = now
         if type(message) is Heartbeat:
             instance.beat = message
             for request in message.preempted:
-                if self._homes.get(request) == session:
+                if self._decoders.get(request) == session:
                     self._marks[request, instance.hello.name] = now
         elif type(message) is InstanceStats:
             instance.mode = message.mode
         elif type(message) is RefusedRequest:
             instance.refused_at = now
-            if self._homes.get(message.request) == session:
-                del self._homes[message.request]
+            if self._decoders.get(message.request) == session:
+                del self._decoders[message.request]
 
     # Messages that the router sends
 
@@ -98,27 +98,27 @@ class PreemptWatch:
             case Prefill(request=request):
                 self._sent(session, request.id)
             case Forget():
-                if self._homes.get(message.request) == session:
-                    del self._homes[message.request]
+                if self._decoders.get(message.request) == session:
+                    del self._decoders[message.request]
 
     def _chosen(self, session: Session, request: GenerateRequest, now: float, *, paired: bool) -> None:
-        instance = self._nodes.get(session)
-        if instance is not None and self._homes.get(request.id) != session:  # not only a renewal of its lease
+        instance = self._instances.get(session)
+        if instance is not None and self._decoders.get(request.id) != session:  # not only a renewal of its lease
             marked_at = self._marks.get((request.id, instance.hello.name))
             if marked_at is None and any(marked == request.id for marked, _ in self._marks):
                 self._watch.saw("a request that was preempted goes on elsewhere")
             elif marked_at is not None and now - marked_at < self._seconds:
                 self._look_for_others(instance, request, now, paired)
-        self._homes[request.id] = session
+        self._decoders[request.id] = session
         self._sent(session, request.id)
 
     def _sent(self, session: Session, request: str) -> None:
-        if (instance := self._nodes.get(session)) is not None:
+        if (instance := self._instances.get(session)) is not None:
             instance.beat = None
             self._had.setdefault(request, {})[instance.hello.name] = None
 
     def _look_for_others(self, chosen: Known, request: GenerateRequest, now: float, paired: bool) -> None:
-        for session, other in self._nodes.items():
+        for session, other in self._instances.items():
             fits = other.hello.role == "mixed" or (paired and other.hello.role == "decode")
             if fits and self._is_well(other, now) and self._has_room(session, other, request):
                 raise InvariantBroken(
@@ -143,7 +143,7 @@ class PreemptWatch:
             return False
         tokens = len(request.prompt) + request.sampling.max_tokens
         blocks = -(-(tokens + 1) // ready.block_size) + request.n
-        ours = sum(self._sequences(other) for other, decoder in self._homes.items() if decoder == session)
+        ours = sum(self._sequences(other) for other, decoder in self._decoders.items() if decoder == session)
         fits = not 0 < ready.context_tokens < tokens and blocks <= ready.blocks
         return fits and beat.slots_free > 0 and ours < ready.slots and beat.blocks_available >= blocks
 

@@ -30,7 +30,7 @@ LAZY: Final[tuple[Place, ...]] = (
 """Entries of requests that ended are removed when there are too many."""
 FIXED: Final[tuple[Place, ...]] = (
     *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
-    *(("Router", name) for name in ("_handlers", "_hearers")),
+    *(("Router", name) for name in ("_handlers", "_message_handlers")),
     *(("Roster", name) for name in ("_found", "_groups", "_sizes", "prefills")),
     ("Coordinator", "_actions"),
     ("Membership", "_modes"),

@@ -78,7 +78,7 @@ class SimulatedRouter:
         self.machine: Router | None = None
         self.frozen = False
         self.events = 0
-        self.hearers: RouterDelivery
+        self.clients: RouterDelivery
         self._timeline = timeline
         self._clock = clock
         self._watch = watch
@@ -133,7 +133,7 @@ class SimulatedRouter:
             wire.close("down", in_order=False)
         self._wires.clear()
         self._dialled.clear()
-        self.hearers.router_died(self.number)
+        self.clients.router_died(self.number)
         self._timeline.at(self._timeline.now + down_seconds, self.start)
 
     def freeze(self, seconds: float) -> None:
@@ -267,14 +267,14 @@ class SimulatedRouter:
                         wire.send("down", message)
                 case Deliver(emit):
                     self._look_at_rows(emit)
-                    self.hearers.delivered(emit)
+                    self.clients.delivered(emit)
                 case SchedulePass():  # behind all that happens at this moment
                     self._timeline.at(self._timeline.now, self._run_pass, self._lives)
                 case RejectRequest():
                     self._assigned.pop(effect.request, None)
-                    self.hearers.turned_away(effect)
+                    self.clients.turned_away(effect)
                 case FailRequest():
-                    self.hearers.broken_off(effect)
+                    self.clients.broken_off(effect)
                 case CloseSession(session, reason):
                     self._hang_up(session, reason, refused=type(event) is InstanceJoined and event.session == session)
         self._given.after(effects)

@@ -41,8 +41,8 @@ class StallWatch:
     def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
         self._lapse_seconds = config.lapse_seconds
         self._watch = watch
-        self._nodes: dict[Session, Heard] = {}
-        self._homes: dict[str, Session] = {}
+        self._instances: dict[Session, Heard] = {}
+        self._decoders: dict[str, Session] = {}
         "By request: session of the instance that answers it."
         self._moved: dict[str, int] = {}
         "By request: tokens that its client had at the last move."
@@ -51,29 +51,29 @@ class StallWatch:
 
     def clear(self) -> None:
         """The router restarts without state."""
-        self._nodes.clear()
-        self._homes.clear()
+        self._instances.clear()
+        self._decoders.clear()
 
     def was_frozen(self) -> None:
         """Forget since when instances are stalled or well: the router was frozen."""
-        for instance in self._nodes.values():
+        for instance in self._instances.values():
             instance.stalled_before |= instance.stalled_since is not None
             instance.stalled_since = instance.well_since = None
 
     def gone(self, session: Session) -> None:
-        self._nodes.pop(session, None)
+        self._instances.pop(session, None)
 
     # Messages that the router sends
 
     def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
             case GenerateRequest():
-                self._homes[message.id] = session
+                self._decoders[message.id] = session
             case Reserve(request=request):
-                self._homes[request.id] = session
+                self._decoders[request.id] = session
             case Forget():
-                if self._homes.get(message.request) == session:
-                    del self._homes[message.request]
+                if self._decoders.get(message.request) == session:
+                    del self._decoders[message.request]
                 if self._may_be_moved(session, now) and not self._is_over(message.request):
                     self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker stood still for long, and its requests were moved")
@@ -81,11 +81,11 @@ class StallWatch:
     # Messages that the router receives
 
     def received(self, session: Session, message: Any, now: float) -> None:
-        instance = self._nodes.get(session)
+        instance = self._instances.get(session)
         if type(message) is InstanceHello:
-            self._nodes[session] = Heard(message, now)
+            self._instances[session] = Heard(message, now)
         elif type(message) is RefusedRequest:
-            self._homes.pop(message.request, None)
+            self._decoders.pop(message.request, None)
             if message.refused.reason.startswith("never"):
                 self._unfit[message.request] = None
         elif instance is not None:
@@ -106,12 +106,12 @@ class StallWatch:
             instance.well_since = now
 
     def _lasts(self, session: Session, now: float) -> float:
-        instance = self._nodes.get(session)
+        instance = self._instances.get(session)
         return 0.0 if instance is None or instance.stalled_since is None else now - instance.stalled_since
 
     def _may_be_moved(self, session: Session, now: float) -> bool:
         """Whether a `Forget` to this session may be a move off a stalled worker."""
-        instance = self._nodes.get(session)
+        instance = self._instances.get(session)
         return instance is not None and (instance.stalled_before or self._lasts(session, now) > self._lapse_seconds / DRIFT)
 
     def _is_over(self, request: str) -> bool:
@@ -121,14 +121,14 @@ class StallWatch:
         return sum(map(len, self._watch.requests[request].delivered))
 
     def _check(self, session: Session, now: float) -> None:
-        for request, decoder in self._homes.items():
+        for request, decoder in self._decoders.items():
             known = request in self._unfit or self._moved.get(request) == self._tokens(request)
             if decoder == session and not self._is_over(request) and not known and self._has_choice(request, now):
                 raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
         client = self._watch.requests[request].client
-        for instance in self._nodes.values():
+        for instance in self._instances.values():
             ready = instance.hello.ready
             needed = -(-(len(client.prompt) + client.max_tokens - 1) // ready.block_size)
             well = instance.well_since is not None and now - instance.well_since > WELL_SECONDS

@@ -91,7 +91,7 @@ class ClusterWatch(Watch):
         self.at_stage("H0", request)
 
     # Messages from routers to instances
-    def told_instance(self, instance: int, engine: WatchedEngine, message: Any) -> None:
+    def sent_to_instance(self, instance: int, engine: WatchedEngine, message: Any) -> None:
         """Called just before the instance handles the message."""
         match message:
             case GenerateRequest():
@@ -121,7 +121,7 @@ class ClusterWatch(Watch):
 
     # Messages from instances
 
-    def said(self, engine: WatchedEngine | None, effect: Any) -> None:
+    def sent_by_instance(self, engine: WatchedEngine | None, effect: Any) -> None:
         match effect:
             case Reserved():
                 self.at_stage("H4", effect.request)
