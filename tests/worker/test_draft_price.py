@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baton.worker.drafters.price import FIRST_SHARE, ROWS_MAX, SIZES_MAX, DraftPrice
+from baton.worker.drafters.price import FIRST_SHARE, FORGET_STEPS, ROWS_MAX, DraftPrice
 
 
 def price(*seconds: float, slots: int = 1) -> DraftPrice:
@@ -69,8 +69,19 @@ def test_bounds(sequences):
     one = DraftPrice()
     for slot in range(sequences):
         one.seat(slot)
-    for rows in range(1, 2 * SIZES_MAX):
+    for rows in range(1, 5 * FORGET_STEPS):
         one.measured(rows, 1.0)
     assert sum(one.choose(sequences, dict.fromkeys(range(sequences), 16)).values()) <= ROWS_MAX
-    assert len(one._seconds) <= SIZES_MAX
+    assert sorted(one._seconds) == one._sizes
+    assert len(one._seconds) <= 2 * FORGET_STEPS
     assert one.seconds(100_000) > 0
+
+
+def test_one_slow_moment_does_not_exclude_a_size_for_ever():
+    one = price(1.0, 50.0)
+    for _ in range(10):
+        one.accepted(0, 1, 1)
+    assert one.choose(1, {0: 1}) == {}
+    for _ in range(2 * FORGET_STEPS):
+        one.measured(1, 1.0)
+    assert one.choose(1, {0: 1}) == {0: 1}

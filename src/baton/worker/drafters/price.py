@@ -10,7 +10,7 @@ run changes no token, so decisions by the clock are harmless here.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,18 +27,21 @@ FIRST_ROW_COST: Final = 0.2
 """Assumed cost of one more row, as a share of a step with one row, until steps with more rows are measured."""
 ROWS_MAX: Final = 64
 """Maximum of drafts per step. With more sequences than this a step is bound by arithmetic, and drafts do not pay."""
-SIZES_MAX: Final = 256
-"""Numbers of rows whose time is remembered."""
+FORGET_STEPS: Final = 128
+"""Times of sizes that were not measured in this many steps are forgotten: one slow moment must not exclude a size for ever."""
 
 
 class DraftPrice:
-    __slots__ = ("_guesses", "_seconds", "_shares", "_sizes")
+    __slots__ = ("_guesses", "_recent", "_seconds", "_shares", "_sizes", "_steps")
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
         "Average seconds of a step without prompts, by its rows."
         self._sizes: list[int] = []
         "Keys of `_seconds`, sorted."
+        self._steps = 0
+        self._recent: set[int] = set()
+        "Sizes that were measured since others were last forgotten."
         self._shares: dict[int, float] = {}
         "Share of right drafts by slot."
         self._guesses: dict[int, tuple[int, int]] = {}
@@ -54,12 +57,15 @@ class DraftPrice:
 
     def measured(self, rows: int, seconds: float) -> None:
         """A step without prompts took this long."""
+        self._steps += 1
+        if self._steps % FORGET_STEPS == 0:
+            self._sizes = sorted(self._recent)
+            self._seconds = {size: self._seconds[size] for size in self._sizes}
+            self._recent.clear()
+        self._recent.add(rows)
         known = self._seconds.get(rows)
         if known is None:
-            if len(self._sizes) >= SIZES_MAX:
-                self._sizes.clear()
-                self._seconds.clear()
-            self._sizes.insert(bisect_left(self._sizes, rows), rows)
+            insort(self._sizes, rows)
             self._seconds[rows] = seconds
         else:
             self._seconds[rows] = known + (seconds - known) * LEARNING
