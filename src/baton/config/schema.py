@@ -113,6 +113,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "migrations_max",
         "router_limits",
     ),
+    "Ray": ("on", "cluster_name", "ray_address", "ray_strategy", "attach", "detach", "ray_insecure"),
     "Administration": ("admin_api_key", "admin_api_key_file", "admin_port", "admin_host", "log_level", "log_format"),
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "shutdown_delay", "start_seconds_max"),
