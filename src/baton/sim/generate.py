@@ -79,21 +79,21 @@ def generate(seed: int) -> Scenario:
         _other_weights(scenario, last, stream(seed, "weights"))
     scenario.storage_tokens = storage_wants_tokens(scenario)
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
-    drafts(scenario, stream(seed, "drafts"))
+    drafts(scenario, stream(seed, "drafts"), faults=kind != "tight")
     if kind == "swarm" and faults:
         stop_last(scenario.clients, 1 / 8, stream(seed, "stop last"))
     return scenario
 
 
-def drafts(scenario: Scenario, rng: Random) -> None:
-    """In a quarter of the seeds workers draft, from never right to always right. In some of these a worker answers a token more
-    than it drafted, or none."""
+def drafts(scenario: Scenario, rng: Random, *, faults: bool = True) -> None:
+    """In a quarter of the seeds workers draft, from never right to always right. With `faults`, some answer a token more
+    than they drafted, or none."""
     if rng.random() < 0.25:
         scenario.drafts_max, scenario.draft_truth = rng.choice((1, 2, 3, 8, 16)), rng.choice((0.0, 0.3, 0.7, 0.9, 1.0))
         more = rng.choice((0, 0, 3, 16, 64))
         if scenario.decode_gap_seconds is None:  # its prompts have a bound of their own (_plan_bounds)
             scenario.tokens_per_step += more
-        if scenario.cluster is None and rng.random() < 0.1:
+        if faults and scenario.cluster is None and rng.random() < 0.1:
             scenario.steps.append(StepFault(rng.randint(2, 40), "garble", rng.choice((5, 6))))
 
 
