@@ -210,8 +210,8 @@ class AdmissionModel:
     def _check_preempted(self, plan: StepPlan, dropped: list[Place], growing: int) -> None:
         victims = self._victims_due
         short = growing > self.cache.available + sum(self._freed(victims))
-        if dropped and (short or self._unsure):
-            self._growths += growing
+        if dropped and (growing > self.cache.available or self._unsure):
+            self._growths += growing  # the instance may count the head's victims as those of growth
         if self._unsure:
             return
         missing = [place for place in victims if place not in dropped]
@@ -235,7 +235,9 @@ class AdmissionModel:
         if not running or running[-1][0] <= urgency or self._line.returns_before(order):
             return []
         victims: list[Place] = []
-        self._may_wait = self._prompts_of(urgency) >= self._prompt_room(self._decoding())
+        prompts, decoding = self._prompts_of(urgency), self._decoding()
+        paced = self._scenario.decode_gap_seconds is not None and decoding > 0  # how much room there is, is learned
+        self._may_wait = prompts >= (1 if paced else self._prompt_room(decoding))
         while not self._would_fit(head, victims):
             last = running.pop() if running else None
             if last is None or last[0] <= urgency:

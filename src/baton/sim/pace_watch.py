@@ -39,6 +39,9 @@ class PaceWatch:
             return
         self._mixed += 1
         slowest = (scenario.step_seconds + scenario.token_seconds * self._decoding) * (1 + scenario.noise)
+        slowest = max(
+            [slowest, *(fault.seconds for fault in scenario.steps if fault.kind == "plod" and fault.step <= plan.step)]
+        )
         allowed = max(LEAST, 2 * max(goal, SLOWDOWN * slowest) / scenario.token_seconds)
         if self._mixed > LEARNING_STEPS and sum(chunks) > allowed:
             raise InvariantBroken(
