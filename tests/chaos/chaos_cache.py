@@ -25,11 +25,11 @@ class ChaosCache(cache.CacheProcess):
         self._held: list[asyncio.Task[None]] = []
         gate, send_bytes = Gate("send"), TcpSession.send_bytes
 
-        async def send_when_open(session: TcpSession, content: memoryview) -> None:
+        async def send_when_open(session: TcpSession, content: memoryview, first: int = 0) -> None:
             if gate.closed:
                 while gate.still_closed:
                     await asyncio.sleep(POLL_SECONDS)
-            await send_bytes(session, content)
+            await send_bytes(session, content, first)
 
         TcpSession.send_bytes = send_when_open  # type: ignore[method-assign]
 
