@@ -114,6 +114,7 @@ def stopped(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_new_weights_come_by_a_second_router_without_an_error_or_a_mixed_answer(tiny: Path, tmp_path: Path):
     make_secret(tmp_path / "secret", "0123456789abcdef")
     with ExitStack() as stack:

@@ -96,6 +96,7 @@ class Members:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow  # tests/runtime/router/test_revoked.py and tests/trust/test_keyring.py have its parts
 def test_secrets_and_instances_come_and_go_while_tokens_flow(tiny: Path, tmp_path: Path):
     with ExitStack() as stack:
         members = Members(tiny, tmp_path, stack)
