@@ -221,9 +221,8 @@ def test_variables_of_other_engines_are_not_read_and_said(monkeypatch, capsys):
 
 
 def test_groups_name_no_setting_that_does_not_exist():
-    from baton.cli.cluster_options import PlacementOptions, RouterOptions, UpOptions
+    from baton.cli.cluster_options import PlacementOptions, RayOptions, RouterOptions, UpOptions
 
-    known = {
-        setting.name for owner in (ServeConfig, UpOptions, RouterOptions, PlacementOptions) for setting in all_settings(owner)
-    }
+    owners = (ServeConfig, UpOptions, RayOptions, RouterOptions, PlacementOptions)
+    known = {setting.name for owner in owners for setting in all_settings(owner)}
     assert {name for names in GROUPS.values() for name in names} == known
