@@ -119,6 +119,7 @@ def test_an_engine_is_started_again_whoever_reads_stderr(tiny_model, reader):
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_cluster_goes_on_without_a_reader_of_stderr(tiny_model):
     with running(tiny_model, "--mixed", "1", command="up") as server:
         server.leave_the_pipe()
@@ -127,6 +128,7 @@ def test_a_cluster_goes_on_without_a_reader_of_stderr(tiny_model):
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_lets_running_answers_finish(tiny_model):
     with running(tiny_model) as server:
         answer = server.ask("POST", "/v1/completions", LONG)

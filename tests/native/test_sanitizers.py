@@ -117,6 +117,7 @@ def test_no_access_is_out_of_bounds_and_nothing_is_undefined(tmp_path, much):
     run([*command, much], ASAN_OPTIONS="detect_leaks=0")  # the test's own model goes with the process
 
 
+@pytest.mark.slow
 def test_threads_do_not_race(tmp_path):
     command = checked(tmp_path, "thread", HERE / "selftest.c", *best_flags())
     run([*command, "threads"], TSAN_OPTIONS=f"suppressions={HERE / 'tsan_suppressions.txt'} halt_on_error=0")

@@ -74,6 +74,7 @@ def test_one_seed_alone_is_the_campaign_of_that_seed():
     assert [name for name, seeds in ran.sometimes.items() if seeds] == [n for n in SOMETIMES if n in outcome.sometimes]
 
 
+@pytest.mark.slow
 def test_progress_is_told_in_whole_chunks():
     told: list[tuple[int, int]] = []
     run_campaign(range(2 * CHUNK + 3), jobs=1, progress=lambda done, found: told.append((done, found)))
@@ -143,6 +144,7 @@ print("clean", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_only_the_parent_acts():
     """A terminal sends it to the children too; none of them may die of it or print a traceback."""
     process = subprocess.Popen(
