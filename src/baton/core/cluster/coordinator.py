@@ -29,6 +29,8 @@ from baton.protocol.request import FinishReason, Refused
 TO_COMPUTE: Final = (RequestState.RESERVING, RequestState.PREFILLING)
 """States in which a prefill instance still has to compute the prompt."""
 WAITED_LEARNING: Final = 0.125
+NO_INSTANCE: Final = "no instance goes on with the request"
+"""Beginning of the error of a request that is partly answered and that no instance can hold."""
 RETRY_SECONDS_MIN: Final = 1.0
 RETRY_SECONDS_MAX: Final = 60.0
 WAIT_SHARE: Final = 0.5
@@ -294,7 +296,7 @@ class Coordinator:
     def turn_away(self, routed: RoutedRequest, refused: Refused) -> None:
         """Reject the request. A client that has received tokens gets an error instead."""
         if not routed.untouched:
-            self.break_off(routed, "worker_gone", f"no instance goes on with the request: {refused}")
+            self.break_off(routed, "worker_gone", f"{NO_INSTANCE}: {refused}")
             return
         self.stats.turned_away[refused.reason] += 1
         self.effects.append(RejectRequest(routed.id, refused, self.retry_seconds(refused)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.core.cluster.coordinator import NO_INSTANCE
 from baton.core.cluster.events import FailRequest, RejectRequest, SubmitRequest, WithdrawRequest
 from baton.errors import InvariantBroken
 from baton.protocol.ids import RequestId
@@ -183,6 +184,11 @@ class RoutedClients(ClusterClients):
         self._note(f"{effect.request} is broken off: {effect.detail}")
         if effect.detail == OTHER_WEIGHTS:
             self._other_weights(request, self._routers[begun.router])
+            return
+        if effect.detail.startswith(NO_INSTANCE) and not any(request.delivered):  # a rejection, after a sequence was withdrawn
+            self._earned(request, "never_fits")
+            self._watch.saw("a request was broken off")
+            self._end_all(request)
             return
         begun.hears(self._timeline.now, self._patience)
         waited, lost = self._timeline.now - begun.at, self._excuses("move", request) + begun.silences
