@@ -99,12 +99,15 @@ FOREIGN: Mapping[str, Row] = MappingProxyType(
     {row.name: row for row in _rows() if row.kind in ("not needed", "only", "instead")}
 )
 
-SHORT: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        name: tuple(dict.fromkeys(s for row in _rows() if row.name == name for s in row.short))
-        for name in {r.name for r in _rows()}
-    }
-)
+
+def _short() -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for row in _rows():
+        found.setdefault(row.name, {}).update(dict.fromkeys(row.short))
+    return {name: tuple(short) for name, short in found.items()}
+
+
+SHORT: Mapping[str, tuple[str, ...]] = MappingProxyType(_short())
 """Short options, by their long name."""
 
 
