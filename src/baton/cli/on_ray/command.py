@@ -17,24 +17,24 @@ from baton.config import ServeConfig
 def up_on_ray(ray: RayOptions, options: UpOptions, given: Given, serve: ServeConfig, *, quiet: bool) -> None:
     """Run until Ctrl-C, or until all is ready with --detach."""
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         if not quiet:
             typer.echo(f"baton up: {line}", err=True)
 
     cluster = RayCluster(ray.ray_address, ray.cluster_name, insecure=ray.ray_insecure)
     try:
         if ray.attach:
-            url = wait_ready(cluster, cluster.keepers(), serve.start_seconds_max, say)
+            url = wait_ready(cluster, cluster.keepers(), serve.start_seconds_max, report)
         else:
-            url = start(cluster, job_of(ray, options, given, serve, _has_gpus(cluster)), say)
+            url = start(cluster, job_of(ray, options, given, serve, _has_gpus(cluster)), report)
         stopped = stop_signal()
-        say(f"ready at {url}; {url}/v1/cluster shows the instances")
+        report(f"ready at {url}; {url}/v1/cluster shows the instances")
         if ray.detach:
-            say(f"it goes on without this command; `baton down --on ray --cluster-name {ray.cluster_name}` ends it")
+            report(f"it goes on without this command; `baton down --on ray --cluster-name {ray.cluster_name}` ends it")
             return
         stopped.wait()
-        say(f"ends; open requests have {serve.drain_seconds_max:g} s")
-        end(cluster, serve.drain_seconds_max, say)
+        report(f"ends; open requests have {serve.drain_seconds_max:g} s")
+        end(cluster, serve.drain_seconds_max, report)
     finally:
         cluster.disconnect()
 

@@ -18,7 +18,7 @@ from baton.config import Role
 PLACE_SECONDS: Final = 60.0
 """How long Ray may take to find room, with an autoscaler that starts nodes."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RayJob:
     start_seconds: float
 
 
-def start(cluster: RayCluster, job: RayJob, say: Say) -> str:
+def start(cluster: RayCluster, job: RayJob, report: Report) -> str:
     """Start the cluster. Returns its URL. What was started is removed if anything fails."""
     if there := cluster.keepers():
         raise Failed(
@@ -46,7 +46,7 @@ def start(cluster: RayCluster, job: RayJob, say: Say) -> str:
         )
     threads = job.threads or threads_for(cluster.nodes(), len(job.roles))
     bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu)
-    say(f"asking Ray for room: {', '.join(map(str, bundles))}")
+    report(f"asking Ray for room: {', '.join(map(str, bundles))}")
     nodes = cluster.nodes()
     if not cluster.place(bundles, job.strategy, PLACE_SECONDS):
         why = misfit(bundles, nodes, apart=job.strategy == "strict_spread") or "the nodes have too little room together"
@@ -54,9 +54,9 @@ def start(cluster: RayCluster, job: RayJob, say: Say) -> str:
     try:
         for place, (bundle, orders) in enumerate(zip(bundles, _orders(job, bundles, threads), strict=True)):
             cluster.start(place, bundle, orders)
-        return wait_ready(cluster, [bundle.name for bundle in bundles], job.start_seconds, say)
+        return wait_ready(cluster, [bundle.name for bundle in bundles], job.start_seconds, report)
     except BaseException:
-        end(cluster, 0.0, say)
+        end(cluster, 0.0, report)
         raise
 
 
@@ -72,23 +72,25 @@ def _orders(job: RayJob, bundles: list[Bundle], threads: int) -> list[KeeperOrde
     ]
 
 
-def wait_ready(cluster: RayCluster, names: list[str], seconds: float, say: Say) -> str:
+def wait_ready(cluster: RayCluster, names: list[str], seconds: float, report: Report) -> str:
     """Wait until every tree is ready: the router last, because it is when an instance has joined."""
+    if not names:
+        raise Failed(f"Ray has no cluster {cluster.name}")
     for name in [*(name for name in names if name != ROUTER), ROUTER]:
         if why := cluster.ask(name, "wait_ready", seconds, seconds=seconds + ASK_SECONDS):
             raise Failed(f"{name} was not ready within {seconds:g} s: {why}; its log: `ray logs`")
-        say(f"{name} is ready")
+        report(f"{name} is ready")
     return str(cluster.ask(ROUTER, "url"))
 
 
-def end(cluster: RayCluster, drain_seconds: float, say: Say) -> None:
+def end(cluster: RayCluster, drain_seconds: float, report: Report) -> None:
     """End the cluster: the router first, whose open requests finish while the instances still work. Nothing is left on Ray."""
     for name in sorted(cluster.keepers(), key=lambda one: one != ROUTER):
         try:
             words = cluster.ask(name, "stop", drain_seconds, seconds=drain_seconds + 3 * KILL_SECONDS)
-            say(f"{name} {words}")
+            report(f"{name} {words}")
         except Failed as error:  # it is being started, or its node is lost
-            say(str(error))
+            report(str(error))
         cluster.remove(name)
     cluster.release()
 

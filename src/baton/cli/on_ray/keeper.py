@@ -19,10 +19,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.addresses import Address
+from baton.cli.say import one_line
 from baton.runtime.processes.children import exit_text
 from baton.runtime.processes.private_folder import PrivateFolder
 from baton.runtime.wire.listener import usable_port
@@ -31,6 +32,9 @@ SOON_SECONDS: Final = 20.0
 """A tree that ended within this time is started again after BACKOFF_SECONDS, else at once."""
 BACKOFF_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 0.3
+RETRY_SECONDS: Final = 5.0
+"""An instance asks again for the address of a router that it did not get."""
+EVERYWHERE: Final = ("0.0.0.0", "::", "[::]")
 KILL_SECONDS: Final = 10.0
 
 
@@ -48,7 +52,6 @@ class KeeperOrders:
     "Keepers of routers, for an instance."
     instances: tuple[str, ...] = ()
     "Keepers of instances, for a router."
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Keeper:
@@ -64,7 +67,7 @@ class Keeper:
         self._address = str(Address(host=host, port=usable_port(host, 0))) if is_router else ""
         own = self._settings(host)
         self._port = own["port"]
-        self._host = host if is_router else "127.0.0.1"
+        self._host = host if own["host"] in EVERYWHERE else own["host"]
         self._write_routers()
         self._began = time.monotonic()
         self._tree = self._start(own)
@@ -140,8 +143,7 @@ class Keeper:
             "--config",
             str(path),
         ]
-        environment = {**os.environ, **self._orders.environment}
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def _write_routers(self) -> None:
         """By renaming: the instance reads all of it, or what was there before. Several threads may write: each writes all."""
@@ -161,11 +163,16 @@ class Keeper:
         self._leave(1)
 
     def _introduce(self) -> None:
-        """Routers give their address to instances, and instances ask routers for it. Of two keepers the later one finds the
-        earlier one, and one that is away introduces itself when it is back."""
+        """A router gives its address to all instances, so that they find it after it has moved. An instance asks for it until
+        it has it: a router that is lost, or not there yet, does not answer."""
         for name in self._orders.instances:
-            with contextlib.suppress(Exception):  # it is not there yet, or has just been lost
+            with contextlib.suppress(Exception):  # it asks when it comes
                 self._peers(name).add_router(self._orders.name, self._address)
         for name in self._orders.routers:
-            with contextlib.suppress(Exception):
-                self.add_router(name, self._peers(name).address())
+            while name not in self._routers and not self._stopping:
+                try:
+                    self.add_router(name, self._peers(name).address())
+                except Exception as error:
+                    why = one_line(str(error))
+                    print(f"baton: {self._orders.name}: no address of {name} yet: {why}", file=sys.stderr, flush=True)
+                    time.sleep(RETRY_SECONDS)
