@@ -6,6 +6,8 @@ import pytest
 
 from baton.cli.cluster_options import RayOptions
 from baton.cli.on_ray.bundles import HEAD, Bundle, bundles_of, misfit, threads_for
+from baton.cli.settings import Given
+from baton.config.schema import all_settings
 from baton.errors import InvalidConfig
 
 ROLES = {"prefill-0": "prefill", "decode-0": "decode"}
@@ -51,6 +53,13 @@ def test_apart_means_a_node_each():
     assert misfit(bundles, [{"CPU": 8.0}]) == ""
     assert "mixed-1 needs 1 CPU" in misfit(bundles, [{"CPU": 8.0}], apart=True)
     assert misfit(bundles, [{"CPU": 8.0}, {"CPU": 1.0}], apart=True) == ""
+
+
+def test_on_is_a_key_of_the_file_too(tmp_path):
+    """YAML reads the bare word as true."""
+    file = tmp_path / "up.yaml"
+    file.write_text("on: ray\ncluster-name: chat\n")
+    assert Given({"config": file}, all_settings(RayOptions)).read(RayOptions) == RayOptions(on="ray", cluster_name="chat")
 
 
 @pytest.mark.parametrize(

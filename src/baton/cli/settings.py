@@ -240,7 +240,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise Failed(f"--config {path}: must hold keys with values, like `port: 8001`, not a {type(content).__name__}")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    return {_key(key): value for key, value in content.items()}
+
+
+def _key(key: object) -> str:
+    return "on" if key is True else str(key).replace("-", "_")  # YAML reads the word `on` as true
 
 
 def _listed(value: Any) -> list[Any]:
