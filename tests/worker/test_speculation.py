@@ -251,6 +251,22 @@ def test_ngram_repeats_what_followed():
     drafter.drop(0)
 
 
+def test_ngram_indices_have_one_bound_for_all_sequences(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("baton.worker.drafters.ngram.TOKENS_MAX", 12)
+    drafter, tokens = NgramDrafter(), np.array([1, 2, 3, 4, 5, 1, 2, 3], np.int32)
+    for slot in (0, 1):
+        drafter.seat(slot)
+    assert list(drafter.propose(0, tokens, 2)) == [4, 5]
+    assert list(drafter.propose(1, tokens, 2)) == []
+    assert list(drafter.propose(0, np.append(tokens, np.int32(4)), 2)) == [5, 1]
+    drafter.seat(0)  # without a drop
+    assert list(drafter.propose(1, tokens, 2)) == [4, 5]
+    for slot in (0, 1):
+        drafter.drop(slot)
+        drafter.seat(slot)
+    assert list(drafter.propose(0, tokens, 2)) == [4, 5]
+
+
 def test_ngram_goes_on_with_a_repetition():
     drafter = NgramDrafter()
     drafter.seat(3)

@@ -19,6 +19,8 @@ from baton.worker.grammar_masks import GrammarState
 
 SUFFIXES: Final = (4, 3, 2)
 """Lengths of the suffixes that are looked up, the longest first."""
+TOKENS_MAX: Final = 1 << 18
+"""Tokens in the indices of all sequences, of 360 bytes each. A sequence that would exceed it gets no drafts."""
 FACTOR: Final = 0x9E3779B97F4A7C15
 MASK: Final = (1 << 64) - 1
 
@@ -59,13 +61,21 @@ class Index:
 class NgramDrafter:
     def __init__(self) -> None:
         self._indices: dict[int, Index] = {}
+        self._indexed = 0
+        "Tokens in all indices."
 
     def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+        if slot in self._indices:
+            self.drop(slot)
         self._indices[slot] = Index()
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
         index = self._indices[slot]
+        more = max(0, len(tokens) - 1 - index.read)
+        if self._indexed + more > TOKENS_MAX:
+            return ()
         index.extend(tokens)
+        self._indexed += more
         begin = index.find(tokens)
         if begin is None:
             return ()
@@ -78,7 +88,7 @@ class NgramDrafter:
         """The index reads the tokens themselves."""
 
     def drop(self, slot: int) -> None:
-        del self._indices[slot]
+        self._indexed -= self._indices.pop(slot).read
 
 
 def _hash(tokens: Sequence[int]) -> int:
