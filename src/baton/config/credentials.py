@@ -32,7 +32,7 @@ class CredentialOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberOptions(CredentialOptions):
-    """Of an instance: options that its engine and its cache service share."""
+    """Options that the engine and the cache service of an instance share."""
 
     transfer_digest: TransferDigest = "auto"
     """Digest of KV blocks that this instance reads from other machines. checksum: finds damage. keyed: withstands an attacker

@@ -52,11 +52,8 @@ class RedisListing:
 
     def _described(self, names: Sequence[bytes]) -> Iterator[StoredObject]:
         """Each object that is still there. An LFU policy of the server knows no times of last use."""
-        now, asked = (
-            time(),
-            [command(*words, name) for name in names for words in ((b"OBJECT", b"IDLETIME"), (b"MEMORY", b"USAGE"))],
-        )
-        replies = iter(self._ask(asked))
+        now, questions = time(), ((b"OBJECT", b"IDLETIME"), (b"MEMORY", b"USAGE"))
+        replies = iter(self._ask([command(*question, name) for name in names for question in questions]))
         for name, idle, nbytes in zip(names, replies, replies, strict=False):
             match = _NAME.fullmatch(name)
             if match is not None and isinstance(nbytes, int):
