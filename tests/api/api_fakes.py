@@ -80,6 +80,8 @@ class Script:
     "Never says anything."
     deaf: bool = False
     "Does not hear aborts."
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     cached_tokens: int = 0
     cached_by_siblings: int = 0
     "More of them than that where a sequence is not the first: it finds what the first one has computed."
@@ -178,6 +180,8 @@ class FakeEngine:
             preemptions=self.script.preemptions,
             host_tokens=self.script.host_tokens,
             storage_tokens=self.script.storage_tokens,
+            drafted_tokens=self.script.drafted_tokens,
+            accepted_tokens=self.script.accepted_tokens,
             error=self.script.end_error if reason is FinishReason.ERROR else None,
             detail=self.script.error_detail if reason is FinishReason.ERROR else "",
         )

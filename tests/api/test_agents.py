@@ -14,8 +14,7 @@ import pytest
 from agent_rig import LARGE, QUESTION, SECRET, from_npm, run, steps, tool_results
 from api_fakes import Script, Serving, serving
 from client_pages import configured, exported
-from test_ordered_parts import events_of
-from tool_rig import QWEN, call, prompt_of, with_template
+from tool_rig import QWEN, call, events_of, prompt_of, with_template
 
 from baton.api.config import ApiConfig
 

@@ -108,7 +108,11 @@ def test_the_range_of_the_other_routes_number():
 
 def defaults(options: Options) -> Iterator[tuple[str, Any]]:
     renamed = {"include_stop": "include_stop_str_in_output", "timeout_seconds": "timeout"}
-    renamed |= {"repetition_stop": "repetition_detection", "truncate": "truncate_prompt_tokens"}
+    renamed |= {
+        "drafts_max": "speculative.n_max",
+        "repetition_stop": "repetition_detection",
+        "truncate": "truncate_prompt_tokens",
+    }
     hidden = ("stream", "sampling", "grammar", "grammar_field", "ignored", "max_tokens", "add_special_tokens")
     shown = {name: getattr(options, name) for name in Options.__dataclass_fields__}
     sampled = {name: getattr(options.sampling, name) for name in SamplingParams.__struct_fields__}

@@ -23,8 +23,7 @@ from agent_rig import LARGE, PROGRAMS, QUESTION, SECRET, from_npm, from_pip, run
 from api_fakes import Script, Serving, eventually, says, serving
 from chromium import Browser, chromium_path
 from client_pages import address_in, configurations, configured, exported
-from test_ordered_parts import events_of
-from tool_rig import QWEN, call, prompt_of, with_template
+from tool_rig import QWEN, call, events_of, prompt_of, with_template
 
 AIDER, CONTINUE, OPEN_WEBUI = "aider-chat==0.86.2", "@continuedev/cli@1.5.47", "open-webui==0.12.4"
 DATA = Path(__file__).parent / "data"
@@ -136,6 +135,12 @@ def test_continue_as_an_ollama_client_learns_the_context_length(server, http):
     assert {"temperature", "repeat_penalty"} <= set(parameters), "the names that Ollama has for them"
     assert "repetition_penalty" not in parameters
     assert ".Suffix" not in shown["template"], "that would say that it can fill in the middle"
+
+
+def test_continue_is_configured_to_complete_through_ollama():
+    """test_fill_in.py has the answers of a model that fills in the middle."""
+    [model] = yaml.safe_load(configurations("Continue")[1])["models"]
+    assert (model["provider"], model["roles"], address_in(model["apiBase"])) == ("ollama", ["autocomplete"], "")
 
 
 @pytest.mark.slow

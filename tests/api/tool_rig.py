@@ -56,3 +56,11 @@ def call(name: str, **arguments: object) -> str:
 def prompt_of(server) -> str:
     """What the engine was asked last."""
     return server.app.state.front.tokenizer.decode(server.engine.requests[-1].prompt, skip_special_tokens=False)
+
+
+def events_of(http, url: str, path: str, body: dict) -> list[dict]:
+    """The events of a streamed answer, in any dialect."""
+    with http.stream("POST", url + path, json={"model": "smol", **body, "stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith(("data: {", "{"))]
+    return [json.loads(line) for line in lines]

@@ -40,7 +40,7 @@ def test_a_stream_that_cannot_be_written_does_not_hold_up_the_others_of_its_turn
     async def turn() -> None:
         end = EndOfTurn()
         for what in (lambda: written.append(1), missing, lambda: written.append(2)):
-            end.do(what)
+            end.run_at_end(what)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

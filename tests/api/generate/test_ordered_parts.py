@@ -9,7 +9,7 @@ import pytest
 from api_fakes import Script, Serving, says, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tool_rig import QWEN, TOOLS, call, with_template
+from tool_rig import QWEN, TOOLS, call, events_of, with_template
 
 ASK = [{"role": "user", "content": "How is Oslo?"}]
 ANSWER = (
@@ -58,13 +58,6 @@ def merged(blocks: list[tuple]) -> list[tuple]:
     return [
         (*block[:1], block[2], json.loads(block[3])) if block[0] == "call" else (block[0], block[1].strip()) for block in joined
     ]
-
-
-def events_of(http, url: str, path: str, body: dict) -> list[dict]:
-    with http.stream("POST", url + path, json={"model": "smol", **body, "stream": True}) as answer:
-        assert answer.status_code == 200, answer.read()
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith(("data: {", "{"))]
-    return [json.loads(line) for line in lines]
 
 
 # What a client makes of each dialect's stream, in the order in which it comes

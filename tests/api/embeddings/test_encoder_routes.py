@@ -13,7 +13,7 @@ from api_fakes import MODEL, Script, a_vector, serving
 
 from baton.text.loading import load_model_text
 
-sys.path.append(str(Path(__file__).parent.parent / "models"))
+sys.path.append(str(Path(__file__).parents[2] / "models"))
 tiny_encoders = pytest.importorskip("tiny_encoders", reason="the tokenizers of encoders stand beside models of transformers")
 
 POSITIONS = 64

@@ -535,7 +535,7 @@ def test_83_unknown_routes(server, http):
 @pytest.mark.parametrize(
     ("reason", "status"),
     [("never_fits", 400), ("queue_full", 429), ("queue_tokens_full", 429), ("duplicate_id", 409), ("draining", 503),
-     ("paused", 503), ("worker_gone", 503)],
+     ("queued_too_long", 429), ("paused", 503), ("worker_gone", 503)],
 )  # fmt: skip
 @pytest.mark.parametrize("streamed", [True, False])
 def test_refusals_have_their_status_and_numbers(server, complete, reason, status, streamed):

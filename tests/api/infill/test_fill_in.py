@@ -9,6 +9,7 @@ import ollama
 import openai
 import pytest
 from api_fakes import CONTEXT, Script, says, serving
+from jinja2 import Environment
 
 from baton.text.fill_in import SNIPPET, FillIn, fill_in_tokens, plain
 from baton.text.tokenizer import Tokenizer
@@ -49,6 +50,16 @@ def test_suffix_of_ollama(coder, text):
     refused = ollama.Client(host=coder.url, timeout=20)
     with pytest.raises(ollama.ResponseError, match="suffix is not used with system"):
         refused.generate("smol", "before", suffix="after", system="x")
+
+
+def test_clients_of_ollama_learn_that_a_model_fills_in_the_middle(coder, text):
+    """Continue looks for .Suffix in the template (core/llm/llms/Ollama.ts). The template renders as before."""
+    shown = ollama.Client(host=coder.url, timeout=20).show("smol")
+    assert "insert" in shown.capabilities
+    assert ".Suffix" in shown.template
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True}
+    [before, after] = [Environment().from_string(each).render(chat) for each in (text.chat_template.sources[0], shown.template)]
+    assert before == after
 
 
 def test_marks_in_a_text_are_plain_characters(coder, http):

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from api_fakes import CONTEXT, MODEL, Script, a_vector, serving
 
-from baton.api.rerank.pairs import ANSWER, INSTRUCTION, QUESTION
 from baton.protocol.request import Refused
+from baton.text.pair_scores import ANSWER, INSTRUCTION, QUESTION
 
 QUERY, DOCUMENTS = (
     "What is a baton?",
