@@ -1,7 +1,8 @@
 """Tokens per second with and without drafts, for answers that copy their prompt and for answers that do not.
 
-    python bench/speculate.py         SmolLM2 in 8 bits: copying, editing, code, JSON, chat; 1, 4 and 16 at once
+    python bench/speculate.py         SmolLM2 in 8 bits: copying, editing, code, JSON, chat; 1, 4, 16, 64 and 256 at once
     python bench/speculate.py --quantization int4 --batches 1,4 --tokens 96
+    python bench/speculate.py --model large --speculate draft:small     a smaller model drafts
 
 Both servers are in one process, and take turns: what slows down the machine slows down both. The answers are compared: they are
 the same to the last token, or this fails.
@@ -27,6 +28,7 @@ CASES = {
     "edit": f"Repeat this text, but write Lund instead of Tarn:\n\n{TEXT}",
     "code": f"Write this Python function again and add a case for squares and one for rectangles:\n\n{CODE}",
     "json": "Invent an order of a book shop as JSON.",
+    "movie": "Describe the film Casablanca as JSON.",
     "chat": "Explain in a few sentences why the sky is blue and sunsets are red.",
 }
 Clock = Callable[[], float]
@@ -47,12 +49,30 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+MOVIE = {
+    "$id": "https://example.com/movie.schema.json",
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "description": "A representation of a movie",
+    "type": "object",
+    "required": ["title", "director", "releaseDate"],
+    "properties": {
+        "title": {"type": "string"},
+        "director": {"type": "string"},
+        "releaseDate": {"type": "string", "format": "date"},
+        "genre": {"type": "string", "enum": ["Action", "Comedy", "Drama", "Science Fiction"]},
+        "duration": {"type": "string"},
+        "cast": {"type": "array", "items": {"type": "string"}, "additionalItems": False},
+    },
+}
+"""Published at json-schema.org/learn/json-schema-examples."""
+SCHEMAS = {"json": SCHEMA, "movie": MOVIE}
+
 
 def run(
     llm: LLM, case: str, batch: int, tokens: int, clock: Callable[[], float] = perf_counter
 ) -> tuple[float, list[list[int]]]:
     chats = [[{"role": "user", "content": f"{CASES[case]}\n\n({number})"}] for number in range(batch)]
-    form = StructuredOutputsParams(json=SCHEMA) if case == "json" else None
+    form = StructuredOutputsParams(json=SCHEMAS[case]) if case in SCHEMAS else None
     began = clock()
     answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=tokens, structured_outputs=form))
     seconds = clock() - began
@@ -64,17 +84,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--quantization", default="int8")
-    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--batches", default="1,4,16,64,256")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--cpu-time", action="store_true", help="for a busy machine, with --threads 1")
+    parser.add_argument("--speculate", default="auto")
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
     settings = {"quantization": asked.quantization, "kv_memory_gib": 0.5, "threads": asked.threads}
     plain = LLM(asked.model, **settings)
-    drafting = LLM(asked.model, speculate="auto", speculative_tokens=asked.drafts, **settings)
+    drafting = LLM(asked.model, speculate=asked.speculate, speculative_tokens=asked.drafts, **settings)
     print("| case | at once | tokens/s without | with drafts | ratio | drafts | accepted |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for case in asked.cases.split(","):

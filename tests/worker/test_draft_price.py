@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ def price(*seconds: float, slots: int = 1) -> DraftPrice:
     """`seconds`: of steps with 1, 2, ... rows."""
     one = DraftPrice()
     for slot in range(slots):
-        one.seat(slot)
+        one.assign_slot(slot)
     for rows, each in enumerate(seconds, 1):
         one.measured(rows, each)
     return one
@@ -30,7 +32,7 @@ def test_as_many_as_pay():
     one = price(1.0, 1.2, 1.4, 1.6, 1.8)
     for _ in range(3):
         one.accepted(0, 1, 1)
-    share = 1 - (1 - FIRST_SHARE) * 0.8**3
+    share = 1 - (1 - FIRST_SHARE) * 4 / 5 * 5 / 6 * 6 / 7
     expected = max(range(5), key=lambda k: sum(share**j for j in range(k + 1)) / (1.0 + 0.2 * k))
     assert one.choose(1, {0: 4}) == {0: expected}
     for _ in range(30):
@@ -64,11 +66,34 @@ def test_the_likeliest_sequences_come_first():
     assert chosen.get(0, 0) > chosen.get(1, 0)
 
 
+def test_forced_text_has_a_share_of_its_own():
+    """It runs at once. Guesses that are wrong do not end it, and it does not begin them."""
+    one = price(1.0, 1.2, 1.4)
+    one.proposed(0, forced=True)
+    assert one.choose(1, {0: 2}) == {0: 2}
+    one.proposed(0, forced=False)
+    assert one.choose(1, {0: 2}) == {}
+    for _ in range(20):
+        one.accepted(0, 1, 0)
+    one.proposed(0, forced=True)
+    assert one.choose(1, {0: 2}) == {0: 2}
+    one.not_run(0, 2, 9)
+    one.proposed(0, forced=False)
+    for _ in range(20):
+        one.accepted(0, 1, 1)
+    one.known(0, np.array([4, 5, 6], np.int32))  # forced text that was not run was wrong
+    assert one.choose(1, {0: 2}) == {0: 2}
+    one.proposed(0, forced=True)
+    for _ in range(20):
+        one.accepted(0, 1, 0)
+    assert one.choose(1, {0: 2}) == {}
+
+
 @pytest.mark.parametrize("sequences", [1, 7, 300])
 def test_bounds(sequences):
     one = DraftPrice()
     for slot in range(sequences):
-        one.seat(slot)
+        one.assign_slot(slot)
     for rows in range(1, 5 * FORGET_STEPS):
         one.measured(rows, 1.0)
     assert sum(one.choose(sequences, dict.fromkeys(range(sequences), 16)).values()) <= ROWS_MAX
@@ -85,3 +110,46 @@ def test_one_slow_moment_does_not_exclude_a_size_for_ever():
     for _ in range(2 * FORGET_STEPS):
         one.measured(1, 1.0)
     assert one.choose(1, {0: 1}) == {0: 1}
+
+
+def test_steps_wait_the_less_the_longer_no_drafts_run():
+    """A step is asked about once or more. Each that waits finds nothing: the pauses double."""
+    one, waited = DraftPrice(), list[int]()
+    for step in range(70):
+        assert one.worth_waiting(step) == one.worth_waiting(step) == one.has_waited(step)
+        if one.has_waited(step):
+            waited.append(step)
+            one.tried(found=False)
+    assert waited == [0, 2, 6, 14, 30, 46, 62]
+    one.tried(found=True)
+    assert all(one.worth_waiting(step) for step in range(70, 80))
+
+
+def test_a_share_settles():
+    """Drafts of a sequence that are right three times in four are worth their rows nearly always."""
+    one, rng = price(1.0, 1.1, 1.2, 1.3, 1.4), random.Random(3)
+    run = 0
+    for _ in range(400):
+        one.accepted(0, 1, int(rng.random() < 0.75))
+        run += bool(one.choose(1, {0: 4}))
+    assert run > 390
+
+
+def test_waiting_is_measured_before_drafts_run_and_counts_once():
+    one = DraftPrice(0.02, waits=True)
+    for slot in range(16):
+        one.assign_slot(slot)
+        for _ in range(20):
+            one.accepted(slot, 4, 4)
+    drafts = dict.fromkeys(range(16), 4)
+    one.measured(16, 1.0)
+    assert one.choose(16, drafts) == {}
+    one.waited_for_nothing(16, 1.5)
+    assert one.choose(16, drafts) == drafts  # 80 tokens instead of 16 in about 2.5 times the time
+    one.measured(80, 2.0, waited=True)
+    assert one.seconds(80) == pytest.approx(1.5)
+    dear = DraftPrice(0.02, waits=True)
+    dear.assign_slot(0)
+    dear.measured(1, 1.0)
+    dear.waited_for_nothing(1, 9.0)
+    assert dear.choose(1, {0: 4}) == {}

@@ -7,26 +7,32 @@ answer and spoils a share of it, and one that guesses.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from ahead_executor import running_ahead
 from rig import TINY, TINY_SEED, Rig, RigModel, tiny_model
 from test_grammar_runs import END, GRAMMARS, TOKENS
 
 from baton.core.events import EvictSome, PreemptSome
 from baton.grammar.vocabulary import Vocabulary
 from baton.models.loaders.dummy import DummyWeights
+from baton.models.parameters import LM_HEAD
 from baton.models.raw_tensor import RawTensor
 from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import FinishReason
+from baton.protocol.step import BatchRows
 from baton.protocol.thinking import Thinking
 from baton.worker.drafters import drafter_of
 from baton.worker.drafters.base import Drafter
 from baton.worker.drafters.grammar import GrammarDrafter
+from baton.worker.drafters.model_price import ModelPrice
 from baton.worker.drafters.ngram import NgramDrafter
+from baton.worker.drafters.price import DraftPrice
+from baton.worker.in_flight_step import BatchMembers
 
 MODES = {
     "none": {"compute": "native"},
@@ -44,7 +50,7 @@ class Recorded:
         self._answers, self._spoilt, self._rng = answers, spoilt, random.Random(seed)
         self.drafted = self.accepted_count = 0
 
-    def seat(self, slot: int, grammar: Any = None) -> None:
+    def assign_slot(self, slot: int, grammar: Any = None) -> None:
         pass
 
     def propose(self, slot: int, tokens: np.ndarray, most: int) -> list[int]:
@@ -62,9 +68,45 @@ class Recorded:
 
 
 @pytest.fixture(scope="module", params=MODES)
-def model(request) -> RigModel:
+def mode(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(mode) -> RigModel:
     vocabulary = Vocabulary(TOKENS, [END], len(TOKENS))
-    return replace(tiny_model(**MODES[request.param]), vocabulary=lambda: vocabulary)
+    return replace(tiny_model(**MODES[mode]), vocabulary=lambda: vocabulary)
+
+
+@pytest.fixture(scope="module")
+def draft(mode) -> RigModel:
+    """A draft model that is often right, computed as the main model is."""
+    return tiny_model(weights=NearlyTheSame(TINY, TINY_SEED), **MODES[mode])
+
+
+class NearlyTheSame(DummyWeights):
+    """Weights of a draft model that is often right."""
+
+    def raw(self, name: str) -> RawTensor:
+        tensor = super().raw(name)
+        if name != LM_HEAD:
+            return tensor
+        noise = np.random.default_rng(2).standard_normal(tensor.shape, np.float32)
+        return RawTensor.of_floats(tensor.data.view(np.float32).reshape(tensor.shape) + 0.1 * noise)
+
+
+class Whims(ModelPrice):
+    """Runs some drafts, looks at others, and computes prompts for the draft model in parts, as a clock might decide."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(float)
+        self._rng = random.Random(seed)
+
+    def choose(self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int]) -> dict[int, int]:
+        return {slot: self._rng.randint(1, most[slot]) for slot in lacking if self._rng.random() < 0.8}
+
+    def catch_up_rows(self, sequences: int) -> int:
+        return self._rng.choice((0, 3, 16))
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:
@@ -119,8 +161,18 @@ def said(rig: Rig) -> dict[tuple[str, int], Any]:
     return {key: (rig.tokens[key], words[key], ends[key]) for key in ends}
 
 
-def run(model: RigModel, asked: Requests, disturb: Callable[[Rig], Callable[[int], None]] | None = None, **rig: Any) -> Rig:
+def run(
+    model: RigModel,
+    asked: Requests,
+    disturb: Callable[[Rig], Callable[[int], None]] | None = None,
+    *,
+    whims: int | None = None,
+    **rig: Any,
+) -> Rig:
+    """`whims`: a seed; the price of the draft model decides by chance. None: all its drafts run."""
     one = Rig(model, **rig)
+    if whims is not None:
+        one.runner._draft_model._price = Whims(whims)
     for name, (tokens, sampling) in asked.items():
         one.submit(name, tokens, **sampling)
     one.run(None if disturb is None else disturb(one))
@@ -128,7 +180,8 @@ def run(model: RigModel, asked: Requests, disturb: Callable[[Rig], Callable[[int
     return one
 
 
-def check(model: RigModel, seed: int, count: int, **rig: Any) -> None:
+def check(model: RigModel, draft: RigModel, seed: int, count: int, **rig: Any) -> int:
+    """Number of accepted drafts of the draft model; few short answers may have none."""
     asked = requests(seed, count)
     plain = run(model, asked, slots=4)
     expected = said(plain)
@@ -141,21 +194,28 @@ def check(model: RigModel, seed: int, count: int, **rig: Any) -> None:
         assert drafter.accepted_count or spoilt == 1.0
     for name in ("ngram", "grammar", "auto"):
         assert said(run(model, asked, slots=4, drafter=lambda name=name: drafter_of(name), **rig)) == expected
+    accepted = 0
+    for whims in (None, seed):
+        one = run(model, asked, slots=4, drafter=GrammarDrafter, draft_model=draft, whims=whims, **rig)
+        assert said(one) == expected
+        assert sum(one.instance.stats.accepted_drafts) < one.instance.stats.drafts
+        accepted += sum(one.instance.stats.accepted_drafts)
+    return accepted
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drawn_requests_get_the_same_tokens_and_logprobs(model, seed):
-    check(model, seed, 8)
+def test_drawn_requests_get_the_same_tokens_and_logprobs(model, draft, seed):
+    assert check(model, draft, seed, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 225))
-def test_a_thousand_drawn_requests(model, seed):
-    check(model, seed, 8, steps_in_flight=1 + seed % 3, chunk=(None, 3)[seed % 2])
+def test_a_thousand_drawn_requests(model, draft, seed):
+    check(model, draft, seed, 8, steps_in_flight=1 + seed % 3, chunk=(None, 3)[seed % 2])
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_preempted_evicted_and_killed(model, seed):
+def test_preempted_evicted_and_killed(model, draft, seed):
     asked = requests(50 + seed, 6)
     for _, sampling in asked.values():  # a prompt that is computed twice is told twice
         sampling.pop("prompt_logprobs", None)
@@ -173,12 +233,101 @@ def test_preempted_evicted_and_killed(model, seed):
 
         return at
 
-    for blocks in (24, 60):
+    for blocks, whims in ((24, None), (60, seed)):
         drafter = Recorded(answers, 0.3, seed)
         one = run(model, asked, disturb, blocks=blocks, block_size=4, drafter=lambda drafter=drafter: drafter)
         assert said(one) == said(plain)
         assert one.instance.stats.preemptions
         assert drafter.accepted_count
+        one = run(model, asked, disturb, blocks=blocks, block_size=4, draft_model=draft, whims=whims)
+        assert said(one) == said(plain)
+        assert one.instance.stats.preemptions
+        assert any(one.instance.stats.accepted_drafts)
+
+
+def test_steps_that_run_ahead(model, draft):
+    """As on a GPU: a step with drafts is collected before the next one is launched, and others run ahead."""
+    asked = requests(70, 6) | {"plain": ([5, 3, 60], {"max_tokens": 30, "drafts_max": 0})}
+    expected = run(model, asked)
+    drafter = Recorded([asked[name][0] + tokens for (name, _), tokens in expected.tokens.items()], 0.4)
+    ahead = replace(model, loaded=running_ahead(model.loaded))
+    one = run(ahead, asked, draft_model=draft, steps_in_flight=2)
+    assert said(one) == said(expected)
+    assert any(one.instance.stats.accepted_drafts)
+    one = run(ahead, asked, drafter=lambda: drafter, steps_in_flight=2)
+    assert said(one) == said(expected)
+    assert drafter.accepted_count
+    assert one.ended["plain", 0].drafted_tokens == 0
+
+
+class AllPay(DraftPrice):
+    """Runs all drafts, whatever the clock says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def choose(self, sequences: int, drafts: Mapping[int, int], *, waits: bool = True) -> dict[int, int]:
+        return dict(drafts)
+
+    def worth_waiting(self, step: int) -> bool:
+        self.waits.append(super().worth_waiting(step))
+        return self.waits[-1]
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_steps_run_ahead_where_no_drafts_are_found(model, found):
+    asked = {"a": ([5, 3, 60], {"max_tokens": 60})}
+    expected = run(model, asked)
+    answers = [[5, 3, 60, *expected.tokens["a", 0]]] if found else []
+    ahead = replace(model, loaded=running_ahead(model.loaded))
+    one = Rig(ahead, drafter=lambda: Recorded(answers, 0.0) if found else GrammarDrafter(), steps_in_flight=2)
+    one.runner._price = price = AllPay()
+    one.submit("a", [5, 3, 60], **asked["a"][1])
+    one.run()
+    one.close()
+    assert one.tokens == expected.tokens
+    assert all(price.waits) if found else sum(price.waits) < len(price.waits) / 4
+
+
+def test_drafts_are_not_charged_for_a_wait_that_a_grammar_needs(model):
+    """Every step of a sequence with a grammar waits for its last token. What the device is idle then is no cost of drafts."""
+    form = {"max_tokens": 40, "grammar": GRAMMARS["schema"], "stop_token_ids": (END,)}
+    one = Rig(replace(model, loaded=running_ahead(model.loaded)), drafter=GrammarDrafter, steps_in_flight=2)
+    watched: list[bool] = []
+
+    class Watched(AllPay):
+        def choose(self, sequences: int, drafts: Mapping[int, int], *, waits: bool = True) -> dict[int, int]:
+            watched.append(waits)
+            return dict(drafts)
+
+        def waited_for_nothing(self, rows: int, seconds: float) -> None:
+            raise AssertionError("the step would have waited without drafts too")
+
+        def measured(self, rows: int, seconds: float, *, waited: bool = False) -> None:
+            assert not waited
+            super().measured(rows, seconds)
+
+    one.runner._price = Watched()
+    one.submit("a", [5, 3, 60], **form)
+    one.run()
+    one.close()
+    assert watched
+    assert not any(watched)
+
+
+def test_a_batch_is_prepared_once_whatever_room_its_drafts_have(model, monkeypatch):
+    made: list[BatchRows] = []
+
+    class Counted(BatchMembers):
+        def __init__(self, run: BatchRows, *others: Any) -> None:
+            made.append(run)
+            super().__init__(run, *others)
+
+    monkeypatch.setattr("baton.worker.model_runner.BatchMembers", Counted)
+    one = run(model, {"a": ([5, 3, 60], {"max_tokens": 30})}, drafter=NgramDrafter, drafts_max=4, steps_in_flight=1)
+    assert len({plan.run.drafts for plan, _ in one.history}) > 2
+    assert len({(run.slots, run.counts) for run in made}) == len(made)
 
 
 def test_accepted_drafts_save_steps(model):
@@ -243,7 +392,7 @@ def test_forced_text_is_drafted(model, kind):
 
 def test_ngram_repeats_what_followed():
     drafter: Drafter = NgramDrafter()
-    drafter.seat(0)
+    drafter.assign_slot(0)
     tokens = np.array([1, 2, 3, 4, 5, 6, 9, 2, 3, 4], np.int32)
     assert list(drafter.propose(0, tokens, 3)) == [5, 6, 9]
     assert list(drafter.propose(0, np.append(tokens, np.int32(5)), 2)) == [6, 9]
@@ -255,21 +404,21 @@ def test_ngram_indices_have_one_bound_for_all_sequences(monkeypatch: pytest.Monk
     monkeypatch.setattr("baton.worker.drafters.ngram.TOKENS_MAX", 12)
     drafter, tokens = NgramDrafter(), np.array([1, 2, 3, 4, 5, 1, 2, 3], np.int32)
     for slot in (0, 1):
-        drafter.seat(slot)
+        drafter.assign_slot(slot)
     assert list(drafter.propose(0, tokens, 2)) == [4, 5]
     assert list(drafter.propose(1, tokens, 2)) == []
     assert list(drafter.propose(0, np.append(tokens, np.int32(4)), 2)) == [5, 1]
-    drafter.seat(0)  # without a drop
+    drafter.assign_slot(0)  # without a drop
     assert list(drafter.propose(1, tokens, 2)) == [4, 5]
     for slot in (0, 1):
         drafter.drop(slot)
-        drafter.seat(slot)
+        drafter.assign_slot(slot)
     assert list(drafter.propose(0, tokens, 2)) == [4, 5]
 
 
 def test_ngram_goes_on_with_a_repetition():
     drafter = NgramDrafter()
-    drafter.seat(3)
+    drafter.assign_slot(3)
     assert list(drafter.propose(3, np.array([8, 1, 2, 1, 2, 1, 2], np.int32), 5)) == [1, 2, 1, 2, 1]
 
 
@@ -277,7 +426,7 @@ def test_ngram_goes_on_with_a_repetition():
 def test_ngram_index_equals_a_search(seed):
     """The longest of 4, 3, 2 last tokens that occurred before, most recently: found by looking everywhere."""
     rng, drafter, tokens = random.Random(seed), NgramDrafter(), list[int]()
-    drafter.seat(0)
+    drafter.assign_slot(0)
     for _ in range(12):
         tokens += [rng.randrange(4) for _ in range(rng.choice((1, 2, 40)))]
         known, expected = tokens, list[int]()

@@ -110,12 +110,50 @@ def test_many_sequences_do_not_draft(sequences, drafts):
     assert any(plan.run.drafts for plan in decoding) == drafts
 
 
-def test_no_block_is_taken_for_a_draft_that_a_decode_may_need():
-    one = driver(0, blocks=4, block_size=4, steps_in_flight=1)
+@pytest.mark.parametrize("drafts", [1, 3, 4, 8, 16])
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_refused_drafts_in_flight_need_no_block(steps_in_flight, drafts):
+    """Two sequences of at most one block, in a pool of two. Positions in flight may lie behind it; tokens do not."""
+    runs = [driver(0, blocks=2, block_size=16, steps_in_flight=steps_in_flight, drafts_max=most) for most in (0, drafts)]
+    plain = Driver()
+    for prompt in ((1, 2, 3), (2, 2, 3)):
+        plain.submit("a", prompt=prompt, max_tokens=12)
+        plain.run()
+        for one in runs:
+            one.submit(f"from {prompt[0]}", prompt=prompt, max_tokens=20, stop_token_ids=(plain.tokens["a", 0][11],))
+    for one in runs:
+        one.run()
+    assert one.instance.stats.drafts > 0
+    assert [one.instance.stats.preemptions for one in runs] == [0, 0]
+    assert len(runs[0].history) == len(runs[1].history)
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+def test_no_block_is_taken_for_a_draft_that_a_decode_may_need(steps_in_flight):
+    one = driver(0, blocks=4, block_size=4, steps_in_flight=steps_in_flight)
     one.submit("a", prompt=(1, 2, 3), max_tokens=6)
     one.submit("b", prompt=(4, 5, 6), max_tokens=6)
     one.run()
     assert one.instance.stats.preemptions == 0
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
+@pytest.mark.parametrize("waits", [False, True])
+def test_blocks_are_taken_early_for_drafts_unless_a_request_waits(steps_in_flight, waits):
+    """Of 40 blocks "wide" needs 39 and waits until "a" ends: meanwhile every block of "a" is one that its tokens fill."""
+    one = driver(3, blocks=40, block_size=4, steps_in_flight=steps_in_flight, tokens_per_step=200)
+    one.submit("a", prompt=(1, 2, 3), max_tokens=30)
+    if waits:
+        one.submit("wide", prompt=range(155), max_tokens=1)
+    early = False
+    while "a" in one.sequences and not one.ended:
+        one.step()
+        sequence = one.sequence("a")
+        if len(sequence.tokens) > 12 and sequence.blocks:  # "a" was planned before "wide" came
+            early |= sequence.capacity - 4 >= sequence.scheduled - sequence.drafts
+    one.run()
+    assert early != waits
+    assert one.instance.stats.drafts > 0
 
 
 @pytest.mark.parametrize("stop", range(1, 6))
@@ -161,3 +199,28 @@ def test_a_lost_worker_takes_its_drafts_along():
     one.worker = DraftingWorker(one.config.kv.block_size, 2)
     one.run()
     assert len(one.tokens["a", 0]) == 30
+
+
+def test_a_request_bounds_its_drafts():
+    """Beside others: 0 is off, and more than the instance's own bound changes nothing."""
+    one = driver(3, steps_in_flight=1)
+    bounds = {"off": 0, "two": 2, "many": 100, "none": None}
+    for name, most in bounds.items():
+        one.submit(name, prompt=range(5), max_tokens=20, drafts_max=most)
+    one.run()
+    ends = {name: one.ended[name, 0] for name in bounds}
+    assert {name: (end.drafted_tokens > 0, end.accepted_tokens > 0) for name, end in ends.items()} == {
+        name: (name != "off",) * 2 for name in bounds
+    }
+    assert max(max(plan.run.drafts, default=0) for plan in one.history) == 3
+    assert one.tokens["many", 0] == one.tokens["none", 0] == one.tokens["off", 0]
+
+
+@pytest.mark.parametrize("true", [0, 1, 3])
+def test_the_end_counts_drafts(true):
+    one = driver(true, steps_in_flight=2)
+    one.submit("a", prompt=range(5), max_tokens=21)
+    one.run()
+    end, stats = one.ended["a", 0], one.instance.stats
+    assert end.drafted_tokens == stats.drafts > 0
+    assert 0 <= sum(stats.accepted_drafts) - end.accepted_tokens <= 3  # the last row may have tokens behind the end

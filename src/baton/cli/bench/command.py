@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from baton.cli.bench.measures import Record, read_slo, sum_up
+from baton.cli.bench.drafts import drafts_of, drafts_since
+from baton.cli.bench.measures import Record, read_slo, summarize
 from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.help import HelpfulTyper
 from baton.cli.options import expanded
@@ -199,7 +200,7 @@ def offline(model: ModelArgument = "smollm2", *, asked: BenchCase, machine: Mach
         with bar("requests", quiet=wanted.as_json) as advance:
             records, seconds = run_offline(llm, asks, advance)
         about = {"kind": "offline", "model": model, "workload": asked.workload, "slots": machine.slots}
-        _print_results(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+        _print_results(wanted, {**about, **summarize(records, seconds, bounds)}, records)
 
 
 @app.command(help=LATENCY_HELP)
@@ -223,7 +224,7 @@ def latency(
         warm_up(llm)
         records, seconds = _rounds(llm, rounds, batch, (inputs, outputs), seed, quiet=wanted.as_json)
         about = {"kind": "latency", "model": model, "batch": batch, "rounds": rounds}
-        _print_results(wanted, {**about, **sum_up(records, seconds, bounds)}, records)
+        _print_results(wanted, {**about, **summarize(records, seconds, bounds)}, records)
 
 
 @app.command(help=SERVE_HELP)
@@ -232,10 +233,12 @@ def serve(*, target: Target, asked: BenchCase, wanted: Wanted) -> None:
     with complaints("bench serve"):
         asks, bounds = asked.asks(), wanted.bounds()
         plan = target.plan(asked.seed)
+        before = drafts_of(plan.server)
         records, seconds = _load(plan, asks, target.warmup, quiet=wanted.as_json)
         about = {"kind": "serve", "url": target.url, "model": plan.model, "endpoint": target.endpoint}
         how = {"workload": asked.workload, "rate": target.rate, "concurrency": target.concurrency}
-        _print_results(wanted, {**about, **how, **sum_up(records, seconds, bounds)}, records)
+        drafts = drafts_since(before, drafts_of(plan.server))
+        _print_results(wanted, {**about, **how, **summarize(records, seconds, bounds), **drafts}, records)
 
 
 def _rounds(
@@ -353,6 +356,9 @@ def print_table(summary: Mapping[str, Any]) -> None:
     typer.echo(f"tokens      {summary['input_tokens']:,} in{cached}; {summary['output_tokens']:,} out")
     rates = f"{summary['output_tokens_per_second']:,.1f} out, {summary['total_tokens_per_second']:,.1f} in and out"
     typer.echo(f"tok/s       {rates}")
+    if "draft_tokens" in summary:
+        share = f"{summary['accepted_draft_tokens']:,} of {summary['draft_tokens']:,} ({summary['draft_acceptance_rate']:.0%})"
+        typer.echo(f"drafts      {share} accepted, {summary['acceptance_length']:.2f} tokens per row with drafts")
     if "goodput_requests_per_second" in summary:
         bounds = ", ".join(f"{name} {bound:g} ms" for name, bound in summary["slo_ms"].items())
         met = f"{summary['slo_met']} of {summary['requests']} within {bounds}"

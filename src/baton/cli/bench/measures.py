@@ -111,8 +111,8 @@ def meets(record: Record, slo: Mapping[str, float]) -> bool:
 # Summary
 
 
-def sum_up(records: Sequence[Record], seconds: float, slo: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The figures of a run: what --json prints and the tables show."""
+def summarize(records: Sequence[Record], seconds: float, slo: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Compute the figures of a run, as --json prints them and the tables show them."""
     done = [record for record in records if record.ok and record.pieces]
     inputs, outputs = sum(record.input_tokens for record in done), sum(record.output_tokens for record in done)
     summary: dict[str, Any] = {

@@ -62,6 +62,7 @@ def shared_prefix_asks(
 
 
 def trace_asks(path: Path, count: int | None, scale: float, speed: float, seed: int) -> list[Ask]:
+    """Read requests from a trace. `scale`: of all lengths. `speed`: of its clock. `count`: at most so many."""
     rng = Random(seed)
     asks: list[Ask] = []
     first: float | None = None

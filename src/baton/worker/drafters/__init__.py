@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.config.values import Speculate
+from baton.config.values import Speculate, draft_model_of
 from baton.worker.drafters.base import Drafter
 from baton.worker.drafters.first_of import FirstOf
 from baton.worker.drafters.grammar import GrammarDrafter
@@ -10,13 +10,10 @@ from baton.worker.drafters.ngram import NgramDrafter
 
 
 def drafter_of(name: Speculate) -> Drafter | None:
-    """None: no drafts."""
+    """None: no drafts. With a draft model: the drafter that goes before it."""
     match name:
-        case "none":
-            return None
         case "ngram":
             return NgramDrafter()
-        case "grammar":
-            return GrammarDrafter()
         case "auto":
             return FirstOf(GrammarDrafter(), NgramDrafter())
+    return GrammarDrafter() if name == "grammar" or draft_model_of(name) else None

@@ -16,11 +16,15 @@ from baton.worker.arrays import Int32s
 from baton.worker.grammar_masks import GrammarState
 
 
+class Forced(list[int]):
+    """Drafts of text that must come next: mostly right, unlike those of the same sequence that are guessed."""
+
+
 class Drafter(Protocol):
-    """All calls come from the worker's thread. A slot is seated before it is used. It may be seated again without a drop:
+    """All calls come from the worker's thread. A slot is assigned before it is used. It may be assigned again without a drop:
     the runner was cleared."""
 
-    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+    def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         """A new sequence has the slot. `grammar`: of its structured output."""
         ...
 

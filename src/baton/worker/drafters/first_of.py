@@ -13,9 +13,9 @@ class FirstOf:
     def __init__(self, *drafters: Drafter) -> None:
         self._drafters = drafters
 
-    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+    def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         for each in self._drafters:
-            each.seat(slot, grammar)
+            each.assign_slot(slot, grammar)
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
         return next((draft for each in self._drafters if (draft := each.propose(slot, tokens, most))), ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.worker.arrays import Int32s
+from baton.worker.drafters.base import Forced
 from baton.worker.grammar_masks import GrammarState
 
 
@@ -15,12 +16,12 @@ class GrammarDrafter:
     def __init__(self) -> None:
         self._grammars: dict[int, GrammarState | None] = {}
 
-    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+    def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._grammars[slot] = grammar
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
         grammar = self._grammars[slot]
-        return () if grammar is None else grammar.draft(most)
+        return () if grammar is None else Forced(grammar.draft(most))
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """The grammar consumes sampled tokens itself."""

@@ -64,7 +64,7 @@ class NgramDrafter:
         self._indexed = 0
         "Tokens in all indices."
 
-    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
+    def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         if slot in self._indices:
             self.drop(slot)
         self._indices[slot] = Index()

@@ -1,11 +1,12 @@
-"""How many drafts pay: the measured time of a step by its rows, against the share of drafts that each sequence accepts.
+"""Chooses how many drafts run, so that a step gives the most tokens per second. The price is the measured time of a step by its
+rows; the gain is the share of right drafts of each sequence, measured for forced text and for other drafts.
 
-    tokens a second = (sequences + expected accepted drafts) / seconds(rows)
+    tokens a second = (sequences + expected accepted drafts) / (seconds(rows) + seconds of waiting)
 
-A draft that is right with probability p, behind j - 1 others of its sequence, is accepted with p^j. The likeliest drafts of all
-sequences are added one by one, and the number with the most tokens a second is run: none, unless that is clearly more than
-without drafts. A draft that was not run teaches too, and for nothing: the next token shows whether it was right. Which drafts
-run changes no token, so decisions by the clock are harmless here.
+If a draft is right with probability p, the j-th draft of a sequence is accepted with probability p^j. The likeliest drafts of
+all sequences are added one by one, and the number with the most tokens per second runs; no draft runs unless that is clearly
+more than without drafts. A draft that was not run is measured too, without cost: the next token shows whether it was right. The
+choice changes no token, so decisions by the clock are harmless here.
 """
 
 from __future__ import annotations
@@ -19,44 +20,110 @@ from baton.worker.grammar_masks import GrammarState
 
 LEARNING: Final = 0.2
 """Weight of a new measurement."""
+OBSERVED_MAX: Final = 12
+"""The weight of a draft in the share of its sequence falls from 1/5 to 1/17 over this many drafts. With a constant 1/5 the
+share would vary so much that drafts that pay would often not run."""
 FIRST_SHARE: Final = 0.2
-"""Assumed share of right drafts of a sequence without any: too few to run one, until one would have been right."""
+"""Assumed share of right drafts of a new sequence: too small to run a draft until one would have been right."""
+FIRST_SHARE_FORCED: Final = 0.9
+"""FIRST_SHARE for forced text."""
 GAIN_MIN: Final = 1.05
-"""Drafts run if they are expected to give this many times the tokens per second of a step without."""
-FIRST_ROW_COST: Final = 0.2
-"""Assumed cost of one more row, as a share of a step with one row, until steps with more rows are measured."""
+"""Drafts run if the expected tokens per second are at least this many times those without drafts."""
 ROWS_MAX: Final = 64
 """Maximum of drafts per step. With more sequences than this a step is bound by arithmetic, and drafts do not pay."""
 FORGET_STEPS: Final = 128
 """Times of sizes that were not measured in this many steps are forgotten: one slow moment must not exclude a size for ever."""
 
+WAIT_INTERVAL_MAX: Final = 15
+"""Maximum of steps in a row that do not wait for drafts."""
+
 
 class DraftPrice:
-    __slots__ = ("_guesses", "_recent", "_seconds", "_shares", "_sizes", "_steps")
+    __slots__ = (
+        *(
+            "_forced",
+            "_guesses",
+            "_interval",
+            "_observed",
+            "_pause",
+            "_recent",
+            "_row_cost",
+            "_seconds",
+            "_shares",
+            "_sizes",
+            "_steps",
+        ),
+        *("_waited", "_waiting"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, row_cost: float = 0.2, *, waits: bool = False) -> None:
+        """`row_cost`: assumed cost of one more row, as a share of a step with one row, until steps with more rows are measured.
+        `waits`: a device computes. A step with drafts waits for the tokens of the previous step, and the device is idle
+        then."""
+        self._row_cost = row_cost
+        self._waiting = None if waits else 0.0
+        "Extra seconds of a step that waits for the previous tokens. None: not measured; no drafts run until it is."
         self._seconds: dict[int, float] = {}
-        "Average seconds of a step without prompts, by its rows."
+        "Average seconds of a step without prompts, by number of rows."
         self._sizes: list[int] = []
         "Keys of `_seconds`, sorted."
         self._steps = 0
         self._recent: set[int] = set()
-        "Sizes that were measured since others were last forgotten."
-        self._shares: dict[int, float] = {}
-        "Share of right drafts by slot."
-        self._guesses: dict[int, tuple[int, int]] = {}
-        "Position and first token of a draft that was not run, by slot."
+        "Sizes measured since sizes were last forgotten (FORGET_STEPS)."
+        self._shares: dict[tuple[int, bool], float] = {}
+        "Share of right drafts, by slot and by whether the draft was forced text."
+        self._observed: dict[tuple[int, bool], int] = {}
+        "Number of drafts in each of `_shares`."
+        self._forced: dict[int, bool] = {}
+        "Whether the last proposal of a slot was forced text."
+        self._guesses: dict[int, tuple[int, int, bool]] = {}
+        "The draft of each slot that was not run: its position, its first token, and whether it was forced text."
+        self._interval = self._pause = 0
+        "Number of steps that will not wait after a step that waited without a draft; and how many of them are left."
+        self._waited: tuple[int, bool] = -1, False
+        "The last step passed to `worth_waiting`, and the answer."
 
-    def seat(self, slot: int, grammar: GrammarState | None = None) -> None:
-        self._shares[slot] = FIRST_SHARE
+    def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
+        self._forced[slot] = False
+        for forced, share in ((False, FIRST_SHARE), (True, FIRST_SHARE_FORCED)):
+            self._shares[slot, forced], self._observed[slot, forced] = share, 0
         self._guesses.pop(slot, None)
 
     def drop(self, slot: int) -> None:
-        del self._shares[slot]
+        del self._forced[slot]
+        for forced in (False, True):
+            del self._shares[slot, forced], self._observed[slot, forced]
         self._guesses.pop(slot, None)
 
-    def measured(self, rows: int, seconds: float) -> None:
-        """A step without prompts took this long."""
+    def worth_waiting(self, step: int) -> bool:
+        """Should this step wait for the previous tokens, so that drafts can follow them? The longer no draft has run, the fewer
+        steps wait, because the device is idle meanwhile. All calls for one step return the same."""
+        if self._waited[0] != step:
+            self._waited = step, self._pause == 0
+            self._pause = max(0, self._pause - 1)
+        return self._waited[1]
+
+    def has_waited(self, step: int) -> bool:
+        """Did `worth_waiting` return True for this step?"""
+        return self._waited == (step, True)
+
+    def tried(self, *, found: bool) -> None:
+        """Record that a step asked for drafts. `found`: some of them run. Otherwise the pause until the next try doubles."""
+        self._interval = 0 if found else min(WAIT_INTERVAL_MAX, 2 * self._interval + 1)
+        self._pause = self._interval
+
+    def waited_for_nothing(self, rows: int, seconds: float) -> None:
+        """Learn the cost of waiting from a step that waited and had neither prompts nor drafts. `seconds`: from the previous
+        step's
+        tokens to its own."""
+        if rows in self._seconds:
+            longer = max(0.0, seconds - self._seconds[rows])
+            self._waiting = longer if self._waiting is None else self._waiting + (longer - self._waiting) * LEARNING
+
+    def measured(self, rows: int, seconds: float, *, waited: bool = False) -> None:
+        """Learn the time of a step without prompts. `waited`: `seconds` counts from the previous step's tokens."""
+        if waited:
+            seconds = max(seconds - (self._waiting or 0.0), 0.5 * seconds)
         self._steps += 1
         if self._steps % FORGET_STEPS == 0:
             self._sizes = sorted(self._recent)
@@ -70,32 +137,49 @@ class DraftPrice:
         else:
             self._seconds[rows] = known + (seconds - known) * LEARNING
 
+    def proposed(self, slot: int, *, forced: bool) -> None:
+        """Record a new proposal of the slot. `forced`: its text is forced."""
+        self._forced[slot] = forced
+
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
-        share = self._shares[slot]
+        """Learn from the last proposal of the slot: `accepted` of its `drafted` tokens were right."""
+        self._learn((slot, self._forced[slot]), drafted, accepted)
+
+    def _learn(self, source: tuple[int, bool], drafted: int, accepted: int) -> None:
+        share, observed = self._shares[source], self._observed[source]
         for place in range(min(drafted, accepted + 1)):
-            share += ((place < accepted) - share) * LEARNING
-        self._shares[slot] = share
+            share += ((place < accepted) - share) / (5 + min(observed, OBSERVED_MAX))
+            observed += 1
+        self._shares[source], self._observed[source] = share, observed
 
     def not_run(self, slot: int, position: int, token: int) -> None:
-        """The draft for this position, which was not run, began with this token."""
-        self._guesses[slot] = position, token
+        """Remember the first token of a draft that was not run; `known` compares it with the sampled token."""
+        self._guesses[slot] = position, token, self._forced[slot]
 
     def known(self, slot: int, tokens: Int32s) -> None:
-        """The tokens of the sequence so far: they show whether a draft that was not run was right."""
-        position, token = self._guesses.pop(slot, (len(tokens), 0))
+        """Learn whether the draft that was not run was right. `tokens`: all tokens of the sequence so far."""
+        position, token, forced = self._guesses.pop(slot, (len(tokens), 0, False))
         if position < len(tokens):
-            self.accepted(slot, 1, int(tokens[position] == token))
+            self._learn((slot, forced), 1, int(tokens[position] == token))
 
-    def choose(self, sequences: int, drafts: Mapping[int, int]) -> dict[int, int]:
-        """Number of drafts to run by slot, of those that are proposed in a step of this many sequences."""
+    def choose(self, sequences: int, drafts: Mapping[int, int], *, waits: bool = True) -> dict[int, int]:
+        """Return how many of the proposed drafts to run, by slot. `sequences`: in the step. `drafts`: proposed tokens by slot.
+        `waits`: the step waits for the previous tokens only because of drafts, so the wait counts as their cost."""
+        waiting = self._waiting if waits else 0.0
+        if waiting is None:
+            return {}
         likely = sorted(
-            ((self._shares[slot] ** place, slot) for slot, count in drafts.items() for place in range(1, count + 1)),
+            (
+                (self._shares[slot, self._forced[slot]] ** place, slot)
+                for slot, count in drafts.items()
+                for place in range(1, count + 1)
+            ),
             key=lambda pair: -pair[0],
         )[:ROWS_MAX]
         best, most, tokens = 0, GAIN_MIN * sequences / self.seconds(sequences), float(sequences)
         for number, (chance, _) in enumerate(likely, 1):
             tokens += chance
-            rate = tokens / self.seconds(sequences + number)
+            rate = tokens / (self.seconds(sequences + number) + waiting)
             if rate > most:
                 best, most = number, rate
         chosen: dict[int, int] = {}
@@ -104,16 +188,17 @@ class DraftPrice:
         return chosen
 
     def seconds(self, rows: int) -> float:
-        """Expected time of a step: measured, on the line between two measured sizes, or beyond them by the last line."""
+        """Expected seconds of a step with this many rows: measured, interpolated between two measured sizes, or
+        extrapolated."""
         if (known := self._seconds.get(rows)) is not None:
             return known
         sizes = self._sizes
         if not sizes:
-            return 1.0 + FIRST_ROW_COST * (rows - 1)
+            return 1.0 + self._row_cost * (rows - 1)
         at = bisect_left(sizes, rows)
         if len(sizes) == 1:
-            base = self._seconds[sizes[0]] / (1.0 + FIRST_ROW_COST * (sizes[0] - 1))
-            return base * (1.0 + FIRST_ROW_COST * (rows - 1))
+            base = self._seconds[sizes[0]] / (1.0 + self._row_cost * (sizes[0] - 1))
+            return base * (1.0 + self._row_cost * (rows - 1))
         low, high = (
             (sizes[0], sizes[1]) if at == 0 else (sizes[at - 1], sizes[at]) if at < len(sizes) else (sizes[-2], sizes[-1])
         )

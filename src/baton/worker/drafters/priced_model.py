@@ -1,0 +1,98 @@
+"""A draft model (model.py) together with its price (model_price.py): drafts are computed only where they are expected to
+pay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton.protocol.progress import ProgressWord
+from baton.worker.drafters.model import ModelDrafter
+from baton.worker.drafters.model_price import INTERVAL_MAX, READY_ROWS, ModelPrice
+from baton.worker.drafters.price import DraftPrice
+from baton.worker.input_batch import InputBatch
+
+
+class PricedModel:
+    def __init__(self, drafter: ModelDrafter, price: DraftPrice | None) -> None:
+        """`price`: predicts the seconds of a step. None: all drafts run."""
+        self._drafter = drafter
+        self._price = None if price is None else ModelPrice(price.seconds)
+        self._guesses: dict[int, tuple[int, int]] = {}
+        "The draft of each slot that was not run: its position and its token."
+        self._interval = self._pause = 0
+        "Number of steps without drafts after a step in which none paid, and how many of them are left."
+        drafter.passed = self._passed
+
+    def assign_slot(self, slot: int) -> None:
+        """A new sequence has the slot."""
+        self._drafter.assign_slot(slot)
+        self._guesses.pop(slot, None)
+        if self._price is not None:
+            self._price.assign_slot(slot)
+
+    def drafts(self, sequences: int, rows: int, most: Mapping[int, int], batch: InputBatch) -> dict[int, list[int]]:
+        """Return draft tokens by slot. `sequences`, `rows`: of the step, without these drafts. `most`: maximum of drafts for
+        each slot
+        that has none of another drafter."""
+        if self._price is None:
+            return self._drafter.propose_all(most, batch)
+        if self._pause:
+            self._pause -= 1
+            return {}
+        self._learn_from_unused(self._price, batch)
+        return self._paying_drafts(self._price, sequences, rows, self._drafter.rooms(most, batch), batch)
+
+    def verified(self, sequences: int, drafted: Mapping[int, int], accepted: Mapping[int, int]) -> None:
+        """Learn from verified drafts. `sequences`: in the step. `drafted`, `accepted`: number of drafts, and of right ones, by
+        slot."""
+        if self._price is None or not drafted:
+            return
+        for slot, count in drafted.items():
+            self._price.accepted(slot, count, accepted.get(slot, 0))
+        self._price.saved(sequences, sum(drafted.values()), sum(accepted.values()))
+
+    def stepped(self, seconds: float) -> None:
+        """Record the seconds of a step of the main model without prompts."""
+        if self._price is not None:
+            self._price.stepped(seconds)
+
+    def report_progress(self, word: ProgressWord) -> None:
+        self._drafter.report_progress(word)
+
+    def close(self) -> None:
+        self._drafter.close()
+
+    def _paying_drafts(
+        self, price: ModelPrice, sequences: int, rows: int, most: Mapping[int, int], batch: InputBatch
+    ) -> dict[int, list[int]]:
+        drafter, guesses = self._drafter, self._guesses
+        lacking = {slot: drafter.behind(slot, batch) for slot in most}
+        ready = {slot: count for slot, count in lacking.items() if count <= READY_ROWS}
+        chosen = price.choose(sequences, rows, ready, most)
+        wanted, more = dict(chosen), price.catch_up_rows(sequences)
+        if more:
+            others = sorted((count, slot) for slot, count in lacking.items() if slot not in chosen)
+            # If drafts pay, all sequences are made ready. Otherwise one sequence gets a draft that is only compared, not run.
+            looked_at = [slot for _, slot in others if slot not in ready] if chosen else [slot for _, slot in others[:1]]
+            wanted |= dict.fromkeys(looked_at, 1)
+        found = drafter.propose_all(wanted, batch, sum(lacking[slot] for slot in chosen) + more) if wanted else {}
+        guesses |= {slot: (int(batch.lengths[slot]), found[slot][0]) for slot in found.keys() - chosen.keys()}
+        # Continue at once if a prompt is still being computed, or is complete and drafts of its sequence are expected to pay.
+        goes_on = bool(wanted) and (not found or bool(price.choose(sequences, rows, dict.fromkeys(found, 1), most)))
+        self._interval = 0 if chosen or goes_on else min(INTERVAL_MAX, 2 * self._interval + 1)
+        self._pause = self._interval
+        if self._interval == INTERVAL_MAX:
+            price.found_nothing()
+        return {slot: found[slot] for slot in chosen if slot in found}
+
+    def _learn_from_unused(self, price: ModelPrice, batch: InputBatch) -> None:
+        """Learn from drafts that were not run, once the token at their position is known."""
+        for slot, (position, token) in list(self._guesses.items()):
+            if position < batch.lengths[slot]:
+                price.accepted(slot, 1, int(batch.tokens[slot, position] == token))
+                del self._guesses[slot]
+
+    def _passed(self, rows: int, seconds: float) -> None:
+        if self._price is not None:
+            self._price.passes.measured(rows, seconds)
+            self._price.spent(seconds)
