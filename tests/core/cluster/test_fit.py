@@ -63,6 +63,12 @@ def test_a_shape_that_differs_is_named_with_both_values(change: dict[str, object
     assert words in disagreement(hello("new", **change), hello("old"))
 
 
+def test_unequal_ranks_are_refused_by_their_sizes_not_by_the_layout_that_follows():
+    one, two = {**PARTS, "tp_size": "1", "layout": "aa"}, {**PARTS, "tp_size": "2", "layout": "bb"}
+    text = disagreement(with_parts("new", two, layout=b"half"), with_parts("old", one))
+    assert text.startswith("new does not fit old: tensor parallel size 2 instead of 1; ")
+
+
 def test_all_parts_that_differ_are_named():
     text = refusal({**PARTS, "weights": "12ab", "kernels": "avx2", "dtype": "bfloat16"})
     for words in ("weights 12ab instead of same", "kernels avx2 instead of same", "activations bfloat16 instead of same"):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster.events import RouterTick
-from baton.core.cluster.prefix_index import PrefixIndex
 from baton.errors import InvalidConfig
 from baton.protocol.handoff import Prefill, Reserve
-from baton.protocol.ids import BlockKey
 from baton.protocol.instance import Heartbeat
 from baton.protocol.request import GenerateRequest, SamplingParams
 
@@ -65,7 +61,7 @@ def test_what_was_answered_is_part_of_the_next_prompt():
     (member,) = [member for member in room.router.membership.instances.values() if member.session == decoder.session]
     room.arrive(request("second", prompt=follow))
     assert "second" in decoder.assigned
-    assert room.router.membership.index.leading(member.number, room.routed.keys) >= 79 // 4
+    assert room.router.membership.index.depth(member.number, room.routed.marks) == 16, "of 19 blocks, the last mark"
     room.run()
 
 
@@ -103,9 +99,9 @@ def test_short_prompts_stay_on_decode_and_long_ones_are_handed_over():
 def test_what_is_cached_on_decode_stays_there():
     room = Room("prefill", "decode", blocks=400)
     _, decode = room.instances
-    room.arrive(request("a", tokens=80))
+    room.arrive(request("a", tokens=64))
     room.run()
-    room.arrive(request("b", prompt=(*range(1, 81), 3, 4, 5)))
+    room.arrive(request("b", prompt=(*range(1, 65), 3, 4, 5)))
     room.run()
     assert (whole(decode), expected(decode)) == (["b"], ["a"])
 
@@ -209,39 +205,6 @@ def test_mixed_takes_over_when_prefill_instances_are_busy():
 
 
 # What is remembered
-
-
-def keys(*names):
-    return [BlockKey(name.encode()) for name in names]
-
-
-def test_memory_is_a_leading_run_and_forgets_the_oldest_and_the_ends_first():
-    index = PrefixIndex(100)
-    index.join(1, 4)
-    index.add(1, keys("a", "b", "c"))
-    assert index.leading(1, keys("a", "b", "x")) == 2
-    index.add(1, keys("d", "e"))
-    assert index.count(1) == 4
-    assert index.leading(1, keys("a", "b", "c")) == 2, "the end of a chain is forgotten first"
-    assert index.leading(1, keys("d", "e")) == 2
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_memory_is_bounded(seed):
-    """One bound for the router, which instances share."""
-    rng, index = Random(seed), PrefixIndex(48)
-    for number in range(1, 5):
-        index.join(number, 16)
-        for _ in range(100):
-            chain = f"{rng.randrange(6)}" * rng.randrange(30)
-            index.add(rng.randint(1, number), keys(*(chain[: end + 1] for end in range(len(chain)))))
-            assert len(index) <= 48
-            assert all(index.count(each) <= min(16, 48 // number) for each in range(1, number + 1))
-            index.check()
-    for number in range(1, 5):
-        index.forget(number)
-        index.check()
-    assert len(index) == 0
 
 
 def test_a_new_life_of_an_instance_has_nothing_cached():

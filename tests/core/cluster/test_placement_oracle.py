@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from baton.config import RouterConfig
 from baton.core.cluster import search
 from baton.core.cluster.events import RouterTick
+from baton.core.kv.marks import KEY_BYTES
 from baton.protocol.control import InstanceStats
-from baton.protocol.instance import Heartbeat
+from baton.protocol.instance import CachedKeys, Heartbeat
+from baton.protocol.versions import CACHED_KEYS
 from baton.sim.cluster.naive_placement import check_placement
 
 from .harness import NO_ROOM, Room, Scripted, hello, request
@@ -23,6 +25,13 @@ SHAPES = {
     "all roles": ("prefill", "prefill", "decode", "decode", "decode", "mixed", "mixed"),
     "one kind": ("prefill",) * 4,
 }
+
+
+def digest(room, rng):
+    """Some keys of requests, in no order, with parents or without: an instance may report anything."""
+    keys = [key for routed in room.router.coordinator.routed_requests.values() for _, key in routed.marks]
+    added, removed = [b"".join(key.to_bytes(KEY_BYTES) for key in keys if rng.random() < 0.4) for _ in range(2)]
+    return CachedKeys(rng.random() < 0.2, added, removed)
 
 
 def random_life(room, rng, names, steps):
@@ -51,11 +60,14 @@ def random_life(room, rng, names, steps):
             instance.fail(rng.choice(list(instance.assigned)))
         elif roll < 0.9:
             room.kill(instance)
-        elif roll < 0.94:
+        elif roll < 0.92:
+            if instance.hello.capabilities:
+                room.say(instance, digest(room, rng))
+        elif roll < 0.95:
             missing = [name for name in names if name not in {each.hello.name for each in room.live.values()}]
             if missing:
                 room.join(Scripted(names[rng.choice(missing)]))
-        elif roll < 0.95:
+        elif roll < 0.96:
             room.say(instance, InstanceStats(mode=rng.choice(("serving", "serving", "serving", "paused"))))
         else:
             room.now += rng.choice((0.02, 0.3, 0.6, 1.2))
@@ -78,6 +90,7 @@ def test_the_same_choice_as_a_sort(policy, shape, seed, monkeypatch):
         handoff_retry_interval=rng.choice((2, 32)),
         waiting_prompts_max=rng.choice((0, 1, 3)),
         overdrawn_max=rng.choice((1, 3, 8)),
+        handoff_room_seconds=rng.choice((0.1, 0.5, 5.0)),
         prefix_keys_max=rng.choice((30, 400, 100_000)),
         migrations_max=100,
         again_seconds=0.3,
@@ -87,7 +100,12 @@ def test_the_same_choice_as_a_sort(policy, shape, seed, monkeypatch):
     names = {}
     for number, role in enumerate(SHAPES[shape]):
         made = hello(f"i{number}", role, blocks=rng.choice((20, 40, 60)), slots=rng.choice((1, 4, 16)))
-        names[made.name] = replace(made, step_tokens=rng.choice((0, 16, 64)), peers=() if rng.random() < 0.1 else made.peers)
+        names[made.name] = replace(
+            made,
+            step_tokens=rng.choice((0, 16, 64)),
+            peers=() if rng.random() < 0.1 else made.peers,
+            capabilities=(CACHED_KEYS,) if rng.random() < 0.7 else (),
+        )
         room.join(Scripted(names[made.name]))
     placement = check_placement(room.router, config)
     for instance in room.instances:

@@ -175,7 +175,8 @@ def test_no_room_for_ever_ends_too():
     room.arrive(request("a", max_tokens=200, tokens=10))
     room.arrive(request("b"))
     room.wait(21)
-    assert reason(room, "b") == "queue_full"
+    assert room.turned_away == {"b": Refused("queued_too_long", 20, 20)}
+    assert str(room.turned_away["b"]) == "the request waited 20 s for an instance with room (limit 20 s)"
 
 
 # Deadlines

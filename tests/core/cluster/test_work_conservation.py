@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance
+from baton.core.cluster.events import RunPass
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.request_queue import STALE_MAX, RequestQueue
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.protocol.handoff import Offer, Reserve
-from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 
@@ -51,6 +52,64 @@ def test_a_burst_of_one_token_requests_does_not_stop_chats():
     room.run()
     room.arrive(request("chat", tokens=5))
     assert "chat" in sent_to(decode)
+
+
+class FilledByOthers(Scripted):
+    """A decode instance of 64 blocks. Another router gives it a request whenever some blocks are free."""
+
+    others = 6
+
+    def beat(self):
+        beat = super().beat()
+        return replace(beat, blocks_available=20, slots_free=beat.slots_free - self.others)
+
+
+def large_handoff(decode):
+    room = Room(config=RouterConfig(handoff="always", handoff_tokens_min=8))
+    room.join(Scripted(hello("p", "prefill", blocks=8000)))
+    room.join(decode)
+    room.wait(0.5)
+    room.arrive(request("large", tokens=120))
+    return room
+
+
+def test_a_large_handoff_waits_at_an_instance_that_other_routers_fill():
+    """Its size was never free in a heartbeat, so no reservation was sent, and it was refused after 300 s."""
+    decode = FilledByOthers(hello("d", "decode"))
+    room = large_handoff(decode)
+    room.wait(4.0)
+    assert sent_to(decode) == []
+    room.wait(2.0)
+    assert sent_to(decode) == ["large"]
+    assert not any(isinstance(message, Reserve) for message in decode.heard)
+    room.run()
+    room.assert_right("large")
+
+
+def test_a_large_handoff_does_not_wait_whole_where_no_other_router_takes_its_room():
+    """Those of this router that are ahead of it end some time; then it gets their room and is handed over."""
+    decode = FilledByOthers(hello("d", "decode"))
+    decode.others = 0
+    room = large_handoff(decode)
+    room.wait(60.0)
+    assert sent_to(decode) == []
+
+
+def test_a_large_handoff_is_handed_over_where_there_is_room_at_last():
+    """However long it waited: an instance with room comes before one to wait at."""
+    decode = FilledByOthers(hello("d", "decode"))
+    decode.others = 0
+    room = large_handoff(decode)
+    room.wait(20.0)
+    decode.others = 6
+    room.holds_passes = True
+    room.say(decode, decode.beat())
+    free = room.join(Scripted(hello("e", "decode")))
+    room.dispatch(RunPass())
+    assert (sent_to(decode), sent_to(free)) == ([], ["large"])
+    room.holds_passes = False
+    room.run()
+    room.assert_right("large")
 
 
 def test_requests_for_the_large_instance_do_not_keep_others_from_the_small_one():
@@ -156,7 +215,7 @@ def test_prompts_that_wait_for_prefill_do_not_hold_up_those_that_need_none(waiti
 def test_prompts_that_wait_for_prefill_go_on_when_decode_has_their_prefix():
     """The first one is handed over; then decode has the prefix, and computes the short rest of the others itself."""
     room, prefill, decode = pair(decode_slots=64)
-    prefix = tuple(range(1, 41))
+    prefix = tuple(range(1, 33))
     for number in range(20):
         room.arrive(request(f"r{number}", prompt=(*prefix, number, number, number)))
     prefill.frozen = True
@@ -167,7 +226,7 @@ def test_prompts_that_wait_for_prefill_go_on_when_decode_has_their_prefix():
     room.run(100)
 
 
-PREFIX = tuple(range(1, 41))
+PREFIX = tuple(range(1, 33))
 
 
 def waiting_for_their_prefix(*names):
@@ -230,7 +289,7 @@ def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
     line = RequestQueue(RouterConfig())
     for number in range(500):
         routed = RoutedRequest(request(f"r{number}"), order=(0, number), now=Instant(0.0))
-        routed.keys = [BlockKey(b"popular")]
+        routed.marks = [(1, 7)]
         line.join(routed)
         line.wait_for_prefill(routed, 1, lambda key: True)
         line.wait_for_prefill(routed, 1, lambda key: True)
@@ -240,7 +299,7 @@ def test_requests_that_waited_for_a_popular_prefix_leave_nothing_behind():
 
 
 def test_an_instance_is_silent_from_the_moment_for_which_the_look_is_scheduled():
-    """Seed 723 of a cluster: `now - heard_at` was rounded to less than a second, and no later look was scheduled."""
+    """Seed 723 of a cluster: `now - received_at` was rounded to less than a second, and no later look was scheduled."""
     rng = Random(1)
     times = [Instant(rng.uniform(0.0, 1000.0)) for _ in range(1000)]
     assert any(at + 0.9 - at < 0.9 for at in times), "some are rounded down"

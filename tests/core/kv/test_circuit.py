@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import pytest
 
-from baton.core.kv.circuit import CIRCUIT_STATES, Circuit, CircuitConfig
+from baton.core.kv.circuit import Circuit, CircuitConfig, CircuitState
 
 CONFIG = CircuitConfig(failures_max=3, open_seconds=1.0, open_seconds_max=8.0, probe_seconds_max=5.0)
 
@@ -154,7 +155,7 @@ def test_any_history_asks_a_dead_backend_rarely_and_finds_a_living_one_again():
                 asked += 1
                 if random.random() < 0.9:  # Some are never answered.
                     circuit.failed(attempt, now + random.random())
-            assert circuit.state in CIRCUIT_STATES
+            assert circuit.state in get_args(CircuitState)
         assert asked < 60
         attempt = circuit.admit(now + 20) or circuit.admit(now + 40)
         circuit.succeeded(attempt)

@@ -113,7 +113,7 @@ def test_a_host_block_without_a_link_is_asked_of_the_device(books):
 
 def test_what_is_asked_for_can_be_cut(books):
     keys = books.keys(TOKENS)
-    run = books.links.asked(keys, 2, 6, TOKENS)
+    run = books.links.chain_of(keys, 2, 6, TOKENS)
     assert unpack_tokens(run.tokens()) == tuple(TOKENS)
     assert unpack_tokens(run.first(1).tokens()) == tuple(TOKENS[:6])
     assert [link.place for link in run.links] == [2, 3, 4, 5]

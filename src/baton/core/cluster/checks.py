@@ -9,7 +9,7 @@ from baton.core.cluster.roster import STEPS
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.errors import InvariantBroken
 
-LEGS = {
+ASSIGNED = {
     RequestState.QUEUED: (False, False),
     RequestState.RESERVING: (True, True),
     RequestState.PREFILLING: (True, True),
@@ -24,7 +24,7 @@ def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
         raise InvariantBroken("; ".join(wrong), invariant=25)
     queued = 0
     for routed in coordinator.routed_requests.values():
-        _check_trip(routed)
+        _check_routed(routed)
         queued += routed.state is RequestState.QUEUED
     if queued != len(coordinator.queue):
         raise InvariantBroken(f"{queued} requests are queued, {len(coordinator.queue)} are in the queue", invariant=25)
@@ -37,7 +37,7 @@ def check_router(config: RouterConfig, coordinator: Coordinator) -> None:
     _check_members(config, coordinator)
 
 
-def _check_trip(routed: RoutedRequest) -> None:
+def _check_routed(routed: RoutedRequest) -> None:
     if routed.state is RequestState.DONE or not routed.open:
         raise InvariantBroken(f"{routed!r} is over and not forgotten", invariant=22)
     if routed.alarm is None or routed.alarm > routed.deadline:
@@ -45,9 +45,9 @@ def _check_trip(routed: RoutedRequest) -> None:
     assigned = (routed.decoder is not None, routed.prefill is not None)
     if routed.state is RequestState.HANDING:
         if routed.decoder is None:
-            raise InvariantBroken(f"{routed!r} has no home", invariant=36)
-    elif assigned != LEGS[routed.state]:
-        raise InvariantBroken(f"{routed!r} has the wrong legs", invariant=36)
+            raise InvariantBroken(f"{routed!r} has no decoder", invariant=36)
+    elif assigned != ASSIGNED[routed.state]:
+        raise InvariantBroken(f"{routed!r} has the wrong instances", invariant=36)
     if routed.decoder is not None and routed.decoder is routed.prefill:
         raise InvariantBroken(f"{routed!r} is handed to the instance that has it", invariant=36)
     if any(index not in routed.open for index in routed.withdrawn):

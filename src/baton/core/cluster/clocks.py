@@ -25,12 +25,12 @@ BEGUN: Final = (RequestState.PREFILLING, RequestState.HANDING, RequestState.SERV
 
 
 class Clocks:
-    __slots__ = ("_config", "alarms", "nobody_since")
+    __slots__ = ("_config", "alarms", "no_instance_since")
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self.alarms = Alarms()
-        self.nobody_since: Instant | None = None
+        self.no_instance_since: Instant | None = None
         "Since when no instance works. None: some do."
 
     def set(self, routed: RoutedRequest, before: RequestState, fact: RequestFact, now: Instant) -> None:
@@ -48,11 +48,11 @@ class Clocks:
                 if begins:
                     routed.deadline = Instant(now + config.handing_seconds_max)
             case RequestState.SERVING:
-                self.heard(routed, now)
+                self.progressed(routed, now)
         if routed.state is not RequestState.PREFILLING:
             routed.renew_at = None
         if before in BEGUN:
-            routed.queued_at = now
+            routed.queued_at, routed.no_room_since = now, None
         if not routed.withdrawn:
             routed.withdraw_by = None
 
@@ -60,7 +60,7 @@ class Clocks:
         """Decode keeps its reservation for the whole lease from now on."""
         routed.renew_at = Instant(now + self._config.lease_seconds / 2)
 
-    def heard(self, routed: RoutedRequest, now: Instant) -> None:
+    def progressed(self, routed: RoutedRequest, now: Instant) -> None:
         routed.mark = routed.progress
         routed.deadline = Instant(now + self._config.silence_seconds_max)
 
@@ -78,6 +78,6 @@ class Clocks:
 
     def _queue_deadline(self, routed: RoutedRequest) -> Instant:
         deadline = routed.queued_at + self._config.queue_seconds_max
-        if self.nobody_since is not None:
-            deadline = min(deadline, max(self.nobody_since, routed.queued_at) + self._config.no_instance_seconds)
+        if self.no_instance_since is not None:
+            deadline = min(deadline, max(self.no_instance_since, routed.queued_at) + self._config.no_instance_seconds)
         return Instant(deadline)

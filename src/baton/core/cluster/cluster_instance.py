@@ -44,10 +44,11 @@ class ClusterInstance:
     __slots__ = (
         "assigned",
         "beat",
+        "bit",
         "blocks_since",
         "capacity",
         "chosen",
-        "heard_at",
+        "digests_due",
         "held_until",
         "hello",
         "inhibited_until",
@@ -55,10 +56,12 @@ class ClusterInstance:
         "mode",
         "number",
         "over_capacity",
+        "over_share",
         "paths",
         "place",
         "prompt_tokens",
         "prompts",
+        "received_at",
         "sequences",
         "session",
         "short_for",
@@ -71,7 +74,9 @@ class ClusterInstance:
         self.session = session
         self.hello = hello
         self.number = number
-        self.heard_at = self.joined_at = now
+        self.bit = 0
+        "Bit of the instance in sets of instances. Owned by core/cluster/prefix_index.py."
+        self.received_at = self.joined_at = now
         self.beat = Heartbeat(blocks_available=hello.ready.blocks, slots_free=hello.ready.slots)
         self.mode = "serving"
         self.capacity = capacity_of(hello)
@@ -93,6 +98,10 @@ class ClusterInstance:
         "Sequences that it answers."
         self.over_capacity: dict[RequestId, Order] = {}
         "Requests that were sent although there was no room; they wait there, and have no token yet."
+        self.digests_due = now
+        "Time when all its messages of keys so far are due (reports.py)."
+        self.over_share = False
+        "True: the instance has published more keys than the router keeps of one instance."
         self.short_for = False
         "The instance has refused a request for lack of room since its last heartbeat."
         self.blocks_since = self.slots_since = self.tokens_since = 0
@@ -103,7 +112,7 @@ class ClusterInstance:
         "Place in the roster. None: it gets no new requests now. Owned by core/cluster/roster.py."
 
     def __repr__(self) -> str:
-        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.assigned)} legs>"
+        return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.assigned)} requests>"
 
     @property
     def name(self) -> str:
@@ -120,6 +129,11 @@ class ClusterInstance:
         """Limited also by the router's own count, which is exact where it is the only router."""
         slots = self.hello.ready.slots
         return min(self.beat.slots_free + self.slots_since, slots - self.sequences)
+
+    @property
+    def is_shared(self) -> bool:
+        """Do requests of other routers run there? They may take room before our requests get it."""
+        return self.hello.ready.slots - self.beat.slots_free - self.slots_since > self.sequences
 
     @property
     def blocks_free(self) -> int:
@@ -149,7 +163,7 @@ class ClusterInstance:
         return tokens <= self.capacity
 
     def is_suspect(self, now: Instant, seconds: float) -> bool:
-        return now >= self.heard_at + seconds or bool(self.beat.fault)  # rounded as Roster rounds the time of the next look
+        return now >= self.received_at + seconds or bool(self.beat.fault)  # rounded as Roster rounds the time of the next look
 
 
 def capacity_of(hello: InstanceHello) -> int:

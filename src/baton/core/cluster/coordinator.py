@@ -320,7 +320,7 @@ class Coordinator:
             decoder.blocks_since += tokens // decoder.hello.ready.block_size
             self._has_room(decoder)
 
-    def break_leg(self, routed: RoutedRequest, instance: ClusterInstance | None, *, leaves: bool = False) -> None:
+    def break_attempt(self, routed: RoutedRequest, instance: ClusterInstance | None, *, leaves: bool = False) -> None:
         """The instance fails the request, or leaves. Another attempt follows, elsewhere."""
         if instance is not None:
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
@@ -366,5 +366,5 @@ class Coordinator:
 
     def _send_to(self, instance: ClusterInstance | None, message: ToInstance) -> None:
         if instance is None:
-            raise InvariantBroken(f"{type(message).__name__} for nobody", invariant=36)
+            raise InvariantBroken(f"{type(message).__name__} without a recipient", invariant=36)
         self.effects.append(SendToInstance(instance.session, message))

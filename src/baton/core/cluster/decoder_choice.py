@@ -5,6 +5,10 @@ With pairs there are three ways, and the best instance of all of them is chosen:
     a mixed instance does all of it                      room, or it may wait there
     a decode instance does all of it                     room, or it may wait there; the prompt is short, or mostly cached
     a decode instance continues after a prefill instance room at decode now, and a prefill instance that is not too busy
+
+A reservation is sent only where there is room. Another router may fill a decode instance with smaller requests before there is
+enough for a large one, so a request that found no room for `handoff_room_seconds` may wait there whole. The instance lets no
+later request overtake it.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from baton.core.cluster.membership import Membership
 from baton.core.cluster.roster import Roster
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.search import Candidate, Prompt, Search, Wish
-from baton.protocol.ids import BlockKey, Instant
+from baton.core.kv.marks import Mark
+from baton.protocol.ids import Instant
 
 
 class Rules(Protocol):
@@ -32,9 +37,10 @@ class Rules(Protocol):
 
     @property
     def block_size(self) -> int: ...
-    def keys(self, routed: RoutedRequest) -> list[BlockKey]: ...
+    def marks(self, routed: RoutedRequest) -> list[Mark]: ...
     def stays(self, instance: ClusterInstance, uncached: int, *, prefill: bool) -> bool: ...
     def depth_to_stay(self, tokens: int, size: int) -> int: ...
+    def may_wait_whole(self, routed: RoutedRequest, now: Instant) -> bool: ...
     def chosen(self, choice: Choice, *, pairs: bool) -> Choice: ...
 
 
@@ -54,6 +60,7 @@ class DecoderChoice:
         "_size",
         "_tokens",
         "_tokens_max",
+        "_waits_whole",
     )
 
     def __init__(self, placement: Rules, routed: RoutedRequest, now: Instant, closed: Closed, census: Census) -> None:
@@ -69,8 +76,10 @@ class DecoderChoice:
         self._plain = not (routed.unfit or routed.avoided or routed.short or routed.preempted)
         self._more_blocks = len(routed.open) - 1
         self._pairs = census.roles.pairs
-        keys = placement.keys(routed) if self._pairs or placement.search.by_prefix else []
-        self._prompt = Prompt(placement.search, keys, self._tokens, self._size)
+        marks = placement.marks(routed) if self._pairs or placement.search.by_prefix else []
+        self._prompt = Prompt(placement.search, marks, self._tokens, self._size)
+        self._waits_whole = False
+        "The request may wait where it would be handed over if there were room. Only when nothing else is left."
         self._prefill: Candidate | None = None
         "The best prefill instance with room for the prompt."
 
@@ -78,16 +87,26 @@ class DecoderChoice:
         routed, census, pairs = self._routed, self._census, self._pairs
         if pairs:
             self._prefill = self._best_prefill()
-        preempted = [] if self._plain else self._placement.membership.named(routed.preempted_by(self._now))
-        for last in ([], preempted) if preempted else ([],):
-            for tier in census.roles.tiers:
-                found = self._best_decoder(tier, last)
-                choice = self._option(found.instance, found.uncached) if found is not None else None
-                if choice is not None:
-                    return self._placement.chosen(choice, pairs=pairs)
+        choice = self._first_of(census.roles.tiers)
+        if choice is None and self._prefill is not None and self._placement.may_wait_whole(routed, self._now):
+            self._waits_whole = True
+            choice = self._first_of((("decode",),))
+        if choice is not None:
+            return self._placement.chosen(choice, pairs=pairs)
         if pairs and self._prefill is None and census.decodes:
             return ClusterShortage.PREFILL if census.prefills else ClusterShortage.AVOIDED
         return ClusterShortage.ROOM
+
+    def _first_of(self, tiers: tuple[tuple[str, ...], ...]) -> Choice | None:
+        """The choice of the first of these groups of roles that has one."""
+        preempted = [] if self._plain else self._placement.membership.named(self._routed.preempted_by(self._now))
+        for last in ([], preempted) if preempted else ([],):
+            for tier in tiers:
+                found = self._best_decoder(tier, last)
+                choice = self._option(found.instance, found.uncached) if found is not None else None
+                if choice is not None:
+                    return choice
+        return None
 
     # Decode instances
 
@@ -99,7 +118,7 @@ class DecoderChoice:
             return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
         urgent = self._placement.roster.may_be_urgent(self._routed.order)
         wish = Wish(self._prompt, self._accepts, more, True, urgent)
-        if not self._pairs:
+        if not self._pairs or self._waits_whole:
             return search.decoder(roles, wish, settled=settled)
         found = [search.decoder(("mixed",), wish, settled=settled)]
         floor = self._placement.depth_to_stay(self._tokens, self._size)
@@ -141,7 +160,10 @@ class DecoderChoice:
             if decoder.paths:
                 best, readable = self._prefill_near(decoder)
             if readable and not self._placement.stays(decoder, uncached, prefill=best is not None):
-                return Choice(decoder, best.instance, best.uncached, blocks, waits=False) if room and best is not None else None
+                if room and best is not None:
+                    return Choice(decoder, best.instance, best.uncached, blocks, waits=False)
+                if room or not self._waits_whole or not decoder.is_shared:
+                    return None
         return Choice(decoder, None, uncached, blocks, waits=not room)
 
     # Prefill instances

@@ -36,13 +36,13 @@ class Delivery:
             for row in rows:
                 request, attempt, index, position, tokens = row
                 routed = routed_requests[request]
-                told = routed.open[index]
-                if position != len(told) or attempt != routed.attempt or request not in assigned:
+                delivered = routed.open[index]
+                if position != len(delivered) or attempt != routed.attempt or request not in assigned:
                     break
                 if type(tokens) is int:
-                    told.append(tokens)
+                    delivered.append(tokens)
                 else:
-                    told.extend(tokens_of(tokens))
+                    delivered.extend(tokens_of(tokens))
             else:
                 self._coordinator.effects.append(Deliver(emit))
                 return False
@@ -79,7 +79,7 @@ class Delivery:
 
     def _taken(self, instance: ClusterInstance, row: TokenRow, broken: dict[RequestId, RoutedRequest]) -> TokenRow | None:
         """The row from the first position that its client does not have. None: nothing in it is new."""
-        routed = self._leg(instance, row[0], row[1])
+        routed = self._current_attempt(instance, row[0], row[1])
         if routed is not None and routed.misses(row):
             broken[routed.id] = routed
             return None
@@ -87,7 +87,7 @@ class Delivery:
         self._coordinator.stats.stale_rows += taken is None
         return taken
 
-    def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
+    def _current_attempt(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
         """The routed request, if this instance has its present attempt."""
         routed = self._coordinator.routed_requests.get(request)
         return (
@@ -115,7 +115,7 @@ class Delivery:
         touched: dict[RequestId, RoutedRequest],
     ) -> Ended | None:
         """The end to deliver. None: it is stale, or another instance continues the sequence."""
-        routed = self._leg(instance, ended.request, ended.attempt)
+        routed = self._current_attempt(instance, ended.request, ended.attempt)
         if routed is None or ended.index not in routed.open:
             self._coordinator.stats.stale_rows += 1
             return None
@@ -158,4 +158,4 @@ class Delivery:
         """Start another attempt. A stopped instance ends its remaining requests when its time is up
         (core/engine/service_mode.py)."""
         for routed in broken.values():
-            self._coordinator.break_leg(routed, instance, leaves=instance.mode != "serving")
+            self._coordinator.break_attempt(routed, instance, leaves=instance.mode != "serving")

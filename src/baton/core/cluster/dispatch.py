@@ -7,14 +7,14 @@ instance that it may try again, for a lost one that may come back.
 
 from __future__ import annotations
 
-from baton.core.cluster.choice import Choice, ClusterShortage
+from baton.core.cluster.choice import Census, Choice, ClusterShortage
 from baton.core.cluster.closed import Closed
 from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.coordinator import Coordinator
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.request_queue import QueueLane
 from baton.core.cluster.routed_request import RoutedRequest
-from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.ids import Instant
 from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import Refused
 
@@ -35,7 +35,6 @@ class Dispatch:
     def look(self) -> None:
         """Run one pass."""
         self.look_at = None
-        self._retry_at.clear()
         queue, roster, now = self._coordinator.queue, self._placement.roster, self._coordinator.now
         if not len(queue):
             return
@@ -44,12 +43,13 @@ class Dispatch:
             roster.usable_changed = False
             queue.reopen(roster.sizes())
         queue.unpark(now)
-        self._note_nobody()
-        if self._coordinator.clocks.nobody_since is None:
+        self._note_no_instance()
+        if self._coordinator.clocks.no_instance_since is None:
             self._place_all()
         if len(queue):
             times = [at for at in (roster.next_change(), queue.next_unpark()) if at is not None]
             self.look_at = min([*times, *self._retry_at], default=None)
+        self._retry_at.clear()
 
     def _place_all(self) -> None:
         queue, roster, closed = self._coordinator.queue, self._placement.roster, Closed()
@@ -84,6 +84,7 @@ class Dispatch:
                 self._retry(routed)
                 census = self._placement.census(routed, now)
                 if census is not None:
+                    self._note_no_room(routed, census)
                     closed.close(census.roles.all, routed.tokens_max, self._exceptions(routed))
                 return False
             case ClusterShortage.PREFILL:
@@ -105,10 +106,11 @@ class Dispatch:
                 queue.park(routed, None)
         return True
 
-    def _decode_has(self, key: BlockKey, *, with_room: bool) -> bool:
+    def _decode_has(self, key: int, *, with_room: bool) -> bool:
         """Does a decode instance have this block? `with_room`: and perhaps room for one more request."""
-        instances = self._placement.roster.instances
-        places = [instances[number].place for number in self._placement.index.holders(key) if _decodes(instances.get(number))]
+        instances, index = self._placement.roster.instances, self._placement.index
+        holders = index.numbers(index.holders([key]))
+        places = [instances[number].place for number in holders if _decodes(instances.get(number))]
         if not with_room:
             return bool(places)
         return any(place is not None and (place.waits or place.blocks > 0) for place in places)
@@ -118,6 +120,13 @@ class Dispatch:
         would cause one."""
         now = self._coordinator.now
         self._retry_at += [until for until in routed.avoided.values() if until > now]
+
+    def _note_no_room(self, routed: RoutedRequest, census: Census) -> None:
+        """Track since when the request is the first one without room: a hand-off does not wait for ever (placement.py)."""
+        if routed.no_room_since is None:
+            routed.no_room_since = self._coordinator.now
+        if census.roles.pairs and not self._placement.may_wait_whole(routed, self._coordinator.now):
+            self._retry_at.append(self._placement.whole_at(routed))
 
     def _exceptions(self, routed: RoutedRequest) -> tuple[str, ...]:
         """Present instances that the request cannot use now."""
@@ -132,18 +141,18 @@ class Dispatch:
         return Refused("never_fits", -(-(tokens - 1) // size), limit)
 
     def _place(self, routed: RoutedRequest, choice: Choice) -> None:
-        if routed.identity not in (None, choice.decoder.hello.ready.identity) and not routed.untouched:
+        if routed.identity not in (None, choice.decoder.hello.ready.identity) and routed.has_tokens:
             self._coordinator.break_off(routed, "worker_gone", OTHER_WEIGHTS)
         else:
             self._coordinator.place(routed, choice)
 
-    def _note_nobody(self) -> None:
+    def _note_no_instance(self) -> None:
         """Track since when no instance is usable: it limits how long requests wait in the queue. A paused instance comes
         back."""
         coordinator = self._coordinator
-        nobody = not self._placement.roster.any_usable and not coordinator.membership.all_paused
-        if nobody != (coordinator.clocks.nobody_since is not None):
-            coordinator.clocks.nobody_since = coordinator.now if nobody else None
+        none_works = not self._placement.roster.any_usable and not coordinator.membership.all_paused
+        if none_works != (coordinator.clocks.no_instance_since is not None):
+            coordinator.clocks.no_instance_since = coordinator.now if none_works else None
             for routed in coordinator.queue.routed_requests():
                 coordinator.clocks.arm(routed)
 

@@ -9,14 +9,14 @@ from msgspec import Struct
 from baton.protocol.control import AbortRequest, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.ids import RequestId
-from baton.protocol.instance import Heartbeat, InstanceHello
+from baton.protocol.instance import CachedKeys, Heartbeat, InstanceHello
 from baton.protocol.output import Emit, EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 Session = NewType("Session", int)
 """Number of one connection of one instance. Never reused: messages of an earlier one are ignored."""
 
-FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats
+FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats | CachedKeys
 ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Release | Released | Forget
 
 # Events
@@ -127,8 +127,15 @@ class CloseSession(Struct, frozen=True):
     reason: str
 
 
+class WarnOfInstance(Struct, frozen=True):
+    """Log this about an instance. Sent once per session and cause."""
+
+    session: Session
+    text: str
+
+
 class SchedulePass(Struct, frozen=True):
     """Dispatch RunPass after the events that have already arrived. However many they are, there is one pass."""
 
 
-ClusterEffect = SchedulePass | SendToInstance | Deliver | RejectRequest | FailRequest | CloseSession
+ClusterEffect = SchedulePass | SendToInstance | Deliver | RejectRequest | FailRequest | CloseSession | WarnOfInstance

@@ -25,7 +25,10 @@ WORDS: Final = {
     "tp_size": "tensor parallel size",
 }
 """Parts of the identity, as named to users."""
-FOLLOWS: Final = {"types of weights": {"quantisation"}, "KV layout": {"KV data type", "block size", "model config"}}
+FOLLOWS: Final = {
+    "types of weights": {"quantisation"},
+    "KV layout": {"KV data type", "block size", "model config", "tensor parallel size"},
+}
 """A digest that differs with one of these parts: it is not named beside them."""
 
 

@@ -26,6 +26,7 @@ from baton.core.cluster.roster import Roster
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 from baton.protocol.instance import Heartbeat, InstanceHello
+from baton.protocol.versions import CACHED_KEYS
 
 HEALTHY_SECONDS: Final = 30.0
 """An instance that lived this long starts a new count of losses in a row."""
@@ -51,7 +52,7 @@ class Membership:
         "_lapse_at",
         "_losses",
         "_modes",
-        "_nobody_since",
+        "_no_instance_since",
         "_numbers",
         "_stalled",
         "_stalls_seen",
@@ -84,15 +85,15 @@ class Membership:
         "Instances with a stalled worker."
         self._stalls_seen = False
         "The stalls were handled, and no heartbeat has arrived since."
-        self._nobody_since: Instant | None = None
+        self._no_instance_since: Instant | None = None
         "Since when the cluster is empty. None: an instance is present, or none has tried to join yet."
 
     # Joining and leaving
 
     def knock(self, now: Instant) -> None:
         """An instance tries to join. If none was ever present, the wait for the others begins now."""
-        if not self.instances and self._nobody_since is None:
-            self._nobody_since = now
+        if not self.instances and self._no_instance_since is None:
+            self._no_instance_since = now
 
     def misfit(self, hello: InstanceHello, now: Instant) -> str:
         """Why the instance does not fit the present or recently lost ones. Empty: it fits. The first instance decides what
@@ -120,7 +121,7 @@ class Membership:
         mine = self._losses.get(hello.name)
         if mine is not None and mine.hello is not None and not disagreement(hello, mine.hello):
             return ""  # the awaited instances are like this one
-        wait = 0.0 if self._nobody_since is None else self._nobody_since + seconds - now
+        wait = 0.0 if self._no_instance_since is None else self._no_instance_since + seconds - now
         if hello.refused and wait > 0:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
@@ -128,7 +129,7 @@ class Membership:
     def name_taken(self, earlier: ClusterInstance, hello: InstanceHello, now: Instant) -> str:
         """Why the instance cannot use a name that is taken. Empty: it is the same instance again, or the holder is silent. Two
         live ones would replace each other for ever, and each time the requests of one of them would be lost."""
-        silent = now - earlier.heard_at
+        silent = now - earlier.received_at
         if hello.incarnation == earlier.hello.incarnation or silent >= self._config.suspect_seconds:
             return ""
         return (
@@ -155,9 +156,9 @@ class Membership:
         self._gone.pop(hello.name, None)
         self._modes[instance.mode] += 1
         insort(self._capacities, instance.capacity)
-        self.index.join(instance.number, hello.ready.blocks)
+        instance.bit = self.index.join(instance.number, hello.ready.blocks, publishes=CACHED_KEYS in hello.capabilities)
         self.roster.join(instance)
-        self._nobody_since = None
+        self._no_instance_since = None
         self._stalls_seen = False
         self._look_again()
         return instance
@@ -166,7 +167,7 @@ class Membership:
         """Remove an instance. `reloaded`: it restarts by order, and comes back with other weights."""
         del self.instances[instance.session]
         del self.names[instance.name]
-        self._nobody_since = None if self.instances else now
+        self._no_instance_since = None if self.instances else now
         self._stalled.pop(instance.session, None)
         self.with_paths.pop(instance.session, None)
         for other in list(self.with_paths.values()):
@@ -202,13 +203,13 @@ class Membership:
         """Record that the instance is alive. None: the session is unknown."""
         instance = self.instances.get(session)
         if instance is not None:
-            instance.heard_at = now
+            instance.received_at = now
         return instance
 
     def renew(self, now: Instant) -> None:
         """The router itself was stalled: the silence of all instances up to now does not count."""
         for instance in self.instances.values():
-            instance.heard_at = now
+            instance.received_at = now
             if instance.place is None:
                 self.roster.touch(instance)
 
@@ -229,6 +230,7 @@ class Membership:
         """Apply a heartbeat. True: it is more likely now that a request can be placed there. The cost does not depend on the
         number of instances."""
         instance.on_beat(beat)
+        self.index.expire(instance.number, now)
         waited_for, instance.short_for = instance.short_for, False
         if not beat.stalled:
             instance.stalled_since = None
@@ -274,7 +276,7 @@ class Membership:
         if self._lapse_at is None or self._lapse_at > now:
             return []
         lapse = self._config.lapse_seconds
-        found = [instance for instance in self.instances.values() if instance.heard_at + lapse <= now]
+        found = [instance for instance in self.instances.values() if instance.received_at + lapse <= now]
         self._look_again(found)
         return found
 
@@ -296,19 +298,18 @@ class Membership:
         return min(times if self._lapse_at is None else [*times, self._lapse_at])
 
     def _look_again(self, gone: Sequence[ClusterInstance] = ()) -> None:
-        heard = [instance.heard_at for instance in self.instances.values() if instance not in gone]
-        self._lapse_at = Instant(min(heard) + self._config.lapse_seconds) if heard else None
+        times = [instance.received_at for instance in self.instances.values() if instance not in gone]
+        self._lapse_at = Instant(min(times) + self._config.lapse_seconds) if times else None
 
     def check(self) -> None:
         if len(self.instances) != len(self.names) or len(self.instances) > self._config.instances_max:
             raise InvariantBroken("sessions and names of instances do not match", invariant=49)
         if self.instances and self._lapse_at is None:
-            raise InvariantBroken("nobody looks whether instances live", invariant=41)
+            raise InvariantBroken("no deadline is armed to check instances", invariant=41)
         if any(self.instances.get(session) is not instance for session, instance in self._stalled.items()):
-            raise InvariantBroken("somebody who is gone stands still", invariant=49)
+            raise InvariantBroken("an instance that has left is listed as stalled", invariant=49)
         if len(self._losses) > self._config.instances_max or len(self._gone) > self._config.instances_max:
             raise InvariantBroken("too many names of lost instances are remembered", invariant=49)
-        self.index.check()
         self.roster.check()
         modes = Counter(instance.mode for instance in self.instances.values())
         if modes != +self._modes or self._capacities != sorted(instance.capacity for instance in self.instances.values()):

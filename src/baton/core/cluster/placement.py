@@ -24,7 +24,9 @@ from baton.core.cluster.roster import PEER
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.search import Search
 from baton.core.kv.block_hash import BlockHasher
+from baton.core.kv.marks import Mark, marks_of, short_keys
 from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.instance import CachedKeys
 
 LEARNING: Final = 0.125
 """Weight of one hand-off in the expected time of the next."""
@@ -60,7 +62,7 @@ class Placement:
         self._hasher: BlockHasher | None = None
         self.handoff_seconds = config.handoff_seconds_start
         "Measured seconds of a hand-off besides the computing."
-        self.on_cached: Callable[[Sequence[BlockKey]], None] = lambda keys: None
+        self.on_cached: Callable[[Sequence[int]], None] = lambda keys: None
         "Called when a decode instance has these blocks from now on."
 
     @property
@@ -170,6 +172,14 @@ class Placement:
     def _measured(self) -> bool:
         return self.roster.fastest < float("inf")
 
+    def whole_at(self, routed: RoutedRequest) -> Instant:
+        """When a hand-off without room may wait at a decode instance instead."""
+        since = routed.no_room_since
+        return Instant(float("inf") if since is None else since + self.config.handoff_room_seconds)
+
+    def may_wait_whole(self, routed: RoutedRequest, now: Instant) -> bool:
+        return now >= self.whole_at(routed)
+
     def chosen(self, choice: Choice, *, pairs: bool) -> Choice:
         """Record the choice and return it."""
         config = self.config
@@ -188,17 +198,26 @@ class Placement:
     # Cached prefixes
 
     def remember(self, instance: ClusterInstance, routed: RoutedRequest, tokens: Sequence[int]) -> None:
-        """Record that the instance has these tokens of the request by now."""
-        keys = self.keys(routed)
+        """Guess that the instance has these tokens of the request, or will have them soon."""
+        marks = self.marks(routed)
         if len(tokens) > len(routed.request.prompt):
-            keys = list(keys)
+            keys = list(routed.keys)
             self._extend(keys, routed, tokens)
-        self.index.add(instance.number, keys)
+            marks = marks_of(keys)
+        self.index.guess(instance.number, marks)
         if instance.hello.role == "decode":
-            self.on_cached(keys)
+            self.on_cached([key for _, key in marks])
 
-    def keys(self, routed: RoutedRequest) -> list[BlockKey]:
-        """Keys of the prompt's full blocks."""
+    def publish(self, instance: ClusterInstance, message: CachedKeys) -> int:
+        """Record what the instance reports of its cache. Returns how many of its keys are more than it may have here."""
+        added, removed = short_keys(message.added), short_keys(message.removed)
+        cut = self.index.publish(instance.number, whole=message.whole, added=added, removed=removed)
+        if instance.hello.role == "decode":
+            self.on_cached(added)
+        return cut
+
+    def marks(self, routed: RoutedRequest) -> list[Mark]:
+        """The marked blocks of the prompt."""
         hello = next(iter(self.membership.instances.values())).hello
         hasher = self._hasher
         if hasher is None or (hasher.fingerprint, hasher.block_size) != (hello.ready.identity, hello.ready.block_size):
@@ -206,7 +225,8 @@ class Placement:
         if routed.hasher is not hasher:
             routed.hasher, routed.keys = hasher, []
             self._extend(routed.keys, routed, routed.request.prompt)
-        return routed.keys
+            routed.marks = marks_of(routed.keys)
+        return routed.marks
 
     def _extend(self, keys: list[BlockKey], routed: RoutedRequest, tokens: Sequence[int]) -> None:
         hasher = routed.hasher

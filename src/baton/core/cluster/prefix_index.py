@@ -1,168 +1,364 @@
-"""Which instances probably have which prefix cached: an index from block keys to instances, with one bound for the router.
+"""Which instances have which prefix cached: an index from short keys of marked blocks (core/kv/marks.py) to instances.
 
-    add(instance, keys)      the instance computes or receives these blocks (a prompt's chain, from its first block on)
-    remove(instance, key)    the instance has evicted the block
+    publish(instance, ...)   the instance reports what it has and what it has evicted (its digest)
+    guess(instance, marks)   the router has sent it this chain: the instance has it soon, or had it
     forget(instance)         the instance is gone
 
-The router feeds the index with guesses, from the requests that it has sent: the instance evicts when it wants to, and other
-routers send to it too. A wrong guess costs time, never an answer.
+A guess about an instance that publishes counts until the instance confirms it, and 30 to 60 s at most. Instances of earlier
+builds publish nothing: of these the last guesses are kept, as many as their pool has blocks.
 
-An instance has a key only together with all keys before it in the chain: `add` makes the first block the most recent one, so
-the ends of chains are forgotten first, and callers of `remove` remove ends first. So the holders of a chain's keys are nested,
-and depths are found by bisection.
+A set of instances is an int with one bit per instance. No question assumes that an instance with a key has those before it in
+the chain: keys arrive in parts, the host tier has holes, and an instance may report anything. A wrong key costs time, never an
+answer.
+
+No change drops more than SWEEP_KEYS keys besides those that it names, and as many as it adds: requests of all clients wait for
+it. Later changes drop the others: keys that a snapshot made void (they count as held until then), those of an instance that is
+gone (its bit is ignored), and those above a share that became smaller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Final
 
+from baton.core.kv.marks import Mark, blocks_before
 from baton.errors import InvariantBroken
-from baton.protocol.ids import BlockKey
+from baton.protocol.ids import Instant
 
-Holders = dict[int, None]
-"""Numbers of instances. A dict, because its order is that of insertion on every machine."""
+GUESS_SECONDS: Final = 30.0
+"""An unconfirmed guess is dropped after this long, or twice as long."""
+CONFIRMED: Final = 0
+ALL: Final = -1
+"""The set of all instances."""
+SWEEP_KEYS: Final = 1024
+"""Keys that one change may drop, besides those that it names and as many as it adds."""
+MANY: Final = 12
+"""A set with more instances than this is cheaper to read from its binary digits than bit by bit."""
+SPARE: Final = 256
+"""A full share is cut by this part of it: to find the oldest key costs a walk over those that were deleted before it."""
+
+
+class KnownKeys:
+    """Keys of one instance."""
+
+    __slots__ = ("bit", "blocks", "blocks_max", "earlier", "gone", "guesses", "keys", "publishes", "turned_at", "void")
+
+    def __init__(self, bit: int, blocks_max: int, *, publishes: bool) -> None:
+        self.bit = bit
+        self.blocks_max = blocks_max
+        "Blocks of its pool."
+        self.publishes = publishes
+        self.gone = False
+        self.keys: dict[int, int] = {}
+        "CONFIRMED, or the number of blocks that a guess stands for. The least recently used first."
+        self.blocks = 0
+        "Blocks that all guesses stand for."
+        self.guesses: dict[int, None] = {}
+        "Unconfirmed keys that were guessed since `turned_at`, of an instance that publishes. The oldest first."
+        self.earlier: dict[int, None] = {}
+        "Unconfirmed keys that were guessed before."
+        self.turned_at = Instant(0.0)
+        self.void: dict[int, int] = {}
+        "Keys that the instance does not have any more. They count as held until they are dropped."
 
 
 class PrefixIndex:
-    __slots__ = ("_holders", "_keys", "_limits", "_total", "keys_max")
+    __slots__ = ("_bits_free", "_debtors", "_gone", "_holders", "_known", "_numbers", "_total", "cut", "keys_max")
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
         "Bound for the entries of all instances together."
-        self._holders: dict[BlockKey, int | Holders] = {}
-        "A single holder is stored as its number: most keys have one holder, and a dict takes 200 bytes more."
-        self._keys: dict[int, dict[BlockKey, None]] = {}
-        "Keys of each instance, the least recently used first."
-        self._limits: dict[int, int] = {}
-        "Number of blocks in the pool of each instance."
+        self._holders: dict[int, int] = {}
+        "Instances by key. Most keys have one holder, and share its bit as object."
+        self._known: dict[int, KnownKeys] = {}
+        self._numbers: dict[int, int] = {}
+        "Instances by the position of their bit."
+        self._bits_free: list[int] = []
+        self._debtors: dict[int, KnownKeys] = {}
+        "Keys that are still to be dropped, by the bit of the instance that has or had them."
+        self._gone = 0
+        "Instances that are gone, and have keys to be dropped."
         self._total = 0
+        self.cut = 0
+        "Confirmed keys that were dropped, because their instance has more than its share."
 
     def __len__(self) -> int:
         return self._total
 
+    @property
+    def keys(self) -> int:
+        """Number of different keys."""
+        return len(self._holders)
+
     def count(self, number: int) -> int:
-        return len(self._keys.get(number, ()))
+        return len(self._known[number].keys) if number in self._known else 0
+
+    def confirmed(self, number: int) -> list[int]:
+        """Keys that the instance has published."""
+        return [key for key, blocks in self._known[number].keys.items() if blocks == CONFIRMED]
 
     # Changes
 
-    def join(self, number: int, blocks_max: int) -> None:
-        """Add an instance with a pool of `blocks_max` blocks. The shares of all others become smaller."""
-        self._keys[number] = {}
-        self._limits[number] = max(1, blocks_max)
-        share = self._share
-        for other in self._keys:
-            self._trim(other, share)
+    def join(self, number: int, blocks_max: int, *, publishes: bool) -> int:
+        """Add an instance with a pool of `blocks_max` blocks and return its bit. The shares of all others become smaller."""
+        position = self._bits_free.pop() if self._bits_free else len(self._numbers) + self._gone.bit_count()
+        self._numbers[position] = number
+        known = self._known[number] = KnownKeys(1 << position, blocks_max, publishes=publishes)
+        share = self.share
+        self._debtors.update((other.bit, other) for other in self._known.values() if len(other.keys) > share)
+        self._sweep(SWEEP_KEYS)
+        return known.bit
 
-    def add(self, number: int, keys: Sequence[BlockKey]) -> None:
-        """The instance has this chain. The first block is added last: a chain is useful only from its beginning on, so its end
-        is forgotten first."""
-        known, holders = self._keys[number], self._holders
-        before = len(known)
-        for key in reversed(keys):
-            if key in known:
-                del known[key]
-            else:
-                found = holders.get(key)
-                if found is None:
-                    holders[key] = number
-                elif type(found) is int:
-                    holders[key] = {found: None, number: None}
-                else:
-                    found[number] = None  # type: ignore[index]
-            known[key] = None
-        self._total += len(known) - before
-        self._trim(number, self._share)
+    def guess(self, number: int, marks: Sequence[Mark]) -> None:
+        """The instance has this chain, or computes it. The first block becomes the most recent one: a chain is useful only from
+        its beginning on, so its end is forgotten first."""
+        known = self._known[number]
+        for place, key in reversed(marks):
+            blocks = known.keys.pop(key, None)
+            if blocks is None:
+                blocks = blocks_before(place)
+                known.blocks += blocks
+                self._hold(known, key)
+            known.keys[key] = blocks
+            if blocks != CONFIRMED and known.publishes:
+                _forget_guess(known, key)
+                known.guesses[key] = None
+        self._settle(known, len(marks))
 
-    def remove(self, number: int, key: BlockKey) -> None:
-        known = self._keys.get(number)
-        if known is not None and key in known:
-            del known[key]
-            self._total -= 1
-            self._drop(number, key)
+    def publish(self, number: int, *, whole: bool, added: Sequence[int], removed: Sequence[int]) -> int:
+        """The instance reports its cache. Returns how many of its keys were dropped because they are more than its share."""
+        known = self._known[number]
+        if whole:
+            self._make_void(known)
+        for key in removed:
+            if key in known.keys:
+                self._drop(known, key)
+            elif key in known.void:
+                self._release(known, known.void, key)
+        for key in added:
+            blocks = known.keys.pop(key, None)
+            if blocks is None:
+                self._hold(known, key)
+            elif blocks != CONFIRMED:
+                known.blocks -= blocks
+                _forget_guess(known, key)
+            known.keys[key] = CONFIRMED
+        return self._settle(known, len(added))
+
+    def expire(self, number: int, now: Instant) -> None:
+        """Drop guesses that the instance has not confirmed in time."""
+        self._sweep(SWEEP_KEYS)
+        known = self._known[number]
+        if not known.publishes or now - known.turned_at < GUESS_SECONDS:
+            return
+        for key in list(known.earlier):
+            self._drop(known, key)
+        known.earlier, known.guesses, known.turned_at = known.guesses, {}, now
 
     def forget(self, number: int) -> None:
-        """The instance is gone, or has lost its cache."""
-        known = self._keys.pop(number, {})
-        self._limits.pop(number, None)
-        self._total -= len(known)
-        for key in known:
-            self._drop(number, key)
+        """The instance is gone."""
+        known = self._known.pop(number)
+        position = known.bit.bit_length() - 1
+        del self._numbers[position]
+        known.gone = True
+        known.guesses, known.earlier = {}, {}
+        known.void, known.keys = _merged(known.void, known.keys), {}
+        self._gone |= known.bit
+        self._debtors[known.bit] = known
+        self._sweep(SWEEP_KEYS)
 
     @property
-    def _share(self) -> int:
-        return max(1, self.keys_max // max(1, len(self._keys)))
+    def share(self) -> int:
+        """Maximum of keys of one instance."""
+        return max(1, self.keys_max // max(1, len(self._known)))
 
-    def _trim(self, number: int, share: int) -> None:
-        known, limit = self._keys[number], min(self._limits[number], share)
-        while len(known) > limit:
-            key = next(iter(known))
-            del known[key]
-            self._total -= 1
-            self._drop(number, key)
+    def _make_void(self, known: KnownKeys) -> None:
+        """All confirmed keys are void. Guesses remain."""
+        held = known.keys
+        known.keys = {key: held.pop(key) for key in chain(known.earlier, known.guesses)}
+        known.void = _merged(known.void, held)
+        if known.void:
+            self._debtors[known.bit] = known
 
-    def _drop(self, number: int, key: BlockKey) -> None:
-        found = self._holders[key]
-        if type(found) is int:
-            del self._holders[key]
+    def _settle(self, known: KnownKeys, added: int) -> int:
+        """Drop keys after a change that has added some. Returns how many confirmed keys of the instance were more than its
+        share."""
+        before = self.cut
+        keys_max = SWEEP_KEYS + added
+        keys_max -= self._trim(known, keys_max)
+        if self._is_over(known):
+            self._debtors[known.bit] = known
+        cut = self.cut - before
+        self._sweep(keys_max)
+        return cut
+
+    def _sweep(self, keys_max: int) -> None:
+        """Drop at most `keys_max` keys of earlier changes."""
+        while self._debtors and keys_max > 0:
+            known = next(iter(self._debtors.values()))
+            void = list(islice(reversed(known.void), keys_max))
+            for key in void:
+                self._release(known, known.void, key)
+            keys_max -= len(void)
+            keys_max -= self._trim(known, keys_max)
+            if not known.void and not self._is_over(known):
+                self._forgive(known)
+
+    def _forgive(self, known: KnownKeys) -> None:
+        """The instance has no more keys to be dropped."""
+        del self._debtors[known.bit]
+        if known.gone:
+            self._gone &= ~known.bit
+            self._bits_free.append(known.bit.bit_length() - 1)
+
+    def _is_over(self, known: KnownKeys) -> bool:
+        return len(known.keys) > self.share or (known.blocks > known.blocks_max and not known.publishes)
+
+    def _trim(self, known: KnownKeys, keys_max: int) -> int:
+        """Drop the oldest keys that are too many, at most `keys_max`, and return their number. One iteration finds them all."""
+        if not self._is_over(known):
+            return 0
+        share = self.share
+        keys = len(known.keys) - share + share // SPARE if len(known.keys) > share else 0
+        blocks = 0 if known.publishes else known.blocks - known.blocks_max
+        oldest: list[int] = []
+        for key, stands_for in islice(known.keys.items(), keys_max):
+            if len(oldest) >= keys and blocks <= 0:
+                break
+            oldest.append(key)
+            blocks -= stands_for
+            self.cut += stands_for == CONFIRMED
+        for key in oldest:
+            self._drop(known, key)
+        return len(oldest)
+
+    def _hold(self, known: KnownKeys, key: int) -> None:
+        if key in known.void:
+            del known.void[key]
             return
-        del found[number]  # type: ignore[union-attr]
-        if len(found) == 1:  # type: ignore[arg-type]
-            self._holders[key] = next(iter(found))  # type: ignore[arg-type]
+        held = self._holders.get(key)
+        self._holders[key] = known.bit if held is None else held | known.bit
+        self._total += 1
+
+    def _drop(self, known: KnownKeys, key: int) -> None:
+        blocks = known.keys[key]
+        if blocks != CONFIRMED:
+            known.blocks -= blocks
+            _forget_guess(known, key)
+        self._release(known, known.keys, key)
+
+    def _release(self, known: KnownKeys, keys: dict[int, int], key: int) -> None:
+        del keys[key]
+        self._total -= 1
+        left = self._holders[key] & ~known.bit
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]
 
     # Questions
 
-    def leading(self, number: int, keys: Sequence[BlockKey]) -> int:
-        """Number of leading blocks that this instance has."""
-        known = self._keys[number]
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high) // 2
-            if keys[middle] in known:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def depth(self, number: int, marks: Sequence[Mark]) -> int:
+        """Deepest mark of the chain that this instance has, in blocks."""
+        bit, holders = self._known[number].bit, self._holders
+        return next((place for place, key in reversed(marks) if holders.get(key, 0) & bit), 0)
 
-    def has(self, number: int, key: BlockKey) -> bool:
-        return key in self._keys[number]
+    def deepest(self, marks: Sequence[Mark]) -> int:
+        """Deepest mark of the chain that any instance has."""
+        there, holders = ~self._gone, self._holders
+        return next((place for place, key in reversed(marks) if holders.get(key, 0) & there), 0)
 
-    def holders(self, key: BlockKey) -> Holders:
-        found = self._holders.get(key)
-        if found is None:
-            return {}
-        return {found: None} if type(found) is int else found  # type: ignore[return-value]
+    def has(self, number: int, key: int) -> bool:
+        return self._holders.get(key, 0) & self._known[number].bit != 0
 
-    def levels(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, Holders]]:
-        """Depths at which this chain ends for some instances, deepest first, each with all instances that have at least that
-        depth."""
-        holders = self._holders
-        low, high = 0, len(keys)
-        while low < high:  # the first key that no instance has
-            middle = (low + high) // 2
-            if keys[middle] in holders:
-                low = middle + 1
-            else:
-                high = middle
-        while low > 0:
-            found = self.holders(keys[low - 1])
-            yield low, found
-            size, high = len(found), low - 1
-            low = 0
-            if self._size(keys[0]) == size:  # the usual case: instances that have its beginning have all of a shared prefix
-                return
-            while low < high:  # the first key that has the same holders
-                middle = (low + high) // 2
-                if self._size(keys[middle]) > size:
-                    low = middle + 1
-                else:
-                    high = middle
+    def holders(self, keys: Iterable[int]) -> int:
+        """The instances that have any of these keys."""
+        found = 0
+        for key in keys:
+            found |= self._holders.get(key, 0)
+        return found & ~self._gone
 
-    def _size(self, key: BlockKey) -> int:
-        found = self._holders[key]
-        return 1 if type(found) is int else len(found)  # type: ignore[arg-type]
+    def numbers(self, instances: int) -> list[int]:
+        """The instances of a finite set."""
+        found = []
+        if instances.bit_count() > MANY:
+            at, numbers = -1, self._numbers
+            for zeros in bin(instances)[:1:-1].split("1")[:-1]:
+                at += len(zeros) + 1
+                found.append(numbers[at])
+            return found
+        while instances:
+            lowest = instances & -instances
+            found.append(self._numbers[lowest.bit_length() - 1])
+            instances ^= lowest
+        return found
+
+    def levels(self, marks: Sequence[Mark]) -> list[tuple[int, int]]:
+        """Depths of the chain, deepest first, each with the instances whose deepest mark it is. The last one is 0, with all
+        others."""
+        levels: list[tuple[int, int]] = []
+        seen, holders = self._gone, self._holders
+        for place, key in reversed(marks):
+            held = holders.get(key)
+            if held is not None and (fresh := held & ~seen):
+                levels.append((place, fresh))
+                seen |= fresh
+        levels.append((0, ~seen))
+        return levels
+
+    # Proof
 
     def check(self) -> None:
-        if self._total != sum(map(len, self._keys.values())) or self._total > max(self.keys_max, len(self._keys)):
+        self._check_counts()
+        held = sum(instances.bit_count() for instances in self._holders.values())
+        if self._total != held:
+            raise InvariantBroken(f"the prefix index counts {self._total} entries and has {held}", invariant=49)
+        for known in self._known.values():
+            if known.blocks != sum(known.keys.values()):
+                raise InvariantBroken("the blocks of guesses are counted wrong", invariant=49)
+            guesses = sum(blocks != CONFIRMED for blocks in known.keys.values()) if known.publishes else 0
+            if len(known.guesses) + len(known.earlier) != guesses:
+                text = f"{len(known.guesses) + len(known.earlier)} guesses are remembered of {guesses}"
+                raise InvariantBroken(text, invariant=49)
+
+    def check_part(self, begin: int, end: int) -> None:
+        """Check these keys, and everything that grows with instances. A key that is skipped costs tens of nanoseconds."""
+        self._check_counts()
+        by_position = {known.bit.bit_length() - 1: known for known in (*self._known.values(), *self._debtors.values())}
+        for key in islice(self._holders, begin, end):
+            left = self._holders[key]
+            if not left:
+                raise InvariantBroken("a key without holders is remembered", invariant=49)
+            while left:
+                known = by_position.get(left.bit_length() - 1)
+                if known is None or (key in known.keys) == (key in known.void):
+                    raise InvariantBroken("an instance counts as holder of a key that is not among its keys", invariant=49)
+                left &= ~known.bit
+
+    def _check_counts(self) -> None:
+        known, debtors = list(self._known.values()), list(self._debtors.values())
+        gone = [each for each in debtors if each.gone]
+        counted = sum(len(each.keys) + len(each.void) for each in (*known, *gone))
+        if self._total != counted:
+            raise InvariantBroken(f"the prefix index counts {self._total} entries and has {counted}", invariant=49)
+        if self._total > max(self.keys_max, len(self._known)):
             raise InvariantBroken(f"the prefix index has {self._total} entries of {self.keys_max}", invariant=49)
-        if len(self._holders) > self._total:
-            raise InvariantBroken(f"{len(self._holders)} keys have holders, {self._total} are known", invariant=49)
+        if any((each.void or self._is_over(each)) and each.bit not in self._debtors for each in known):
+            raise InvariantBroken("an instance has too many keys, which no change will drop", invariant=49)
+        if sorted(self._numbers.values()) != sorted(self._known):
+            raise InvariantBroken("the bits of the prefix index are not those of its instances", invariant=49)
+        if self._gone != sum(each.bit for each in gone) or any(each.keys for each in gone):
+            raise InvariantBroken("the bits of instances that are gone are not those with keys to be dropped", invariant=49)
+
+
+def _forget_guess(known: KnownKeys, key: int) -> None:
+    known.guesses.pop(key, None)
+    known.earlier.pop(key, None)
+
+
+def _merged(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
+    """Both, at the cost of the smaller one. No key is in both."""
+    small, large = (first, second) if len(first) < len(second) else (second, first)
+    large.update(small)
+    return large

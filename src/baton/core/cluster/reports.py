@@ -12,32 +12,51 @@ from typing import Any, Final
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.coordinator import Coordinator
+from baton.core.cluster.events import WarnOfInstance
 from baton.core.cluster.handoff_table import RequestFact, RequestState
+from baton.core.cluster.placement import Placement
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.withdrawal import Withdrawal
 from baton.protocol.control import InstanceStats, RefusedRequest
 from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.instance import Heartbeat
+from baton.protocol.instance import CachedKeys, Heartbeat
+from baton.protocol.versions import CACHED_KEYS
 
 NEVER: Final = ("never_fits", "never_planned", "never_queued")
 NO_ROOM: Final = ("no_room", "queue_full", "queue_tokens_full")
 """Tried again after the instance's next heartbeat."""
 NOT_NOW: Final = ("draining", "paused", "worker_gone")
 """Refusals that are about the instance, not about the request."""
+DIGEST_RATE: Final = 2
+"""Allowed messages of keys per heartbeat that is due. An instance sends one at most, with its heartbeat."""
+DIGESTS_SPARE: Final = 8
+"""Heartbeats in advance whose messages may come at once, besides those of `lapse_seconds`: a stalled connection or router
+delivers what has gathered meanwhile."""
 
 
 class Reports:
-    __slots__ = ("_config", "_coordinator", "_stats", "_withdrawal", "handlers")
+    __slots__ = ("_config", "_coordinator", "_lose", "_placement", "_stats", "_withdrawal", "handlers")
 
-    def __init__(self, config: RouterConfig, coordinator: Coordinator, withdrawal: Withdrawal) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        coordinator: Coordinator,
+        placement: Placement,
+        withdrawal: Withdrawal,
+        lose: Callable[[ClusterInstance, str, str], None],
+    ) -> None:
+        """`lose`: removes an instance, and ends its session with a reason (Router)."""
         self._config = config
+        self._lose = lose
+        self._placement = placement
         self._withdrawal = withdrawal
         self._coordinator = coordinator
         self._stats = coordinator.stats
         self.handlers: dict[type[Any], Callable[[ClusterInstance, Any], bool]] = {
             Heartbeat: self._on_beat,
             InstanceStats: self._on_stats,
+            CachedKeys: self._on_cached_keys,
             RefusedRequest: self._on_refused,
             Reserved: self._on_reserved,
             Offer: self._on_offer,
@@ -54,6 +73,30 @@ class Reports:
                 routed.preempted[instance.name] = Instant(now + self._config.preempted_seconds)
         return has_room
 
+    def _on_cached_keys(self, instance: ClusterInstance, message: CachedKeys) -> bool:
+        if why := self._is_no_digest(instance):
+            self._lose(instance, "digests", why)
+            return True
+        cut = self._placement.publish(instance, message)
+        self._stats.digest_bytes += len(message.added) + len(message.removed)
+        if cut and not instance.over_share:
+            instance.over_share = True
+            share = self._placement.index.share
+            text = f"it publishes more keys of cached blocks than the router keeps of one instance ({share}): the oldest go"
+            self._coordinator.effects.append(WarnOfInstance(instance.session, text))
+        return False
+
+    def _is_no_digest(self, instance: ClusterInstance) -> str:
+        """Why the instance may not send keys now. Empty: it may. A message costs milliseconds, and requests wait meanwhile."""
+        if CACHED_KEYS not in instance.hello.capabilities:
+            return "it sends keys of cached blocks, and its hello does not list the capability cached_keys"
+        config, now = self._config, self._coordinator.now
+        due = max(instance.digests_due, now) + config.beat_seconds / DIGEST_RATE
+        if due - now > config.lapse_seconds + DIGESTS_SPARE * config.beat_seconds:
+            return f"it sends keys of cached blocks more than {DIGEST_RATE} times per heartbeat ({config.beat_seconds:g} s)"
+        instance.digests_due = Instant(due)
+        return ""
+
     def _on_stats(self, instance: ClusterInstance, stats: InstanceStats) -> bool:
         changed = instance.mode != stats.mode
         if changed:
@@ -61,7 +104,7 @@ class Reports:
         return changed
 
     def _on_refused(self, instance: ClusterInstance, message: RefusedRequest) -> bool:
-        routed = self._leg(instance, message.request, message.attempt)
+        routed = self._current_attempt(instance, message.request, message.attempt)
         if routed is None:
             return False
         refused, now = message.refused, self._coordinator.now
@@ -96,7 +139,7 @@ class Reports:
         if routed is not None and instance is routed.decoder and message.attempt == routed.attempt:
             self._note_copy(routed, instance, message)
             if early:
-                self._coordinator.break_leg(routed, instance)  # no instance would deliver the prompt log-probabilities
+                self._coordinator.break_attempt(routed, instance)  # no instance would deliver the prompt log-probabilities
                 return True
         return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.ADOPTED)
 
@@ -116,14 +159,14 @@ class Reports:
         self._coordinator.membership.note_paths(decoder)
 
     def _on_offer(self, instance: ClusterInstance, offer: Offer) -> bool:
-        routed = self._leg(instance, offer.request, offer.attempt)
+        routed = self._current_attempt(instance, offer.request, offer.attempt)
         if routed is None or instance is not routed.prefill:
             return False
         if not offer.last or routed.state is not RequestState.PREFILLING:
             self._coordinator.advance(routed, RequestFact.PREFILLED if offer.last else RequestFact.OFFERED, offer)
             return False
         if len(routed.open[routed.leader]) <= routed.base:
-            self._coordinator.break_leg(routed, instance)  # its token has not arrived
+            self._coordinator.break_attempt(routed, instance)  # its token has not arrived
             return True
         if routed.usage is None:
             routed.led = routed.leader
@@ -135,19 +178,19 @@ class Reports:
         return True
 
     def _on_released(self, instance: ClusterInstance, message: Released) -> bool:
-        routed = self._leg(instance, message.request, message.attempt)
+        routed = self._current_attempt(instance, message.request, message.attempt)
         if routed is not None and instance is routed.prefill:
             self._coordinator.advance(routed, RequestFact.RELEASED, message)
         return False
 
     def _reported_by_decoder(self, instance: ClusterInstance, request: RequestId, attempt: int, fact: RequestFact) -> bool:
-        routed = self._leg(instance, request, attempt)
+        routed = self._current_attempt(instance, request, attempt)
         if routed is None or instance is not routed.decoder:
             return False
         self._coordinator.advance(routed, fact)
         return routed.state is RequestState.QUEUED
 
-    def _leg(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
+    def _current_attempt(self, instance: ClusterInstance, request: RequestId, attempt: int) -> RoutedRequest | None:
         """The routed request, if this instance has its present attempt."""
         routed = self._coordinator.request_at(instance, request)
         if routed is not None and routed.attempt == attempt:

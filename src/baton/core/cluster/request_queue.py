@@ -22,7 +22,7 @@ from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import Order
 from baton.core.cluster.handoff_table import RequestState
 from baton.core.cluster.routed_request import RoutedRequest
-from baton.protocol.ids import BlockKey, Instant
+from baton.protocol.ids import Instant
 from baton.protocol.request import GenerateRequest, Refused
 
 STALE_MAX: Final = 64
@@ -64,11 +64,11 @@ class RequestQueue:
         "None: parked."
         self._parked: dict[Order, Instant | None] = {}
         "Parked requests and when they are visited again. None: when other instances are usable."
-        self._waiters: dict[BlockKey, list[Order]] = {}
+        self._waiters: dict[int, list[Order]] = {}
         "Requests that wait for a prefill instance, by the block with which a decode instance needs none. Heaps, as above."
         self._waits = 0
         "Number of entries in those heaps."
-        self._cached: dict[BlockKey, None] = {}
+        self._cached: dict[int, None] = {}
         "Keys of `_waiters` that some decode instance has, or had."
         self._sizes: list[int] = []
         "Capacities of the usable instances."
@@ -160,27 +160,27 @@ class RequestQueue:
             if self._lane_of.get(routed.order) == lane:
                 heappush(self._lanes.setdefault(lane, []), routed.order)
 
-    def wait_for_prefill(self, routed: RoutedRequest, needed: int, is_cached: Callable[[BlockKey], bool]) -> None:
+    def wait_for_prefill(self, routed: RoutedRequest, needed: int, is_cached: Callable[[int], bool]) -> None:
         """`needed`: a decode instance with this many of its leading blocks needs no prefill instance. `is_cached`: does one
-        have the last of them already? Then it had no room."""
+        have the first mark from there on already? Then it had no room."""
         self._put(routed, "prefill")
-        if 0 < needed <= len(routed.keys):
-            key = routed.keys[needed - 1]
+        key = next((key for place, key in routed.marks if place >= needed), None) if needed > 0 else None
+        if key is not None:
             heappush(self._waiters.setdefault(key, []), routed.order)
             self._waits += 1
             if is_cached(key):
                 self._cached[key] = None
 
-    def on_cached(self, keys: Sequence[BlockKey]) -> bool:
+    def on_cached(self, keys: Sequence[int]) -> bool:
         """A decode instance has these blocks from now on. True: a request waits for one of them."""
         found = [key for key in keys if key in self._waiters] if self._waiters else []
         self._cached.update(dict.fromkeys(found))
         return bool(found)
 
-    def wake(self, has_room: Callable[[BlockKey], bool]) -> None:
+    def wake(self, has_room: Callable[[int], bool]) -> None:
         """Requeue the first waiter of each block whose holder has room (`has_room`). When it is placed, its blocks are cached
         once more (on_cached), and the next waiter follows."""
-        woken: list[tuple[Order, BlockKey]] = []
+        woken: list[tuple[Order, int]] = []
         for key in list(self._cached):
             order = self._first_waiter(key)
             if order is None:
@@ -194,7 +194,7 @@ class RequestQueue:
             if self._first_waiter(key) is None:
                 del self._cached[key]
 
-    def _first_waiter(self, key: BlockKey) -> Order | None:
+    def _first_waiter(self, key: int) -> Order | None:
         heap = self._waiters.get(key, [])
         while heap:
             if self._is_waiter(heap[0]):

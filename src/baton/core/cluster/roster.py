@@ -189,7 +189,7 @@ class Roster:
                 if instance.is_suspect(self._now, seconds):
                     self._sort_in(instance)
                 else:
-                    first = min(first, instance.heard_at)
+                    first = min(first, instance.received_at)
         self._suspect_at = first + seconds
 
     def _sort_in(self, instance: ClusterInstance) -> None:
@@ -202,7 +202,7 @@ class Roster:
         if held > now or instance.mode != "serving" or instance.is_suspect(now, config.suspect_seconds):
             self._move(instance, None)
             return
-        suspect_at = instance.heard_at + config.suspect_seconds
+        suspect_at = instance.received_at + config.suspect_seconds
         if suspect_at < self._suspect_at:
             self._suspect_at = suspect_at
         waits, closes_at = self._may_wait(instance)

@@ -12,6 +12,7 @@ from baton.core.cluster.events import Session
 from baton.core.cluster.handoff_table import RequestState
 from baton.core.delivery.ledger import Ledger
 from baton.core.kv.block_hash import BlockHasher
+from baton.core.kv.marks import Mark
 from baton.protocol.ids import BlockKey, Instant
 from baton.protocol.instance import Heartbeat
 from baton.protocol.output import Ended
@@ -36,7 +37,9 @@ class RoutedRequest(Ledger):
         "led",
         "losses",
         "mark",
+        "marks",
         "moved_at",
+        "no_room_since",
         "order",
         "preempted",
         "prefill",
@@ -98,7 +101,11 @@ class RoutedRequest(Ledger):
         self.hasher: BlockHasher | None = None
         self.keys: list[BlockKey] = []
         "Keys of the prompt's blocks, computed by `hasher`."
+        self.marks: list[Mark] = []
+        "Marked blocks of the prompt: those that the router's index knows."
         self.queued_at = now
+        self.no_room_since: Instant | None = None
+        "Since when it is the first of those for whose size no instance has room."
         self.asked_at = now
         self.handoff_seconds = 0.0
         self.mark = (0, 0)

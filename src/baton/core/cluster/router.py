@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.checks import check_router
@@ -42,14 +42,18 @@ from baton.core.cluster.reports import Reports
 from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.stats import RouterStats
 from baton.core.cluster.withdrawal import Withdrawal
-from baton.protocol.ids import BlockKey, Instant, RequestId
+from baton.protocol.ids import Instant, RequestId
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
+
+CHECK_KEYS: Final = 4096
+"""Keys of the prefix index in one part of a check."""
 
 
 class Router:
     __slots__ = (
         "_alarms",
+        "_checked",
         "_config",
         "_delivery",
         "_dispatch",
@@ -76,8 +80,11 @@ class Router:
         self._delivery = Delivery(self.coordinator, self._placement)
         self._dispatch = Dispatch(self.coordinator, self._placement)
         self._withdrawal = Withdrawal(config, self.coordinator)
-        self._message_handlers = Reports(config, self.coordinator, self._withdrawal).handlers | {Emit: self._delivery.take}
+        reports = Reports(config, self.coordinator, self._placement, self._withdrawal, self._lose)
+        self._message_handlers = reports.handlers | {Emit: self._delivery.take}
         self._numbers = count()
+        self._checked = 0
+        "Key of the prefix index at which the next `check_part` begins."
         self.pass_scheduled = False
         self._placement.on_cached = self._on_cached
         self.closing = False
@@ -115,7 +122,18 @@ class Router:
         return deadline
 
     def check(self) -> None:
+        self.check_part()
+        self.membership.index.check()
+
+    def check_part(self, keys: int = CHECK_KEYS) -> None:
+        """Check the next keys of the prefix index, and everything that grows with instances and requests. A router calls this:
+        the first request after it does not wait for the check of millions of keys."""
         check_router(self._config, self.coordinator)
+        index = self.membership.index
+        begin, self._checked = self._checked, self._checked + keys
+        if self._checked >= index.keys:
+            self._checked = 0
+        index.check_part(begin, begin + keys)
 
     # The queue
 
@@ -129,7 +147,7 @@ class Router:
         self.coordinator.dirty = False
         self._dispatch.look()
 
-    def _on_cached(self, keys: Sequence[BlockKey]) -> None:
+    def _on_cached(self, keys: Sequence[int]) -> None:
         if self.coordinator.queue.on_cached(keys):
             self.coordinator.dirty = True
 
@@ -261,7 +279,7 @@ class Router:
         """Deadlines are checked only here: after a pause of the whole process the awaited messages may be here, unread, behind
         others (runtime/driver.py)."""
         for instance in self.membership.silent(self.coordinator.now):
-            self._lose(instance, "silent", f"nothing was heard of it for {self._config.lapse_seconds:g} s")
+            self._lose(instance, "silent", f"nothing was received from it for {self._config.lapse_seconds:g} s")
         for instance in self.membership.stalled(self.coordinator.now):
             self._move_from(instance)
         for _ in RequestState:  # a request that returns to the queue may have waited there for too long already
@@ -287,7 +305,7 @@ class Router:
             if not computed and not suspect and self._placement.roles(routed) is not None:
                 routed.moved_at = routed.progress
                 self.stats.moved += 1
-                self.coordinator.break_leg(routed, instance)
+                self.coordinator.break_attempt(routed, instance)
 
     def _on_alarm(self, routed: RoutedRequest) -> None:
         """Handle the first time that has passed, and set the next alarm."""
@@ -309,12 +327,13 @@ class Router:
         """The deadline of the request's state has passed."""
         coordinator, config = self.coordinator, self._config
         if routed.state is RequestState.QUEUED:
-            if coordinator.clocks.nobody_since is not None:
+            if coordinator.clocks.no_instance_since is not None:
                 coordinator.turn_away(routed, Refused("worker_gone"))
             else:
-                coordinator.turn_away(routed, Refused("queue_full", coordinator.queue.sequences, config.queue_requests_max))
+                waited = coordinator.now - routed.queued_at
+                coordinator.turn_away(routed, Refused("queued_too_long", round(waited), round(config.queue_seconds_max)))
             return
         if routed.state is RequestState.SERVING and routed.progress != routed.mark:
-            coordinator.clocks.heard(routed, coordinator.now)
+            coordinator.clocks.progressed(routed, coordinator.now)
             return
-        coordinator.break_leg(routed, routed.prefill if routed.state is RequestState.PREFILLING else routed.decoder)
+        coordinator.break_attempt(routed, routed.prefill if routed.state is RequestState.PREFILLING else routed.decoder)

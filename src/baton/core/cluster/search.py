@@ -2,8 +2,8 @@
 
     key     (load + uncached tokens, least recently chosen, number) with policy "prefix"; without the uncached tokens otherwise
 
-With "prefix", the depths at which cached prefixes end are visited from the deepest on. Holders of a prefix are nested, so an
-instance that was not seen at a greater depth has exactly this one. At one depth the best instance is the least loaded
+With "prefix", the depths at which cached prefixes end are visited from the deepest on, each with the instances whose deepest
+mark it is (prefix_index.py). At one depth the best instance is the least loaded
 acceptable one, and more loaded ones are not visited. Instances come from the smallest collection that has all that matter at
 this depth: those that have the prefix, those with enough room, or all, by load.
 """
@@ -17,18 +17,18 @@ from typing import Final, NamedTuple
 
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance, Entry
-from baton.core.cluster.prefix_index import Holders, PrefixIndex
+from baton.core.cluster.prefix_index import ALL, PrefixIndex
 from baton.core.cluster.roster import InstanceGroup, Roster
-from baton.protocol.ids import BlockKey
+from baton.core.kv.marks import Mark
 
-FEW: Final = 64
+FEW: Final = 32
 """Up to this many instances are sorted by load; more are walked through in that order, which ends early."""
 
 Key = tuple[int, int, int]
 Accept = Callable[[ClusterInstance, int], bool]
 """May this instance get the request, with this number of uncached tokens there?"""
-Level = tuple[int, Holders | None]
-"""A depth in blocks, and the instances that have at least that depth. None: all."""
+Level = tuple[int, int]
+"""A depth in blocks, and the set of instances that have it (prefix_index.py)."""
 
 
 class Candidate(NamedTuple):
@@ -41,13 +41,14 @@ class Candidate(NamedTuple):
 class Prompt:
     """The prompt of one request, and where how much of it is cached. Looked up once for all searches of one choice."""
 
-    __slots__ = ("_levels", "_search", "keys", "size", "tokens")
+    __slots__ = ("_levels", "_numbers", "_search", "marks", "size", "tokens")
 
-    def __init__(self, search: Search, keys: Sequence[BlockKey], tokens: int, size: int) -> None:
+    def __init__(self, search: Search, marks: Sequence[Mark], tokens: int, size: int) -> None:
         self._search = search
         self._levels: list[Level] = []
-        self.keys = keys
-        "Keys of its blocks; empty if prefixes do not matter."
+        self._numbers: dict[int, list[int]] = {}
+        self.marks = marks
+        "Marked blocks of the prompt; empty if prefixes do not matter."
         self.tokens = tokens
         self.size = size
         "Tokens per block."
@@ -56,12 +57,19 @@ class Prompt:
     def levels(self) -> list[Level]:
         """Deepest first. Never empty."""
         if not self._levels:
-            self._levels = self._search.levels(self.keys)
+            self._levels = self._search.levels(self.marks)
         return self._levels
 
     @property
     def deepest(self) -> int:
         return self.levels[0][0]
+
+    def numbers(self, holders: int) -> list[int]:
+        """The instances of a set. The searches of one choice ask for the same sets."""
+        found = self._numbers.get(holders)
+        if found is None:
+            found = self._numbers[holders] = self._search.numbers(holders)
+        return found
 
     def uncached(self, depth: int) -> int:
         return max(1, self.tokens - depth * self.size)
@@ -94,11 +102,12 @@ class Search:
         self._index = index
         self.by_prefix = config.policy == "prefix"
 
-    def levels(self, keys: Sequence[BlockKey]) -> list[Level]:
+    def levels(self, marks: Sequence[Mark]) -> list[Level]:
         """With other policies depth does not matter for the order: one level, at which no instance is deeper."""
-        if self.by_prefix:
-            return [*self._index.levels(keys), (0, None)]
-        return [(next(self._index.levels(keys), (0, None))[0], None)]
+        return self._index.levels(marks) if self.by_prefix else [(self._index.deepest(marks), ALL)]
+
+    def numbers(self, holders: int) -> list[int]:
+        return self._index.numbers(holders)
 
     def decoder(self, roles: tuple[str, ...], wish: Wish, *, settled: bool) -> Candidate | None:
         """The best instance that begins the request, or at which it may wait."""
@@ -114,7 +123,7 @@ class Search:
         best: Candidate | None = None
         for instance in instances:
             if instance.place is not None:
-                uncached = wish.prompt.uncached(self._index.leading(instance.number, wish.prompt.keys))
+                uncached = wish.prompt.uncached(self._index.depth(instance.number, wish.prompt.marks))
                 key = self._key(instance.place.entry, uncached)
                 if (best is None or key < best.key) and wish.accept(instance, uncached):
                     best = Candidate(key, instance, uncached)
@@ -126,21 +135,19 @@ class Search:
         if not groups or _is_full(groups, wish):
             return None
         best: Candidate | None = None
-        done: Holders = {}
         least = min([group.by_load[0] for group in groups])
         for depth, holders in self._levels(wish):
             uncached = wish.prompt.uncached(depth)
             if best is not None and self._key(least, uncached) >= best.key:
                 break
-            if holders is not None and len(holders) <= FEW:
-                best = self._first(_of(groups, holders), wish, uncached, done, best)
-            else:
-                few, many = _split(groups, wish, uncached)
-                if few:
-                    best = self._first(sorted(few), wish, uncached, done, best, holders)
-                if many:
-                    best = self._first(_by_load(many, holders), wish, uncached, done, best, holders)
-            done = holders or done
+            if holders >= 0 and holders.bit_count() <= FEW:
+                best = self._first(self._of(groups, wish, holders), wish, uncached, holders, best)
+                continue
+            few, many = _split(groups, wish, uncached)
+            if few:
+                best = self._first(sorted(few), wish, uncached, holders, best)
+            if many:
+                best = self._first(self._by_load(many, wish, holders), wish, uncached, holders, best)
         return best
 
     def _levels(self, wish: Wish) -> list[Level]:
@@ -149,35 +156,44 @@ class Search:
             return levels
         if self.by_prefix:
             return [level for level in levels if level[0] >= floor]
-        deepest = levels[0][0]
-        return [(deepest, self._index.holders(wish.prompt.keys[floor - 1]))] if deepest >= floor else []
+        deepest, deep = levels[0][0], [key for place, key in wish.prompt.marks if place >= floor]
+        return [(deepest, self._index.holders(deep))] if deepest >= floor else []
 
     def _first(
-        self,
-        entries: Iterable[Entry],
-        wish: Wish,
-        uncached: int,
-        done: Holders,
-        best: Candidate | None,
-        holders: Holders | None = None,
+        self, entries: Iterable[Entry], wish: Wish, uncached: int, holders: int, best: Candidate | None
     ) -> Candidate | None:
-        """The first acceptable entry, or `best` if that is better. Entries come by load and all have `uncached` tokens to
-        compute. `done`: seen at a greater depth. `holders`: only these."""
+        """The first acceptable entry of `holders`, or `best` if that is better. Entries come by load, and all holders have
+        `uncached` tokens to compute."""
         by_prefix, prompt = self.by_prefix, wish.prompt
         for load, chosen, number, instance in entries:
             key = (load + uncached if by_prefix else load, chosen, number)
             if best is not None and key >= best.key:
                 return best
-            if number in done or (holders is not None and number not in holders):
+            if not holders & instance.bit:
                 continue
-            if not by_prefix and prompt.keys:
-                uncached = prompt.uncached(self._index.leading(number, prompt.keys))
+            if not by_prefix and prompt.marks:
+                uncached = prompt.uncached(self._index.depth(number, prompt.marks))
             if wish.accept(instance, uncached):
                 return Candidate(key, instance, uncached)
         return best
 
     def _key(self, entry: Entry, uncached: int) -> Key:
         return (entry[0] + uncached if self.by_prefix else entry[0], entry[1], entry[2])
+
+    def _of(self, groups: list[InstanceGroup], wish: Wish, holders: int) -> list[Entry]:
+        """Entries of the groups that are holders, by load."""
+        numbers = wish.prompt.numbers(holders)
+        return sorted([entry for group in groups for entry in map(group.entries.get, numbers) if entry is not None])
+
+    def _by_load(self, groups: list[InstanceGroup], wish: Wish, holders: int) -> Iterator[Entry]:
+        """All entries of the groups by load. After as many entries as there are holders only these follow: they may be the most
+        loaded ones."""
+        entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
+        if holders < 0:
+            yield from entries
+        else:
+            yield from islice(entries, holders.bit_count())
+            yield from self._of(groups, wish, holders)
 
 
 def _is_full(groups: list[InstanceGroup], wish: Wish) -> bool:
@@ -186,11 +202,6 @@ def _is_full(groups: list[InstanceGroup], wish: Wish) -> bool:
         return False
     most = max([group.by_room[-1][0] for group in groups])
     return most < wish.room(1) or most < wish.room(wish.prompt.uncached(wish.prompt.deepest))
-
-
-def _of(groups: list[InstanceGroup], holders: Holders) -> list[Entry]:
-    """Entries of the groups that are holders, by load."""
-    return sorted([entry for group in groups for entry in map(group.entries.get, holders) if entry is not None])
 
 
 def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list[Entry], list[InstanceGroup]]:
@@ -207,15 +218,3 @@ def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list
         else:
             many.append(group)
     return few, many
-
-
-def _by_load(groups: list[InstanceGroup], holders: Holders | None) -> Iterable[Entry]:
-    """All entries of the groups. With `holders`, after as many entries as there are holders, only these: they may be the most
-    loaded ones."""
-    entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
-    return entries if holders is None else _then_holders(entries, groups, holders)
-
-
-def _then_holders(entries: Iterable[Entry], groups: list[InstanceGroup], holders: Holders) -> Iterator[Entry]:
-    yield from islice(entries, len(holders))
-    yield from _of(groups, holders)

@@ -12,6 +12,7 @@ class RouterStats:
         "arrived",
         "broken",
         "broken_off",
+        "digest_bytes",
         "handoff_ends",
         "handoffs",
         "instances_lost",
@@ -34,6 +35,8 @@ class RouterStats:
         "Rejected requests, by RefusalReason."
         self.broken_off: Counter[str] = Counter()
         "Failed requests, by EndError."
+        self.digest_bytes = 0
+        "Bytes of keys that instances have published (protocol/instance.py: CachedKeys)."
         self.whole = 0
         "Requests sent to one instance."
         self.handoffs = 0
@@ -53,8 +56,9 @@ class RouterStats:
         self.left = 0
         "Attempts that an instance returned because it was stopped."
         self.instances_lost = 0
-        self.losses: Counter[str] = Counter(dict.fromkeys(("session_over", "left", "silent", "joined_again"), 0))
-        "Lost instances by cause: session ended, stopped by order, silent, or back before the loss was noticed."
+        self.losses: Counter[str] = Counter(dict.fromkeys(("session_over", "left", "silent", "joined_again", "digests"), 0))
+        """Lost instances by cause: session ended, stopped by order, silent, back before the loss was noticed, or sending keys
+        of cached blocks that it may not send."""
         self.instances_refused = 0
         self.late_facts = 0
         "Messages that no longer apply."

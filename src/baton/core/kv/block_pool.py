@@ -80,7 +80,7 @@ class BlockPool:
         for block in blocks:
             if not self._requests[block]:
                 if not self._cached[block]:
-                    raise InvariantBroken(f"block {block} is shared but nobody holds it", invariant=3)
+                    raise InvariantBroken(f"block {block} is shared but has no holder", invariant=3)
                 if not self._moves[block]:
                     self._idle -= 1
             self._requests[block] += 1
@@ -103,7 +103,7 @@ class BlockPool:
         """A move holds these blocks until it ends; another holder must exist already."""
         for block in blocks:
             if not (self._requests[block] or self._moves[block] or self._cached[block]):
-                raise InvariantBroken(f"block {block} is pinned but nobody holds it", invariant=3)
+                raise InvariantBroken(f"block {block} is pinned but has no holder", invariant=3)
             if self.is_idle(block):
                 self._idle -= 1
             self._moves[block] += 1

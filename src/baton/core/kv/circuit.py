@@ -20,7 +20,6 @@ from typing import Literal, NewType
 from baton.protocol.ids import Instant
 
 CircuitState = Literal["closed", "half_open", "open"]
-CIRCUIT_STATES: tuple[CircuitState, ...] = ("closed", "half_open", "open")
 """Label values of the metric `baton:kv_circuit_state`."""
 
 Permit = NewType("Permit", int)
@@ -65,14 +64,14 @@ class Circuit:
     def admit(self, now: Instant) -> Permit | None:
         """Return a permit if the tier may be called now."""
         if self.state == "closed":
-            return self._give()
+            return self._issue_permit()
         if self._until is None or now < self._until:
             return None
         if self.state == "half_open":
             self._open(now)  # the probe never came back
             return None
         self._change("half_open", Instant(now + self.config.probe_seconds_max))
-        return self._give()
+        return self._issue_permit()
 
     def ended(self, permit: Permit, error: str | None, now: Instant) -> None:
         if error is None:
@@ -81,7 +80,7 @@ class Circuit:
             self.failed(permit, now, error)
 
     def succeeded(self, permit: Permit) -> None:
-        if not self._take(permit):
+        if not self._close_permit(permit):
             return
         self._failures = 0
         if self.state != "closed":
@@ -89,7 +88,7 @@ class Circuit:
             self._change("closed", None)
 
     def failed(self, permit: Permit, now: Instant, fault: str = "it takes too long") -> None:
-        if not self._take(permit):
+        if not self._close_permit(permit):
             return
         self.fault = fault
         self._failures += 1
@@ -101,18 +100,19 @@ class Circuit:
 
     def cancelled(self, permit: Permit, now: Instant) -> None:
         """The call will never be answered, for a reason unrelated to the backend. Another probe may be sent at once."""
-        if self._take(permit) and self.state == "half_open":
+        if self._close_permit(permit) and self.state == "half_open":
             self._change("open", now)
 
-    def _give(self) -> Permit:
+    def _issue_permit(self) -> Permit:
+        """Open a permit. Beyond `permits_max` the oldest one is forgotten."""
         permit = Permit(next(self._numbers))
         self._permits[permit] = None
         if len(self._permits) > self.config.permits_max:
             del self._permits[next(iter(self._permits))]
         return permit
 
-    def _take(self, permit: Permit) -> bool:
-        """False: the permit has ended, or was issued before the last change of state."""
+    def _close_permit(self, permit: Permit) -> bool:
+        """End the permit. False: it had ended before, or was issued before the last change of state."""
         if permit not in self._permits:
             return False
         del self._permits[permit]

@@ -14,16 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from baton.core.kv.digest import HOST, CacheDigest
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockKey, HostBlockId
 
 
 class HostTier:
-    __slots__ = ("_block_of", "_free", "_key_of", "_pins", "_stored", "_unstored", "_writing", "evicted", "total")
+    __slots__ = ("_block_of", "_free", "_key_of", "_pins", "_stored", "_unstored", "_writing", "digest", "evicted", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.evicted = 0
+        self.digest: CacheDigest | None = None
+        "Digest for routers. None: no router is configured."
         self._free = [HostBlockId(block) for block in reversed(range(total))]
         self._block_of: dict[BlockKey, HostBlockId] = {}
         "Ordered by last use."
@@ -83,8 +86,9 @@ class HostTier:
             self._writing[block] = 1
         return taken
 
-    def insert(self, key: BlockKey, block: HostBlockId, *, stored: bool = False) -> None:
-        """Publish a completely written block under its key. If another block has the key already, this one is free again."""
+    def insert(self, key: BlockKey, block: HostBlockId, *, stored: bool = False, marked: bool = False) -> None:
+        """Publish a completely written block under its key. If another block has the key already, this one is free again.
+        `marked`: its place in its chain is marked, as far as is known."""
         self._end_writing(block)
         if key in self._block_of:
             self._free.append(block)
@@ -94,6 +98,8 @@ class HostTier:
         self._stored[block] = stored
         if not stored:
             self._unstored[key] = None
+        if self.digest is not None:
+            self.digest.add_to_host(key, marked=marked)
 
     def discard(self, block: HostBlockId) -> None:
         """Free a written block whose content is of no use."""
@@ -154,6 +160,8 @@ class HostTier:
         self.evicted += len(self._block_of)
         self._block_of.clear()
         self._unstored.clear()
+        if self.digest is not None:
+            self.digest.clear(HOST)
 
     def evict(self, count: int) -> None:
         """Evict up to `count` blocks that no move reads, the least recently used first."""
@@ -169,6 +177,8 @@ class HostTier:
             self._key_of[block] = None
             self._stored[block] = 0
             self._free.append(block)
+            if self.digest is not None:
+                self.digest.remove(key, HOST)
         self.evicted += len(victims)
 
     # Proof

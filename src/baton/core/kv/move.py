@@ -105,7 +105,7 @@ class Peer(NamedTuple):
     """Blocks of another instance."""
 
     address: str
-    "Address of the messenger that serves them."
+    "Addresses of the messengers that serve them, a line for each rank."
     pool: PoolIncarnation
     blocks: tuple[BlockId, ...]
 

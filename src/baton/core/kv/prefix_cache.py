@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from baton.core.kv.block_pool import BlockPool
+from baton.core.kv.digest import DEVICE, CacheDigest
 from baton.core.kv.eviction import EvictionPolicy, SortKey
+from baton.core.kv.marks import is_mark
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, BlockKey
 
@@ -32,6 +34,7 @@ class PrefixCache:
     __slots__ = (
         "_block_of",
         "_children",
+        "_depth",
         "_heap",
         "_hits",
         "_key_of",
@@ -39,6 +42,7 @@ class PrefixCache:
         "_parent",
         "_policy",
         "_tick",
+        "digest",
         "evicted",
         "pool",
     )
@@ -51,6 +55,10 @@ class PrefixCache:
         self._key_of: list[BlockKey | None] = [None] * pool.total
         self._parent = [NO_PARENT] * pool.total
         self._children = [0] * pool.total
+        self._depth = [0] * pool.total
+        "Place in the chain, counted from 1. Kept until the block is published again. Unused without a digest."
+        self.digest: CacheDigest | None = None
+        "Digest for routers, set before any block is published. None: no router is configured."
         self._last_used = [0] * pool.total
         self._hits = [0] * pool.total
         self._heap: list[tuple[SortKey, BlockId]] = []
@@ -129,6 +137,21 @@ class PrefixCache:
             heappush(heap, entry)
         return [(key, block) for block, key in found.items()]
 
+    def marked_keys(self) -> list[BlockKey]:
+        """Keys of all cached blocks at marked places, found by the parents."""
+        found: list[BlockKey] = []
+        for key, block in self._block_of.items():
+            depth, above = 1, self._parent[block]
+            while above != NO_PARENT:
+                depth, above = depth + 1, self._parent[above]
+            if is_mark(depth):
+                found.append(key)
+        return found
+
+    def is_marked(self, block: BlockId) -> bool:
+        """Is the block, or was it when it was last cached, at a marked place of its chain?"""
+        return is_mark(self._depth[block])
+
     def hits_of(self, block: BlockId) -> int:
         return self._hits[block]
 
@@ -185,6 +208,10 @@ class PrefixCache:
         self._parent[block] = parent
         self._children[block] = 0
         self._hits[block] = 0
+        if self.digest is not None:
+            depth = self._depth[block] = 1 if parent == NO_PARENT else self._depth[parent] + 1
+            if is_mark(depth):
+                self.digest.add(key)
         return block
 
     def publish(self, keys: Sequence[BlockKey], table: list[BlockId], place: int) -> bool:
@@ -228,6 +255,8 @@ class PrefixCache:
         self._key_of = [None] * self.pool.total
         self._parent = [NO_PARENT] * self.pool.total
         self._children = [0] * self.pool.total
+        if self.digest is not None:
+            self.digest.clear(DEVICE)
 
     def _forget(self, block: BlockId) -> None:
         key, parent = self._key_of[block], self._parent[block]
@@ -235,6 +264,8 @@ class PrefixCache:
         del self._block_of[key]
         self._key_of[block] = None
         self._parent[block] = NO_PARENT
+        if self.digest is not None and is_mark(self._depth[block]):
+            self.digest.remove(key, DEVICE)
         if parent != NO_PARENT:
             self._children[parent] -= 1
             self._offer(parent)

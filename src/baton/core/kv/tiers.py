@@ -90,6 +90,7 @@ class Tiers:
                 self._put(now)
 
     def _store(self, now: Instant) -> None:
+        """Send the blocks chosen in this event from the device to the host, as one move, as far as the host has room."""
         pool, to_store = self._cache.pool, self.writes.to_store
         if not self._pool.trusted:
             to_store.clear()
@@ -242,6 +243,7 @@ class Tiers:
         return late
 
     def _end(self, move: Move, moved: int) -> None:
+        """Release the blocks of an ended move, of which `moved` leading ones arrived, and make the target findable."""
         if move.kind == "store":
             self._end_store(move, moved)
         elif move.kind in ("load", "pull"):
@@ -287,7 +289,8 @@ class Tiers:
         for place in reversed(range(len(whole))):
             block = move.host[place]
             if whole[place]:
-                self.host.insert(move.keys[place], block, stored=stored)
+                marked = not stored and self._cache.is_marked(move.device[place])
+                self.host.insert(move.keys[place], block, stored=stored, marked=marked)
                 if self.links is not None:
                     self.links.inserted(block, move.links[place] if move.links else None)
             else:

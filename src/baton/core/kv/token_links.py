@@ -88,7 +88,7 @@ class TokenLinks:
 
     # Chains for messages
 
-    def asked(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> TokenChain:
+    def chain_of(self, keys: Sequence[BlockKey], begin: int, end: int, tokens: Sequence[int]) -> TokenChain:
         """The chain of keys[begin:end] of a sequence with these tokens."""
         before = pack_tokens(tokens[: begin * self._size])
         return TokenChain(before, tuple(self._link(keys, place, tokens) for place in range(begin, end)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.sim.cluster.links import RouterLinks
+from baton.sim.cluster.links import SimulatedLinks
 from baton.sim.cluster.routed_clients import ClusterClients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
@@ -189,7 +189,7 @@ class Faults:
         path = self._wires.path(instance.number, router)
         if fault.kind == "cut":
             self._watch.saw("a session was cut")
-            assert isinstance(instance.links, RouterLinks)
+            assert isinstance(instance.links, SimulatedLinks)
             if (wire := instance.links.links[router].wire) is not None:
                 wire.cut(fault.seconds, unseen=fault.unseen)
         elif fault.kind == "stall":

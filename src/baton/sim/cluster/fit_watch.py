@@ -43,19 +43,19 @@ class FitWatch:
         self._here: dict[Session, Here] = {}
         self._lost: dict[str, tuple[float, bytes]] = {}
         "By name: time of the loss, and identity. Instances that drained or slept are left out."
-        self._nobody_since: float | None = None
-        self._heard: dict[Session, float] = {}
+        self._no_instance_since: float | None = None
+        self._received_at: dict[Session, float] = {}
         self._suspect_seconds = config.suspect_seconds
 
     def resumed(self, now: float) -> None:
         """The router was frozen: silence up to now does not count."""
-        self._heard.update(dict.fromkeys(self._here, now))
+        self._received_at.update(dict.fromkeys(self._here, now))
 
     def clear(self) -> None:
         """The router restarts without state."""
         self._here.clear()
         self._lost.clear()
-        self._nobody_since = None
+        self._no_instance_since = None
 
     def serves(self, weights: int) -> bool:
         """Whether a connected instance computes with these weights."""
@@ -68,7 +68,7 @@ class FitWatch:
     # Messages that the router receives
 
     def received(self, session: Session, message: Any, now: float) -> None:
-        self._heard[session] = now
+        self._received_at[session] = now
         if type(message) is InstanceStats and session in self._here:
             self._here[session].mode = message.mode
 
@@ -81,14 +81,14 @@ class FitWatch:
         if here.mode == "serving":
             self._lost[name] = now, here.hello.ready.identity
         if not self._here:
-            self._nobody_since = now
+            self._no_instance_since = now
 
     def joins(self, event: InstanceJoined, effects: list[Any], now: float) -> None:
         """Check the router's decision: `effects` are its answer to `event`."""
         hello, hung_up = event.hello, [effect.session for effect in effects if type(effect) is CloseSession]
         refused = event.session in hung_up
-        if not self._here and self._nobody_since is None:
-            self._nobody_since = now
+        if not self._here and self._no_instance_since is None:
+            self._no_instance_since = now
         if refused and self._is_name_taken(hello, now, DRIFT):
             self._watch.saw("one with the name of another that lives was refused")
             return
@@ -105,13 +105,13 @@ class FitWatch:
         for other in [other for other, here in self._here.items() if here.hello.name == hello.name]:
             self.gone(other, now)
         self._here[event.session] = Here(hello)
-        self._nobody_since = None
+        self._no_instance_since = None
 
     def _is_name_taken(self, hello: InstanceHello, now: float, drift: float) -> bool:
         """Whether another incarnation has this name, and has sent something within `suspect_seconds`."""
         found = [session for session, here in self._here.items() if here.hello.name == hello.name]
         others = [session for session in found if self._here[session].hello.incarnation != hello.incarnation]
-        return any(now - self._heard[session] < self._suspect_seconds * drift for session in others)
+        return any(now - self._received_at[session] < self._suspect_seconds * drift for session in others)
 
     def _beside_others(self, hello: InstanceHello, *, refused: bool, drives_out: bool) -> None:
         fits = all(here.hello.ready.identity == hello.ready.identity for here in self._here.values())
@@ -126,13 +126,13 @@ class FitWatch:
     def _alone(self, hello: InstanceHello, *, refused: bool, now: float) -> None:
         waits = [self._left(at, now) for name, (at, identity) in self._lost.items()
                  if name != hello.name and identity != hello.ready.identity]  # fmt: skip
-        if hello.refused and self._nobody_since is not None and not self._was_here(hello):
-            waits.append(self._left(self._nobody_since, now))
+        if hello.refused and self._no_instance_since is not None and not self._was_here(hello):
+            waits.append(self._left(self._no_instance_since, now))
         must_wait, may_wait = any(low > 0 for low, _ in waits), any(high > 0 for _, high in waits)
         if must_wait and not refused:
             raise InvariantBroken(f"{hello.name} is taken, and others that it does not fit may come back", invariant=60)
         if refused and not may_wait:
-            raise InvariantBroken(f"{hello.name} is refused, and nobody is here, nor comes back", invariant=60)
+            raise InvariantBroken(f"{hello.name} is refused, and no other instance is here or comes back", invariant=60)
         if refused:
             self._watch.saw("one that may not fit waited for others to come back")
         elif any(identity != hello.ready.identity for _, identity in self._lost.values()):

@@ -107,7 +107,7 @@ class FrontProcess:
                 self._carry_out(self.machine.take(message))
                 self.machine.check()
             case InstanceReady():
-                self._watch.saw("the engine told of other weights")
+                self._watch.saw("the engine reported other weights")
                 self._dispatch(machine.WeightsChanged(message.identity))
             case RefusedRequest():
                 self._dispatch(machine.Reject(message.request, message.refused))
@@ -201,7 +201,7 @@ class FrontProcess:
         self._attempts[request.id] = request.attempt
         assert self.machine.identity is not None
         self._sent_to.setdefault(request.id, self.machine.identity)
-        if not (any(asked.delivered) or any(asked.ended)):  # it begins anew
+        if not any(asked.delivered):  # it begins anew
             self._sent_to[request.id] = self.machine.identity
         self._sinks[request.id].attempt = request.attempt
 
@@ -210,7 +210,7 @@ class FrontProcess:
         asked = self._watch.requests[sink.request]
         if why == OTHER_WEIGHTS:
             begun = self._sent_to[sink.request] if asked.weights is None else identity_of(asked.weights)
-            if begun == self.machine.identity or not (any(asked.ended) or any(asked.delivered)):
+            if begun == self.machine.identity or not any(asked.delivered):
                 raise InvariantBroken(f"{asked.name} ends, and could go on with its weights", invariant=59)
             self._watch.saw("an answer ended, as other weights are served")
         elif self._closing and why == "the server stops":

@@ -21,47 +21,47 @@ def check_idle(router: Router, config: RouterConfig) -> None:
     if router.pass_scheduled or (deadline is not None and deadline <= now):
         return
     waiting = [
-        client_request
-        for client_request in router.coordinator.queue.routed_requests()
-        if not (_avoids(client_request, now) or client_request.unfit or client_request.short)
+        routed
+        for routed in router.coordinator.queue.routed_requests()
+        if not (_avoids(routed, now) or routed.unfit or routed.short)
     ]
     if not waiting:
         return
     usable = [
-        member
-        for member in router.membership.instances.values()
-        if member.mode == "serving"
-        and member.held_until <= now
-        and not member.beat.fault
-        and now < member.heard_at + config.suspect_seconds
+        instance
+        for instance in router.membership.instances.values()
+        if instance.mode == "serving"
+        and instance.held_until <= now
+        and not instance.beat.fault
+        and now < instance.received_at + config.suspect_seconds
     ]
-    if any(member.inhibited_until > now or member.paths for member in usable):
+    if any(instance.inhibited_until > now or instance.paths for instance in usable):
         return  # this watch does not know which instances may get which requests
-    idle = [member for member in usable if _is_idle(member)]
-    for client_request in waiting:
-        for member in idle:
-            if member.capacity >= client_request.tokens_max and _serves(client_request, member, usable):
-                raise InvariantBroken(f"{client_request!r} waits, and {member!r} has nothing to do", invariant=62)
+    idle = [instance for instance in usable if _is_idle(instance)]
+    for routed in waiting:
+        for instance in idle:
+            if instance.capacity >= routed.tokens_max and _serves(routed, instance, usable):
+                raise InvariantBroken(f"{routed!r} waits, and {instance!r} has nothing to do", invariant=62)
 
 
-def _avoids(client_request: RoutedRequest, now: Instant) -> bool:
-    return any(until > now for until in client_request.avoided.values())
+def _avoids(routed: RoutedRequest, now: Instant) -> bool:
+    return any(until > now for until in routed.avoided.values())
 
 
-def _is_idle(member: ClusterInstance) -> bool:
-    ready, beat = member.hello.ready, member.beat
-    if member.short_for:  # it has just refused a request for lack of room, which waits for its next heartbeat
+def _is_idle(instance: ClusterInstance) -> bool:
+    ready, beat = instance.hello.ready, instance.beat
+    if instance.short_for:  # it has just refused a request for lack of room, which waits for its next heartbeat
         return False
-    return not member.assigned and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
+    return not instance.assigned and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
 
 
-def _serves(client_request: RoutedRequest, member: ClusterInstance, usable: list[ClusterInstance]) -> bool:
+def _serves(routed: RoutedRequest, instance: ClusterInstance, usable: list[ClusterInstance]) -> bool:
     """Could this idle instance serve the request, alone or with an idle prefill instance?"""
-    one_token = client_request.tokens_left <= 1
-    decoders = [m for m in usable if m.hello.role != "prefill" and m.capacity >= client_request.tokens_max]
-    prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > client_request.tokens]
-    alone = any(m.hello.role == "prefill" and m.capacity >= client_request.tokens_max for m in usable)
-    match member.hello.role:
+    one_token = routed.tokens_left <= 1
+    decoders = [m for m in usable if m.hello.role != "prefill" and m.capacity >= routed.tokens_max]
+    prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > routed.tokens]
+    alone = any(m.hello.role == "prefill" and m.capacity >= routed.tokens_max for m in usable)
+    match instance.hello.role:
         case "mixed":
             return True
         case "prefill":

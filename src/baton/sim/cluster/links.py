@@ -21,6 +21,8 @@ from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, R
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
+from baton.protocol.versions import CACHED_KEYS
+from baton.sim.cluster.digests import SimulatedFeed
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
 from baton.sim.engine import Outward, SimulatedEngine
@@ -39,11 +41,22 @@ REFUSED_SECONDS = 8.0
 class RouterLink:
     """An instance's state of one router."""
 
-    __slots__ = ("beat_seconds", "dial_at", "failures", "heard_at", "lapse_seconds", "opened", "refused", "tag", "wire")
+    __slots__ = (
+        "beat_seconds",
+        "dial_at",
+        "digest",
+        "failures",
+        "lapse_seconds",
+        "opened",
+        "received_at",
+        "refused",
+        "tag",
+        "wire",
+    )
 
     def __init__(self) -> None:
         self.wire: Wire | None = None
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.beat_seconds = 0.25
         self.lapse_seconds = 2.0
         self.tag = ""
@@ -54,18 +67,20 @@ class RouterLink:
         "The router has accepted the instance in this session."
         self.refused = False
         "The router's last decision was a refusal."
+        self.digest: SimulatedFeed | None = None
+        "Feed of cached keys to the router. None: nothing, or the session is not open."
         self.dial_at = 0.0
         "Earliest time of the next dial."
 
 
-class RouterLinks:
+class SimulatedLinks:
     def __init__(
         self,
         instance: SimulatedInstance,
         scenario: Scenario,
         timeline: Timeline,
         watch: ClusterWatch,
-        dial: Callable[[RouterLinks, int], Wire | None],
+        dial: Callable[[SimulatedLinks, int], Wire | None],
         routers: int,
     ) -> None:
         self.instance = instance
@@ -114,8 +129,8 @@ class RouterLinks:
             link.failures += 1
             self._timeline.at(self._timeline.now + wait, self._redial, (engine, router))
             return
-        link.wire, link.heard_at, link.failures = wire, self._timeline.now, 0
-        link.tag, link.opened = f"{wire.number}{MARK}", False
+        link.wire, link.received_at, link.failures = wire, self._timeline.now, 0
+        link.tag, link.opened, link.digest = f"{wire.number}{MARK}", False, None
         wire.send("up", self._hello(engine, refused=link.refused))
 
     def _redial(self, entry: tuple[SimulatedEngine, int]) -> None:
@@ -130,6 +145,7 @@ class RouterLinks:
         return InstanceHello(
             self.instance.name, self.instance.lives, self.instance.role, ready, b"layout", peers,
             adopt_seconds_max=seconds, refused=refused, step_tokens=spec.tokens_per_step,
+            capabilities=(CACHED_KEYS,) if engine.instance.board.digest is not None else (),
         )  # fmt: skip
 
     def arrived(self, wire: Wire, message: Any) -> None:
@@ -144,7 +160,7 @@ class RouterLinks:
             self._inbox.append((wire, message))
             return
         link = self.links[router]
-        link.heard_at = self._timeline.now
+        link.received_at = self._timeline.now
         if message is HANGUP or type(message) is InstanceRefused:
             if type(message) is InstanceRefused and not link.opened:
                 self._refused(link, wire)
@@ -155,6 +171,9 @@ class RouterLinks:
                 self._watch.saw("a stray was taken")
                 self._watch.happened("stray")
             link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
+            digest = engine.instance.board.digest
+            if digest is not None and CACHED_KEYS in message.capabilities:
+                link.digest = SimulatedFeed(digest, self._scenario, engine.identity)
             self._send_stats(wire)
         elif type(message) is not RouterHeartbeat:
             self._take(engine, link.tag, message)
@@ -274,12 +293,13 @@ class RouterLinks:
                 if link.wire is None:
                     if not link.failures:
                         self.connect(router)
-                elif self._timeline.now - link.heard_at > link.lapse_seconds:
+                elif self._timeline.now - link.received_at > link.lapse_seconds:
                     self._watch.saw("a router lapsed")
                     link.wire.close("up")
-                    self._session_over(router, "nothing was heard")
+                    self._session_over(router, "nothing was received")
                 else:
                     link.wire.send("up", self._state(engine, link))
+                    self._send_digest(link)
         self._timeline.at(self._timeline.now + self.links[0].beat_seconds * 0.9, self._beat_again, (engine, self._beats))
 
     def _beat_again(self, entry: tuple[SimulatedEngine, int]) -> None:
@@ -294,7 +314,7 @@ class RouterLinks:
         if state != "ready":
             fault = f"the worker is {state}"
         else:
-            fault = "the worker stands still" if stalled else f"it is {mode}" if mode != "serving" else ""
+            fault = "the worker is stalled" if stalled else f"it is {mode}" if mode != "serving" else ""
         return Heartbeat(
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
@@ -305,6 +325,12 @@ class RouterLinks:
             stalled,
             tuple(untagged(each) for each in view.preempted_requests(PREEMPTED_TOLD) if each.startswith(link.tag)),
         )
+
+    def _send_digest(self, link: RouterLink) -> None:
+        """Send what has changed in the cache along with a heartbeat."""
+        if link.wire is not None and link.digest is not None and (message := link.digest.next()) is not None:
+            self._watch.saw("a digest was sent" if not message.whole else "a digest began anew")
+            link.wire.send_along("up", message)
 
     def _send_stats(self, wire: Wire) -> None:
         if self.instance.engine is not None:

@@ -19,7 +19,7 @@ from baton.protocol.ids import Instant, RequestId
 from baton.sim.engine import TIME_MARGIN, EngineWatch
 
 
-class Asked(NamedTuple):
+class PendingReservation(NamedTuple):
     """A request that asked for room and has no answer."""
 
     priority: int
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     "Arrival of the first attempt, by the instance's clock."
     until: float
 
-    def is_before(self, other: Asked) -> bool:
+    def is_before(self, other: PendingReservation) -> bool:
         if self.priority != other.priority:
             return self.priority < other.priority
         return self.arrival < other.arrival - TIME_MARGIN
@@ -40,7 +40,7 @@ class ReservationWatch(EngineWatch):
         self._limit = limit
         self._saw = saw
         self._by_priority = by_priority
-        self._asked: dict[RequestId, Asked] = {}
+        self._asked: dict[RequestId, PendingReservation] = {}
         self._now = 0.0
 
     def before(self, event: Event, now: Instant) -> None:
@@ -51,7 +51,7 @@ class ReservationWatch(EngineWatch):
         if any(sequence.attempt == request.attempt for sequence in self._view.sequences(request.id)):
             return  # a lease renewal
         priority = request.priority if self._by_priority else 0
-        self._asked[request.id] = Asked(priority, now - request.age_seconds, self._now + event.wait_seconds)
+        self._asked[request.id] = PendingReservation(priority, now - request.age_seconds, self._now + event.wait_seconds)
 
     def handled(self, event: Event, effects: list[Effect]) -> None:
         if not self._asked:
@@ -69,7 +69,7 @@ class ReservationWatch(EngineWatch):
                 self._refused(answer.request, asked)
         self._look_at_those_left()
 
-    def _granted(self, answer: Reserved, asked: Asked) -> None:
+    def _granted(self, answer: Reserved, asked: PendingReservation) -> None:
         if answer.waited_seconds:
             self._saw("a reservation waited for room, and got it")
         for other, waiting in self._asked.items():
@@ -78,7 +78,7 @@ class ReservationWatch(EngineWatch):
             if asked.priority < waiting.priority and asked.arrival > waiting.arrival:
                 self._saw("an urgent reservation went first")
 
-    def _refused(self, request: RequestId, asked: Asked) -> None:
+    def _refused(self, request: RequestId, asked: PendingReservation) -> None:
         if asked.until <= self._now + TIME_MARGIN:
             return
         if len(self._asked) < self._limit or any(asked.is_before(other) for other in self._asked.values()):

@@ -17,9 +17,18 @@ FIXED_MAX: Final = 64
 PER_INSTANCE: Final[tuple[Place, ...]] = (
     *(("Membership", name) for name in ("instances", "names", "with_paths", "_capacities", "_stalled")),
     *(("Roster", name) for name in ("instances", "_touched", "_by_time", "_urgent", "_classes")),
-    *(("PrefixIndex", name) for name in ("_keys", "_limits")),
+    *(("PrefixIndex", name) for name in ("_known", "_numbers")),
+    *(("InstanceGroup", name) for name in ("by_load", "by_room", "entries")),
+    ("Sizes", "capacities"),
+    ("Paths", "_failed"),
 )
-ONCE_KNOWN: Final[tuple[Place, ...]] = (("Membership", "_losses"), ("Membership", "_gone"), ("RequestQueue", "_sizes"))
+ONCE_KNOWN: Final[tuple[Place, ...]] = (
+    ("Membership", "_losses"),
+    ("Membership", "_gone"),
+    ("RequestQueue", "_sizes"),
+    ("PrefixIndex", "_bits_free"),
+    ("PrefixIndex", "_debtors"),
+)
 """Also instances that left: those that may come back, and sizes as of the last placement pass."""
 LAZY: Final[tuple[Place, ...]] = (
     ("Alarms", "_heap"),
@@ -35,14 +44,17 @@ FIXED: Final[tuple[Place, ...]] = (
     ("Coordinator", "_actions"),
     ("Membership", "_modes"),
 )
-NAMES_OBJECTS: Final[tuple[Place, ...]] = (*PER_INSTANCE, *FIXED, ("Alarms", "_heap"), ("Placement", "_counts_of"))
+STALE: Final[tuple[Place, ...]] = (("Alarms", "_heap"),)
+KEYS: Final[tuple[Place, ...]] = tuple(("KnownKeys", name) for name in ("keys", "guesses", "earlier"))
+"""Cached blocks of one instance."""
+NAMES_OBJECTS: Final[tuple[Place, ...]] = (*PER_INSTANCE, *FIXED, *STALE, ("Placement", "_counts_of"))
 
 
 def check_router_rest(router: Router, config: RouterConfig) -> None:
-    check_empty(router, bounds_of(router, config), NAMES_OBJECTS)
-    for member in router.membership.instances.values():
-        if member.assigned or member.over_capacity:
-            raise InvariantBroken(f"{member!r} at rest, {len(member.over_capacity)} overdrawn", invariant=9)
+    check_empty(router, bounds_of(router, config), NAMES_OBJECTS, STALE)
+    for instance in router.membership.instances.values():
+        if instance.assigned or instance.over_capacity:
+            raise InvariantBroken(f"{instance!r} at rest, {len(instance.over_capacity)} overdrawn", invariant=9)
 
 
 def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
@@ -51,6 +63,7 @@ def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
         **dict.fromkeys(PER_INSTANCE, lambda _: instances),
         **dict.fromkeys(ONCE_KNOWN, lambda _: config.instances_max),
         **dict.fromkeys(LAZY, lambda _: STALE_MAX + 1),
+        **dict.fromkeys(KEYS, lambda _: router.membership.index.share),
         **dict.fromkeys(FIXED, lambda _: FIXED_MAX),
         ("PrefixIndex", "_holders"): lambda _: max(config.prefix_keys_max, instances),
         # An entry per pair of size classes of the instances, for requests of one token and for others.

@@ -17,6 +17,8 @@ from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.timeline import Timeline
 
 AFTERMATH_SECONDS = 10.0
+FRESH_SECONDS = 60.0
+"""A shorter bound on the time in the queue may end fresh requests, which all come at once."""
 TIMEOUT_MARGIN = 1.1
 """Clocks may differ by a hundredth, and a timeout travels from the instance through the router to the client."""
 
@@ -99,6 +101,10 @@ class ClusterClients(Clients):
 
     # Afterwards
 
+    def _may_be_refused(self, request: SimulatedRequest) -> bool:
+        """A short bound on the time in the queue holds for fresh requests too; 62 shows that no instance was idle meanwhile."""
+        return request.refused == "queued_too_long" and self._cluster.queue_seconds_max < FRESH_SECONDS
+
     def _fresh_client(self, number: int) -> Client:
         """Some of them are worth a hand-off."""
         size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
@@ -171,8 +177,9 @@ class RoutedClients(ClusterClients):
                 missed = self._timeline.now - router.seen_with(needed)
                 ok = missed > router.config.no_instance_seconds * 0.97  # clocks differ
             case "queue_full" | "queue_tokens_full" | "never_queued":
-                ok = cluster.router_queue_max < 1024 or waited > cluster.queue_seconds_max * 0.97
-                ok = ok or self._excuses("delay", request) > 0
+                ok = cluster.router_queue_max < 1024 or self._excuses("delay", request) > 0
+            case "queued_too_long":
+                ok = waited > cluster.queue_seconds_max * 0.97  # clocks differ
             case _:
                 ok = self._excuses("refusal", request) > 0
         if not ok:
@@ -186,7 +193,9 @@ class RoutedClients(ClusterClients):
             self._other_weights(request, self._routers[begun.router])
             return
         if effect.detail.startswith(NO_INSTANCE) and not any(request.delivered):  # a rejection, after a sequence was withdrawn
-            self._earned(request, "never_fits")
+            words = {"the pool has": "never_fits", "the queue holds": "queue_full", "instance with room": "queued_too_long"}
+            reason = next((reason for text, reason in words.items() if text in effect.detail), "worker_gone")
+            self._earned(request, reason)
             self._watch.saw("a request was broken off")
             self._end_all(request)
             return

@@ -34,6 +34,7 @@ from baton.protocol.handoff import Forget, Prefill, Released, request_of
 from baton.protocol.ids import Instant
 from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.protocol.output import Emit
+from baton.protocol.versions import CAPABILITIES
 from baton.sim.clock import Clock
 from baton.sim.cluster.fit_watch import FitWatch
 from baton.sim.cluster.given_watch import GivenWatch
@@ -86,7 +87,7 @@ class SimulatedRouter:
         self._wires: dict[Session, Wire] = {}
         self._dialled: dict[Session, Wire] = {}
         "Sessions without a message so far."
-        self._heard: dict[Session, float] = {}
+        self._received_at: dict[Session, float] = {}
         self._assigned: dict[str, dict[Session, int]] = {}
         "By request: attempt of each session that was given one and not sent a `Forget`."
         self._attempts: dict[str, int] = {}
@@ -108,7 +109,7 @@ class SimulatedRouter:
             self._lives += 1
             self._note(f"starts, life {self._lives}")
             self.machine = Router(self.config)
-            check_placement(self.machine, self.config)
+            check_placement(self.machine, self.config, self._watch.saw)
             self._timeline.at(self._timeline.now, self._beat, self._lives)
 
     def kill(self, down_seconds: float) -> None:
@@ -157,7 +158,7 @@ class SimulatedRouter:
         for action in inbox:
             action()
         self._stalls.was_frozen()
-        self._heard.update(dict.fromkeys(self._wires, self._timeline.now))
+        self._received_at.update(dict.fromkeys(self._wires, self._timeline.now))
         self.fit.resumed(self._timeline.now)
         self._dispatch(Resumed())
         self._armed = None
@@ -201,7 +202,7 @@ class SimulatedRouter:
             self._lose(wire.number)
             self._dispatch(InstanceLeft(wire.number, "the session is over"))
             return
-        self._heard[wire.number] = self._timeline.now
+        self._received_at[wire.number] = self._timeline.now
         self._stalls.received(wire.number, message, self._timeline.now)
         self._preemptions.received(wire.number, message, self._timeline.now)
         self._paths.received(wire.number, message, self._timeline.now)
@@ -212,7 +213,7 @@ class SimulatedRouter:
             self._sizes[wire.number] = self._timeline.now, message.ready.blocks
             self._dispatch(InstanceJoined(wire.number, message))
             if wire.number in self._wires:
-                wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds))
+                wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds, CAPABILITIES))
             return
         if type(message) in (RefusedRequest, Released):  # it has nothing of it any more
             self._assigned.get(message.request, {}).pop(wire.number, None)
@@ -244,7 +245,7 @@ class SimulatedRouter:
         if machine is None:
             return
         self.events += 1
-        readable = not any(member.paths for member in machine.membership.instances.values())
+        readable = not any(instance.paths for instance in machine.membership.instances.values())
         effects = machine.handle(event, Instant(max(self._clock.now(), at_least)))
         if type(event) is SubmitRequest:
             self._line.arrives(event.request)
@@ -303,13 +304,14 @@ class SimulatedRouter:
 
     def _hang_up(self, session: Session, reason: str, *, refused: bool) -> None:
         self._note(f"hangs up on session {session}: {reason}")
-        if "nothing was heard" in reason:
+        if "nothing was received" in reason:
             self._watch.saw("an instance lapsed")
         if "joined again" in reason:
             self._watch.saw("an instance was back before its earlier session was over")
         if (wire := self._wires.get(session)) is not None:
             if refused:
                 wire.send("down", InstanceRefused(reason))
+                del self._sizes[session]  # it was never part of the cluster
             wire.close("down")
             self._lose(session)
 
@@ -336,7 +338,7 @@ class SimulatedRouter:
                 raise InvariantBroken(
                     f"{request.id}: attempt {request.attempt} begins, {attempt} is still with session {other}", invariant=43
                 )
-        silent = self._timeline.now - self._heard[session]
+        silent = self._timeline.now - self._received_at[session]
         chosen_now = not isinstance(message, Prefill) and session not in assigned
         if chosen_now and silent > self.config.suspect_seconds * 1.02 + SILENT_MARGIN:
             raise InvariantBroken(f"{request.id} is given to one that was silent for {silent:.2f} s", invariant=46)
@@ -370,10 +372,10 @@ class SimulatedRouter:
 
     def _look_at_queue(self) -> None:
         """41: no request waits in the queue for longer than `queue_seconds_max`."""
-        for client_request in self.machine.coordinator.queue.routed_requests() if self.machine is not None else []:
-            waited = self.machine.coordinator.now - client_request.queued_at if self.machine is not None else 0.0
+        for routed in self.machine.coordinator.queue.routed_requests() if self.machine is not None else []:
+            waited = self.machine.coordinator.now - routed.queued_at if self.machine is not None else 0.0
             if waited > self.config.queue_seconds_max:
-                raise InvariantBroken(f"{client_request!r} waits in the queue for {waited:.2f} s", invariant=41)
+                raise InvariantBroken(f"{routed!r} waits in the queue for {waited:.2f} s", invariant=41)
 
     # Questions
 
@@ -386,7 +388,7 @@ class SimulatedRouter:
         """Whether the router works and knows of every ended session and every resumed instance."""
         if self.machine is None or not self.accepts() or not all(wire.open for wire in self._wires.values()):
             return False
-        return all(member.mode == "serving" for member in self.machine.membership.instances.values())
+        return all(instance.mode == "serving" for instance in self.machine.membership.instances.values())
 
     def at_rest(self) -> None:
         if self.machine is None:

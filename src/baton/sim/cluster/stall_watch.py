@@ -76,7 +76,7 @@ class StallWatch:
                     del self._decoders[message.request]
                 if self._may_be_moved(session, now) and not self._is_over(message.request):
                     self._moved[message.request] = self._tokens(message.request)
-                    self._watch.saw("a worker stood still for long, and its requests were moved")
+                    self._watch.saw("a worker was stalled for long, and its requests were moved")
 
     # Messages that the router receives
 
@@ -124,7 +124,7 @@ class StallWatch:
         for request, decoder in self._decoders.items():
             known = request in self._unfit or self._moved.get(request) == self._tokens(request)
             if decoder == session and not self._is_over(request) and not known and self._has_choice(request, now):
-                raise InvariantBroken(f"{request} waits for a worker that stands still, and others work", invariant=46)
+                raise InvariantBroken(f"{request} waits for a stalled worker, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
         client = self._watch.requests[request].client

@@ -117,7 +117,7 @@ class ClusterWatch(Watch):
                 if not message.kept:
                     self.saw("a release was denied")
                 elif (message.request, message.attempt) not in self._granted:
-                    raise InvariantBroken(f"{message.request} is told to be released, and nobody said so", invariant=37)
+                    raise InvariantBroken(f"{message.request} gets a release that no router sent", invariant=37)
 
     # Messages from instances
 
@@ -144,7 +144,7 @@ class ClusterWatch(Watch):
         """38: all offered blocks are computed."""
         kept = self._kept.get((offer.request, offer.attempt))
         if kept is None:
-            raise InvariantBroken(f"{offer.request} is offered, and nobody asked for it", invariant=36)
+            raise InvariantBroken(f"{offer.request} is offered, and no router asked for it", invariant=36)
         kept.life, kept.weights = engine, engine.process.worker.weights
         if not offer.tokens or (offer.last and not offer.blocks and len(kept.blocks) * self._size < offer.tokens):
             self.saw("what was offered could not be kept")

@@ -68,6 +68,11 @@ class Wire:
         if self.open:
             self._post(direction, self._wires.over_the_wire(message))
 
+    def send_along(self, direction: Direction, message: Any) -> None:
+        """Send right behind the last message: both arrive at the same time."""
+        if self.open:
+            self._post(direction, self._wires.over_the_wire(message), along=True)
+
     def close(self, direction: Direction, *, in_order: bool = True) -> None:
         """Close the session, by the side that sends in this direction. Not `in_order` (the process dies): messages in flight
         may be lost."""
@@ -91,9 +96,9 @@ class Wire:
                 self._post(direction, HANGUP)
         self.open = False
 
-    def _post(self, direction: Direction, message: Any) -> None:
+    def _post(self, direction: Direction, message: Any, *, along: bool = False) -> None:
         self._queues[direction].append(message)
-        arrival = max(self._last[direction], self._wires.now + self._wires.delay())
+        arrival = self._last[direction] if along else max(self._last[direction], self._wires.now + self._wires.delay())
         self._last[direction] = arrival
         self._wires.timeline.at(arrival, self._arrive, direction)
 
