@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CASES, MOE, PROMPTS, oracle_logits, oracle_model, transformers
 
 from baton.errors import ModelFileBroken
-from baton.models.load import load_model
-from baton.models.reference import all_logits
+from dense_oracle import all_logits, load_model
 
 # One block and a half of hidden, one and a quarter of an expert: the last block of every matrix is smaller than the others.
 WIDE = {**MOE, "hidden_size": 192, "moe_intermediate_size": 160, "head_dim": 64, "num_key_value_heads": 3}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import gguf, interleaved
-from tiny_models import PROMPTS, oracle_greedy, oracle_logits, oracle_model
+from tiny_models import PROMPTS, oracle_greedy, oracle_logits, oracle_model, rope
 
-from baton.models.load import load_model
-from baton.models.reference import all_logits, greedy_tokens
+from baton.errors import ModelUnsupported
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 COMMON = {
@@ -40,9 +40,13 @@ COMMON = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "mlp.moe_statics.e_score_correction": "exp_probs_b",
+    "mlp.gate.e_score_correction": "exp_probs_b",
 }
 AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 MOE = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 24}
+WINDOW = {"attention.sliding_window": 5}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
 
 # case: (general.architecture, names that differ, settings beyond the usual ones)
 FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
@@ -56,15 +60,31 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.2, "logit_scale": 4.0},
     ),
     "smollm3": ("smollm3", {}, {}),
+    "smollm3-scaled": ("smollm3", {}, {**YARN, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0}),
     "olmo2": ("olmo2", AFTER, {}),
     "glm4": (
         "glm4",
         {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
         {"rope.dimension_count": 8},
     ),
+    "glm4-moe": (
+        "glm4moe",
+        {"post_attention_layernorm": "post_attention_norm"},
+        {
+            **MOE,
+            "rope.dimension_count": 8,
+            "expert_shared_count": 1,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+            "expert_weights_norm": True,
+        },
+    ),
     "cohere": ("command-r", {}, {"logit_scale": 0.25, "attention.layer_norm_epsilon": 1e-5}),
+    "cohere2-scaled": ("cohere2", {}, {**LINEAR, **WINDOW, "logit_scale": 0.0625, "attention.layer_norm_epsilon": 1e-5}),
     "stablelm": ("stablelm", {}, {"rope.dimension_count": 2, "attention.layer_norm_epsilon": 1e-5}),
-    "gemma3-six": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, {"attention.sliding_window": 5}),
+    "gemma3-six": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, WINDOW),
+    "gemma3-scaled": ("gemma3", {**AFTER, "pre_feedforward_layernorm": "ffn_norm"}, {**WINDOW, **LINEAR}),
     "qwen3-moe": ("qwen3moe", {}, MOE),
     "gpt-oss": (
         "gpt-oss",
@@ -72,10 +92,8 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
         {
             **MOE,
             "expert_feed_forward_length": 32,
-            "attention.sliding_window": 5,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 16,
+            **WINDOW,
+            **YARN,
         },
     ),
     "mixtral": ("llama", {}, {**MOE, "expert_feed_forward_length": 56}),
@@ -83,18 +101,29 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 }
 SIDE_BY_SIDE = ("llama", "granite", "smollm3")
 """Whose rows the converter puts side by side. (Others of llama.cpp's kind NORM are so in their own files.)"""
+FOUR = {"hidden_size": 48, "head_dim": 8, "num_hidden_layers": 4, "sliding_window": 5, **rope("linear", factor=3.0)}
 SIX = {
     "num_hidden_layers": 6,
     "sliding_window": 5,
     "query_pre_attn_scalar": 16,
     "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
 }
+SCALED_SIX = {
+    "rope_parameters": {
+        "full_attention": rope("linear", factor=3.0)["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+}
+SCALED_SMOLLM3 = rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=2.0)
 
 
 @pytest.fixture(params=FAMILIES)
 def case(request, monkeypatch):
     cases = __import__("tiny_models").CASES
     monkeypatch.setitem(cases, "gemma3-six", ("Gemma3", SIX))
+    monkeypatch.setitem(cases, "gemma3-scaled", ("Gemma3", {**SIX, **SCALED_SIX}))
+    monkeypatch.setitem(cases, "cohere2-scaled", ("Cohere2", FOUR))
+    monkeypatch.setitem(cases, "smollm3-scaled", ("SmolLM3", {"num_hidden_layers": 4, **SCALED_SMOLLM3}))
     monkeypatch.setitem(cases, "qwen2-moe-all", ("Qwen2Moe", {**cases["qwen2-moe"][1], "mlp_only_layers": []}))
     return request.param
 
@@ -105,14 +134,39 @@ def test_a_family_from_its_gguf_file(case, tmp_path):
         round_experts(oracle)
     model = load_model(write(tmp_path / "m.gguf", oracle, *FAMILIES[case])).model
     for prompt in PROMPTS:
-        torch.testing.assert_close(all_logits(model, prompt), oracle_logits(oracle, prompt), atol=2e-4, rtol=0)
+        torch.testing.assert_close(all_logits(model, prompt), oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
         assert greedy_tokens(model, prompt, 6) == oracle_greedy(oracle, prompt, 6)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_ours"),
+    [
+        (6, True),
+        ([True] * 5 + [False], True),
+        (4, False),
+        (0, False),
+        ([True] * 6, False),
+        ([False] + [True] * 5, False),
+        ("x", False),
+    ],
+)
+def test_windows_of_other_layers_are_refused(pattern, is_ours, monkeypatch, tmp_path):
+    """A file may name the layers that have a window. Answers of other layers would be silently wrong."""
+    monkeypatch.setitem(__import__("tiny_models").CASES, "gemma3-six", ("Gemma3", SIX))
+    architecture, names, settings = FAMILIES["gemma3-six"]
+    settings = settings | {"attention.sliding_window_pattern": pattern}
+    path = write(tmp_path / "m.gguf", oracle_model("gemma3-six"), architecture, names, settings)
+    if is_ours:
+        assert load_model(path).config.traits.layer_windows == (5,) * 5 + (None,)
+    else:
+        with pytest.raises(ModelUnsupported, match="sliding_window_pattern"):
+            load_model(path)
 
 
 def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], settings: dict[str, Any]) -> Path:
     config = oracle.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    rope = config.rope_parameters
+    rotary = config.rope_parameters
     values: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -122,13 +176,19 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
+        "rope.freq_base": float(rotary.get("full_attention", rotary)["rope_theta"]),
         "attention.layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-5)),
         **settings,
     }
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
-        adds = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        adds = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            bool: writer.add_bool,
+            list: writer.add_array,
+        }
         adds[type(value)](f"{architecture}.{key}", value)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     tied = config.tie_word_embeddings

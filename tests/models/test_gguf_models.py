@@ -10,13 +10,14 @@ import torch
 from gguf_files import gguf, interleaved, write_gguf
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model
 
+from baton.errors import BatonError
 from baton.models.config import FrequencyDivisors
 from baton.models.dequantise import dequantise
-from baton.models.load import build_model, load_model
+from baton.models.load import build_model
 from baton.models.loaders.arranged import ArrangedWeights
 from baton.models.loaders.gguf_reader import GGUFFile
 from baton.models.open import open_model
-from baton.models.reference import all_logits, greedy_tokens
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 TOLERANCE = 1e-4
 
@@ -53,6 +54,9 @@ def test_float32_files(case, architecture, tmp_path):
     [
         ("mistral-window", {"attention.sliding_window": 5}),
         ("llama-linear", {"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}),
+        ("llama-linear", {"rope.scaling.factor": 3.0}),  # linear is what llama.cpp takes where no type is named
+        ("llama-linear", {"rope.scale_linear": 3.0}),
+        ("llama", {"rope.scaling.type": "none", "rope.scaling.factor": 3.0}),
         (
             "llama-yarn",
             {
@@ -75,6 +79,13 @@ def test_float32_files(case, architecture, tmp_path):
 def test_settings_in_the_metadata(case, metadata, tmp_path):
     oracle = oracle_model(case)
     assert_same(load_model(write_gguf(tmp_path / "m.gguf", oracle, "llama", metadata=metadata)).model, oracle)
+
+
+def test_yarn_without_a_factor_is_refused(tmp_path):
+    oracle = oracle_model("llama")
+    path = write_gguf(tmp_path / "m.gguf", oracle, "llama", metadata={"rope.scaling.type": "yarn"})
+    with pytest.raises(BatonError, match=r"rope\.scaling\.factor"):
+        load_model(path)
 
 
 def test_llama3_scaling_is_a_tensor_of_divisors(tmp_path):

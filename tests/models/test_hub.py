@@ -71,6 +71,22 @@ def test_a_folder_without_what_is_not_needed(hub: FakeHub):
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_a_router_downloads_no_weights_and_an_instance_beside_it_does(hub: FakeHub, unplug):
+    hub.add("own/tiny", FOLDER)
+    folder = resolve("own/tiny", weights=False)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+    assert "model.safetensors" not in hub.sent
+    assert not hub_models(), "nothing that could be served"
+    assert resolve("own/tiny") == folder
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    hub.add("own/other", {**FOLDER, "config.json": LLAMA + b" "})
+    other = resolve("own/other", weights=False)
+    unplug()
+    assert resolve("own/other", weights=False) == other, "the router starts without the hub"
+    with pytest.raises(ModelNotFound, match="did not give it"):
+        resolve("own/other")
+
+
 def test_how_embeddings_are_pooled_is_fetched_too(hub: FakeHub):
     """It lies in a folder of its own, as sentence-transformers writes it."""
     pooling = {"modules.json": b"[]", "1_Pooling/config.json": b'{"pooling_mode_lasttoken": true}'}
@@ -122,9 +138,9 @@ WEIGHTS = bytes(1 << 20)
 UNSUPPORTED = {
     "Gemma": ({"architectures": ["Gemma2ForCausalLM"]}, "architecture Gemma2ForCausalLM is not supported"),
     "MPNet": ({"architectures": ["MPNetModel"]}, "architecture MPNetModel is not supported"),
-    "AWQ": (
-        {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "awq"}},
-        r"the weights are quantised \(awq\)",
+    "bitsandbytes": (
+        {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}},
+        r"the weights are quantised \(bitsandbytes\)",
     ),
 }
 

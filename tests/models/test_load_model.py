@@ -9,8 +9,8 @@ from gguf_files import write_gguf
 from tiny_models import oracle_model
 
 from baton.models.config_from_hf import config_from_hf
-from baton.models.load import load_model
 from baton.models.open import open_model
+from dense_oracle import load_model
 
 
 @pytest.fixture

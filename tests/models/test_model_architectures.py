@@ -8,8 +8,7 @@ import pytest
 import torch
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model
 
-from baton.models.load import load_model
-from baton.models.reference import all_logits, greedy_tokens
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 TOLERANCE = 1e-4
 
@@ -36,6 +35,21 @@ def test_every_setting_matters(case, tmp_path):
     path.write_text(json.dumps({**raw, "rope_theta": 10000.0, "sliding_window": None, "use_sliding_window": False}))
     model = load_model(tmp_path).model
     difference = (all_logits(model, PROMPTS[3]) - oracle_logits(oracle, PROMPTS[3])).abs().max()
+    assert difference > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["glm4-moe", "ernie-moe"])
+def test_the_correction_of_the_choice_matters(case, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    oracle = oracle_model(case)
+    oracle.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    corrections = [name for name in tensors if name.endswith("correction_bias")]
+    assert corrections
+    save_file({**tensors, **{name: torch.zeros_like(tensors[name]) for name in corrections}}, file, {"format": "pt"})
+    difference = (all_logits(load_model(tmp_path).model, PROMPTS[3]) - oracle_logits(oracle, PROMPTS[3])).abs().max()
     assert difference > 100 * TOLERANCE
 
 

@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CASES, oracle_model
 
 from baton.errors import EngineError, ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
-from baton.models.load import load_model
 from baton.models.loaders.weights import RawWeights
 from baton.models.open import open_model
-from baton.models.reference import all_logits
+from dense_oracle import all_logits, load_model
 
 PICKLE = b"\x80\x04cposix\nsystem\n(S'false'\ntR."
 
@@ -85,6 +84,15 @@ class TestTensors:
         edit_tensors(folder, lambda t: t.update({"model.norm.weight": torch.ones(42, dtype=torch.int8)}))
         with pytest.raises(ModelUnsupported, match=r"model\.norm\.weight: type I8 .*F64, F32, F16, BF16"):
             load_model(folder)
+
+    @pytest.mark.parametrize(
+        ("case", "module", "rows"), [("phi3", "self_attn.k_proj", 32), ("phi3", "mlp.up_proj", 56)], ids=["qkv", "gate_up"]
+    )
+    def test_a_part_beside_the_fused_matrix(self, tmp_path, case, module, rows):
+        oracle_model(case).save_pretrained(tmp_path)
+        edit_tensors(tmp_path, lambda t: t.update({f"model.layers.1.{module}.weight": torch.zeros(rows, 42)}))
+        with pytest.raises(ModelFileBroken, match=rf"_proj\.weight: .* is also stored as .*{module}\.weight"):
+            open_model(tmp_path)
 
     def test_nothing_is_read_before_the_check(self, folder):
         edit_tensors(folder, lambda t: t.pop("model.norm.weight"))
@@ -251,7 +259,7 @@ class TestConfig:
             ({"num_hidden_layers": 0}, ModelUnsupported, "layers is 0: it must be at least 1"),
             ({"head_dim": 15}, ModelUnsupported, "head_dim is 15: .*must be even"),
             ({"hidden_act": "gelu"}, ModelUnsupported, "activation gelu is not supported"),
-            ({"quantization_config": {"quant_method": "gptq"}}, ModelUnsupported, r"quantised \(gptq\); supported"),
+            ({"quantization_config": {"quant_method": "bitsandbytes"}}, ModelUnsupported, r"quantised \(bitsandbytes\); supp"),
             ({"rope_parameters": {"rope_type": "longrope"}}, ModelFileBroken, "short_factor must be a list"),
             ({"rope_parameters": {"rope_type": "dynamic"}}, ModelUnsupported, "scaling dynamic is not supported"),
             ({"rope_parameters": {"rope_type": "linear"}}, ModelFileBroken, "the setting factor is missing"),
@@ -423,6 +431,18 @@ class TestGGUF:
     def test_missing_tensor(self, oracle, tmp_path):
         path = write_gguf(tmp_path / "m.gguf", oracle, "llama", drop=("blk.2.ffn_up.weight",))
         with pytest.raises(ModelFileBroken, match=r"1 of 30 tensors are missing: layers\.2\.mlp\.up\.weight"):
+            load_model(path)
+
+    def test_a_fused_tensor_beside_its_parts(self, oracle, tmp_path):
+        extra = {"blk.0.attn_qkv.weight": np.ones((160, 42), np.float32)}
+        path = write_gguf(tmp_path / "m.gguf", oracle, "llama", extra=extra)
+        with pytest.raises(ModelFileBroken, match=r"attn_qkv\.weight: .* is also stored as .*blk\.0\.attn_q\.weight"):
+            load_model(path)
+
+    @pytest.mark.parametrize("twin", ["layers.0.mlp.up.weight", "final_norm.weight"])
+    def test_two_names_of_one_tensor(self, oracle, tmp_path, twin):
+        path = write_gguf(tmp_path / "m.gguf", oracle, "llama", extra={twin: np.ones((56, 42), np.float32)})
+        with pytest.raises(ModelFileBroken, match=rf"{twin}: also stored as (blk\.0\.ffn_up|output_norm)\.weight"):
             load_model(path)
 
     def test_missing_embedding(self, oracle, tmp_path):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from baton.models.config import ModelConfig, RopeConfig, Traits
-from baton.models.load import dummy_model
-from baton.models.reference import DenseAttention, DenseCache, all_logits
+from dense_oracle import DenseAttention, DenseCache, all_logits, dummy_model
 
 CONFIG = ModelConfig(
     architecture="qwen3",

@@ -10,10 +10,9 @@ import torch
 from tiny_models import PROMPTS, oracle_greedy, oracle_logits, oracle_model
 
 from baton.errors import ModelFileBroken
-from baton.models.load import load_model
 from baton.models.open import open_model
-from baton.models.reference import all_logits, greedy_tokens
 from baton.models.tensor_types import MXFP4
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from gguf_files import gguf, gguf_name
 
-from baton.models.load import load_model
 from baton.models.loaders.gguf_reader import GGUFFile
-from baton.models.reference import all_logits, greedy_tokens
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers (pip install 'baton-serve[oracle]')")
 

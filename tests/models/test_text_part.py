@@ -14,9 +14,8 @@ from tiny_models import ODD, PROMPTS, oracle_greedy, oracle_logits, transformers
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import LinearScaling
 from baton.models.config_from_hf import config_from_hf
-from baton.models.load import load_model
 from baton.models.open import open_model
-from baton.models.reference import all_logits, greedy_tokens
+from dense_oracle import all_logits, greedy_tokens, load_model
 
 safetensors = pytest.importorskip("safetensors.torch")
 TEXT = {**ODD, "hidden_size": 48, "head_dim": 8, "tie_word_embeddings": True}

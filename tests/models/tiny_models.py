@@ -122,7 +122,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, **rope("default", rope_theta=2000000.0)}),
     "olmo2": ("Olmo2", {}),
-    "olmo3": ("Olmo3", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 5}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 5,
+            "rope_parameters": {
+                "full_attention": YARN["rope_parameters"],
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "glm": ("Glm", {"hidden_size": 48}),
     "glm4": ("Glm4", {"hidden_size": 48}),
     "glm4-moe": (
@@ -179,11 +189,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 PROMPTS = ([5], [1, 2, 3, 4, 5, 6, 7], [96, 0, 50, 50, 50, 3], list(range(10, 40)))
 
 
-def oracle_model(case: str) -> Any:
+def oracle_model(case: str, **sizes: Any) -> Any:
     """A transformers model of this case, in float32, with weights that make every part matter."""
     family, changes = CASES[case]
     config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
-    config = config_class(**{**ODD, **changes})
+    config = config_class(**{**ODD, **changes, **sizes})
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval().to(torch.float32)
     generator = torch.Generator().manual_seed(len(case))
     with torch.no_grad():
@@ -193,6 +203,9 @@ def oracle_model(case: str) -> Any:
                 parameter.copy_(noise * parameter.shape[1] ** -0.5)
             else:
                 parameter.copy_(0.3 * noise + (1.0 if "norm" in name else 0.0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):  # trained, and yet no parameter in transformers
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
         if not config.tie_word_embeddings:
             assert model.lm_head.weight is not model.model.embed_tokens.weight
     return model

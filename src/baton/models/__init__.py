@@ -12,5 +12,5 @@ model        forward() and logits() over a flat batch   decoder.py, one for all 
 
 `open.py` runs the stages up to the list of weights, without torch; `load.py` continues to a torch model. The model is
 independent of requests, blocks and caches: attention is an interface (layers/attention.py) that the worker implements with its
-paged pool, and reference.py in the simplest correct way.
+paged pool.
 """

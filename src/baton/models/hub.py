@@ -29,7 +29,8 @@ HUB_NAME = re.compile(
     r"(?:(?:https://)?(?:hf\.co|huggingface\.co)/)?"
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?"
 )
-HUB_FILES = ["*.json", "*.jinja", "*.safetensors"]
+WEIGHTS = "*.safetensors"
+TEXT_FILES = ["*.json", "*.jinja"]
 NOT_NEEDED = ["consolidated*", "original/*"]
 """Copies of the same weights in their authors' own format."""
 HEAD_SECONDS_MAX = 20.0
@@ -59,24 +60,24 @@ def hub_name(text: str) -> HubName | None:
     return HubName(found["repo"], found["quant"], found["revision"])
 
 
-def fetch_from_hub(name: HubName, listener: Listener = SILENT) -> Path:
-    """A folder, or a GGUF file, in the hub's cache. Raises ModelUnsupported before any weights are downloaded, and
-    ModelNotFound."""
+def fetch_from_hub(name: HubName, listener: Listener = SILENT, *, weights: bool = True) -> Path:
+    """A folder, or a GGUF file, in the hub's cache. Without `weights` a folder may have none. Raises ModelUnsupported before
+    any weights are downloaded, and ModelNotFound."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        if (cached := find_cached(name)) is not None:
+        if (cached := find_cached(name, weights=weights)) is not None:
             return cached
         raise ModelNotFound(
             f"{name}: not a local folder, and Hugging Face ids need the huggingface_hub package; "
             "`pip install huggingface_hub`, or download the model and name its folder"
         ) from None
     try:
-        return _downloaded(name, listener)
+        return _downloaded(name, listener, [*TEXT_FILES, WEIGHTS] if weights else TEXT_FILES)
     except (ModelFileBroken, ModelNotFound, ModelUnsupported):
         raise
     except Exception as error:  # the hub's client passes on the errors of several HTTP libraries
-        if (cached := find_cached(name)) is not None:
+        if (cached := find_cached(name, weights=weights)) is not None:
             return cached
         raise ModelNotFound(
             f"{name}: not a local folder, and the Hugging Face hub did not give it ({type(error).__name__}: {error}). "
@@ -84,13 +85,14 @@ def fetch_from_hub(name: HubName, listener: Listener = SILENT) -> Path:
         ) from error
 
 
-def _downloaded(name: HubName, listener: Listener) -> Path:
+def _downloaded(name: HubName, listener: Listener, patterns: list[str]) -> Path:
+    """Downloads the missing files of a model and returns its folder, or its .gguf file. Progress goes to `listener`."""
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     listed = HfApi().model_info(name.repo, revision=name.revision, files_metadata=True)
     sizes = {each.rfilename: each.size or 0 for each in listed.siblings or ()}
     file = chosen_gguf(name, list(sizes))
-    wanted = [file] if file is not None else [each for each in sizes if _is_needed(each)]
+    wanted = [file] if file is not None else [each for each in sizes if _is_needed(each, patterns)]
     folder = repo_folder(name.repo)
     missing = [each for each in wanted if not (folder / "snapshots" / str(listed.sha) / each).exists()]
     nbytes = sum(sizes[each] for each in missing)
@@ -100,12 +102,11 @@ def _downloaded(name: HubName, listener: Listener) -> Path:
     with watched(folder / "blobs", nbytes, listener.progress) if missing else nullcontext():
         if file is not None:
             return Path(hf_hub_download(name.repo, file, revision=name.revision))
-        patterns: dict[str, Any] = {"allow_patterns": HUB_FILES, "ignore_patterns": NOT_NEEDED}
-        return Path(snapshot_download(name.repo, revision=name.revision, **patterns))
+        return Path(snapshot_download(name.repo, revision=name.revision, allow_patterns=patterns, ignore_patterns=NOT_NEEDED))
 
 
-def _is_needed(file: str) -> bool:
-    return any(fnmatch(file, each) for each in HUB_FILES) and not any(fnmatch(file, each) for each in NOT_NEEDED)
+def _is_needed(file: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(file, each) for each in patterns) and not any(fnmatch(file, each) for each in NOT_NEEDED)
 
 
 def _refuse_unsupported(name: HubName, gguf: str | None) -> None:
@@ -148,10 +149,12 @@ def _first_bytes(name: HubName, file: str, count: int) -> bytes:
     return head[:count]
 
 
-def find_cached(name: HubName) -> Path | None:
-    """The cached files of the revision, as it was when last fetched."""
+def find_cached(name: HubName, *, weights: bool = True) -> Path | None:
+    """The cached files of the revision, as it was when last fetched. `weights`: as in fetch_from_hub."""
     for snapshot in cached_snapshots(name.repo, name.revision):
         files = [str(path.relative_to(snapshot)) for path in sorted(snapshot.rglob("*")) if path.is_file()]
+        if not weights and name.quant is None and "config.json" in files:
+            return snapshot
         try:
             file = chosen_gguf(name, files)
         except (ModelNotFound, ModelUnsupported):
@@ -163,8 +166,8 @@ def find_cached(name: HubName) -> Path | None:
     return None
 
 
-def is_meant(name: HubName, model: CachedModel) -> bool:
-    """Whether the name can refer to this cached model."""
+def matches_name(name: HubName, model: CachedModel) -> bool:
+    """Does the name refer to this cached model?"""
     if name.repo != model.repo:
         return False
     if name.revision is not None and name.revision not in model.revisions and not model.commit.startswith(name.revision):

@@ -28,9 +28,10 @@ def resolve(
     revision: str = "",
     cache: Path | None = None,
     listener: Listener = SILENT,
+    weights: bool = True,
 ) -> Path:
     """A folder with a config.json, or a .gguf file. `revision`: for a hub name without one. `listener`: called during a
-    download. Raises ModelNotFound."""
+    download. Without `weights` those of a folder are not downloaded. Raises ModelNotFound."""
     if not str(name).strip():  # e.g. from an unset variable: not the current folder
         raise ModelNotFound("the name of the model is empty")
     path = Path(name).expanduser()
@@ -43,7 +44,7 @@ def resolve(
     if str(name) in ALIASES:
         return fetch(ALIASES[str(name)], cache or cache_folder(), listener)
     if (on_hub := hub_name(str(name))) is not None:
-        found = fetch_from_hub(on_hub, listener)
+        found = fetch_from_hub(on_hub, listener, weights=weights)
         return found if found.is_file() else _in_folder(found)
     close = get_close_matches(str(name), ALIASES, n=1, cutoff=0.75)
     raise ModelNotFound(

@@ -24,14 +24,19 @@ from baton.models.generation import recommended_by_gguf, recommended_by_hf
 from baton.models.loaders.arranged import ArrangedWeights, Arrangement
 from baton.models.loaders.gguf import GGUFWeights
 from baton.models.loaders.gguf_reader import GGUFFile
+from baton.models.loaders.packed_int4 import PackedInt4
 from baton.models.loaders.safetensors import OUR_LAYER_NAMES, SafetensorsWeights, our_name
 from baton.models.loaders.stacked_experts import StackedExperts
 from baton.models.loaders.weights import WeightSource
+from baton.models.packing import packing_of
 from baton.models.pooling import pooling_by_gguf, pooling_by_hf
 from baton.models.registry import architecture
 from baton.models.scoring import scoring_by_gguf, scoring_by_hf, scoring_of_head
 from baton.models.tensor_types import F8_E4M3
-from baton.models.text_part import is_wrapper, text_name
+from baton.models.text_part import is_wrapper, text_config, text_name
+
+EXTRA_LAYERS_MAX = 16
+"""Layers behind the last that predict further tokens; models have one."""
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +99,16 @@ def open_model(path: Path) -> OpenedModel:
         raw_config, origin = read_json(path / "config.json"), str(path / "config.json")
         config = config_from_hf(raw_config, origin=origin, generation=generation)
         model = architecture(config.architecture)
-        files = SafetensorsWeights(path, _rename(model, wrapped=is_wrapper(raw_config)))
+        files = SafetensorsWeights(path, _rename(model, raw_config, config.layers))
         if files.left_out and is_wrapper(raw_config):
             log.info("%s: only text is served; %d tensors for images are skipped", path, len(files.left_out))
+        elif files.left_out:
+            log.info("%s: %d tensors of heads that predict further tokens are skipped", path, len(files.left_out))
         if not raw_config.get("quantization_config"):
             _refuse_fp8_of_unknown_kind(files, origin)
         source: WeightSource = StackedExperts(files, config) if model.hf_stacked_experts else files
+        if (packing := packing_of(text_config(raw_config, origin).get("quantization_config"), origin)) is not None:
+            source = PackedInt4(source, config, packing)
         arranged = ArrangedWeights(source, config, Arrangement(model.hf_pairs, model.norm_plus_one))
         pooling, scoring = pooling_by_hf(path), scoring_by_hf(path, config.architecture)
         return OpenedModel(path, config, arranged, recommended_by_hf(generation), files.files, pooling, scoring)
@@ -107,7 +116,7 @@ def open_model(path: Path) -> OpenedModel:
     config = config_from_gguf(file)
     recommended = recommended_by_gguf(file.metadata) or recommended_by_authors(path)
     model = architecture(config.architecture)
-    weights = ArrangedWeights(GGUFWeights(file, model), config, Arrangement(model.gguf_pairs))
+    weights = ArrangedWeights(GGUFWeights(file, model, config.layers), config, Arrangement(model.gguf_pairs))
     pooling, scoring = pooling_by_gguf(file.metadata), scoring_by_gguf(path, config.architecture, file.metadata)
     return OpenedModel(path, config, weights, recommended, (file,), pooling, scoring)
 
@@ -120,10 +129,15 @@ def _require_little_endian() -> None:
         )
 
 
-def _rename(model: type[Architecture], *, wrapped: bool) -> Callable[[str], str]:
-    """`wrapped`: the files also hold tensors for images."""
+def _rename(model: type[Architecture], raw: Mapping[str, Any], layers: int) -> Callable[[str], str]:
+    """`raw`: config.json; the files may also hold tensors for images, and heads that predict further tokens."""
     rename = partial(our_name, layer_names={**OUR_LAYER_NAMES, **model.hf_layer_names})
-    return (lambda name: rename(text_name(name))) if wrapped else rename
+    if is_wrapper(raw):
+        return lambda name: rename(text_name(name))
+    more = raw.get("num_nextn_predict_layers")
+    behind = range(layers, layers + (more if isinstance(more, int) and 0 < more <= EXTRA_LAYERS_MAX else 0))
+    skipped = (*model.hf_extra_heads, *(f"model.layers.{number}." for number in behind))
+    return lambda name: "" if name.startswith(skipped) else rename(name)
 
 
 def _refuse_fp8_of_unknown_kind(weights: WeightSource, origin: str) -> None:

@@ -33,7 +33,7 @@ LM_HEAD = "lm_head.weight"
 
 
 def expected_shapes(config: ModelConfig | EncoderConfig) -> dict[str, Shape]:
-    """Name and shape of every parameter of a model with this config."""
+    """Name and shape of every parameter of a model with this config; of a rank's part, if the config is one."""
     if isinstance(config, EncoderConfig):
         return encoder_shapes(config)
     shapes: dict[str, Shape] = {EMBED: (config.vocab_size, config.hidden_size)}
@@ -41,7 +41,7 @@ def expected_shapes(config: ModelConfig | EncoderConfig) -> dict[str, Shape]:
         shapes |= _layer_shapes(config, layer)
     shapes |= _norm_shapes(config, "final_norm")
     if not config.tied_embeddings:
-        shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
+        shapes[LM_HEAD] = (len(config.head_rows), config.hidden_size)
     return shapes
 
 
@@ -60,6 +60,7 @@ def _norm_shapes(config: ModelConfig, name: str) -> dict[str, Shape]:
 
 
 def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    """Names and shapes of all parameters of one layer."""
     prefix, hidden, traits = f"layers.{layer}.", config.hidden_size, config.traits
     linears = {
         "attention.q": (config.q_size, hidden, traits.qkv_bias),
@@ -71,7 +72,7 @@ def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
     if experts is None:
         linears |= _mlp_shapes("mlp.", hidden, config.intermediate_size, traits.mlp_bias)
     else:
-        linears |= _expert_shapes(experts, hidden)
+        linears |= _expert_shapes(experts, config.own_experts, hidden)
     shapes: dict[str, Shape] = {}
     for norm in layer_norms(config):
         shapes |= _norm_shapes(config, f"{prefix}{norm}")
@@ -90,9 +91,9 @@ def _layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
     return shapes
 
 
-def _expert_shapes(experts: Experts, hidden: int) -> dict[str, tuple[int, int, bool]]:
+def _expert_shapes(experts: Experts, own: range, hidden: int) -> dict[str, tuple[int, int, bool]]:
     linears = {"mlp.router": (experts.count, hidden, experts.bias)}
-    for expert in range(experts.count):
+    for expert in own:
         linears |= _mlp_shapes(f"mlp.experts.{expert}.", hidden, experts.inner_size, experts.bias)
     if experts.shared_size:
         linears |= _mlp_shapes("mlp.shared.", hidden, experts.shared_size, False)
@@ -109,6 +110,6 @@ def _mlp_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, t
     }
 
 
-def expert_names(layer: int, experts: int, *parts: str, kind: str = "weight") -> list[str]:
-    """Parameter names of these parts (gate, up, down) of all experts of a layer, expert by expert."""
-    return [f"layers.{layer}.mlp.experts.{expert}.{part}.{kind}" for expert in range(experts) for part in parts]
+def expert_names(layer: int, experts: range, *parts: str, kind: str = "weight") -> list[str]:
+    """Parameter names of these parts (gate, up, down) of these experts of a layer, expert by expert."""
+    return [f"layers.{layer}.mlp.experts.{expert}.{part}.{kind}" for expert in experts for part in parts]

@@ -127,6 +127,7 @@ def _q8_0(x: Floats, out: Bytes) -> None:
 
 
 def _q4_1(x: Floats, out: Bytes) -> None:
+    """Writes blocks of Q4_1. x: [32, blocks]. Of several ranges, each block gets the one with the least squared error."""
     least, most = x.min(0), x.max(0)
     width = most - least
     best_error = np.full(x.shape[1], np.inf, np.float32)

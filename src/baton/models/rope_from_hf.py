@@ -15,6 +15,9 @@ from baton.models.portable_logarithm import logarithm
 
 SUPPORTED = "default, linear, llama3, yarn and, within the original context, longrope"
 
+DIMENSIONS_MAX = 2**31
+"""More are refused anyway (ModelConfig)."""
+
 
 def rope_from_hf(fields: ConfigFields, kind: str = "") -> RopeConfig:
     """`kind`: the kind of layers, if the file has a table per kind."""
@@ -30,7 +33,7 @@ def rope_from_hf(fields: ConfigFields, kind: str = "") -> RopeConfig:
 
 def _dimensions(rope: ConfigFields, fields: ConfigFields) -> int | None:
     share = rope.positive("partial_rotary_factor", fields.positive("partial_rotary_factor", 1.0))
-    return None if share == 1.0 else int(head_dim_of(fields) * share)
+    return None if share == 1.0 else int(min(head_dim_of(fields) * share, DIMENSIONS_MAX))
 
 
 def head_dim_of(fields: ConfigFields) -> int:
@@ -38,6 +41,7 @@ def head_dim_of(fields: ConfigFields) -> int:
 
 
 def _scaling(rope: ConfigFields, fields: ConfigFields) -> RopeScaling | None:
+    """The scaling of rotary angles in the model's config. None: none. Raises ModelUnsupported for an unknown kind."""
     context = fields.integer("max_position_embeddings")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":

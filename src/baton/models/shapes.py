@@ -39,6 +39,7 @@ def _qwen3(layers: int, hidden: int, heads: int, inner: int, **more: object) -> 
 SHAPES: dict[str, ModelConfig] = {
     "llama-3-8b": _llama(32, 4096, 32, 128, 14_336, rope=RopeConfig(theta=500_000.0), context_tokens_max=8192),
     "llama-3.1-8b": _llama(32, 4096, 32, 128, 14_336),
+    "llama-3.1-70b": _llama(80, 8192, 64, 128, 28_672),
     "llama-3.2-1b": _llama(16, 2048, 32, 64, 8192, tied_embeddings=True),
     "llama-3.2-3b": _llama(28, 3072, 24, 128, 8192, tied_embeddings=True),
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied_embeddings=True),
@@ -49,5 +50,11 @@ SHAPES: dict[str, ModelConfig] = {
         architecture="qwen3_moe",
         kv_heads=4,
         experts=Experts(count=128, per_token=8, inner_size=768, normalised=True),
+    ),
+    "qwen3-235b-a22b": _qwen3(
+        *(94, 4096, 64, 12_288),
+        architecture="qwen3_moe",
+        kv_heads=4,
+        experts=Experts(count=128, per_token=8, inner_size=1536, normalised=True),
     ),
 }

@@ -13,6 +13,7 @@ from baton.models.architecture import ACTIVATIONS, Architecture
 from baton.models.config_fields import ConfigFields
 from baton.models.encoders.families import encoder_config_from_hf, encoder_family
 from baton.models.files import read_json, refuse_git_lfs_pointer
+from baton.models.packing import packing_of
 from baton.models.registry import architecture_of_gguf, architecture_of_hf
 from baton.models.tensor_types import SCALE_BLOCK
 from baton.models.text_part import text_config
@@ -74,12 +75,12 @@ def _refuse_other_than_fp8_blocks(quantised: Any, origin: str, *, mxfp4: bool) -
     """`modules_to_not_convert` is not read: the type of each tensor tells whether it is quantised."""
     settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
     method = settings.get("quant_method")
-    if mxfp4 and method == "mxfp4":
+    if (mxfp4 and method == "mxfp4") or packing_of(settings, origin) is not None:
         return
     if method != "fp8":
         raise ModelUnsupported(
             f"{origin}: the weights are quantised ({method}); supported are plain float32, float16 and bfloat16 "
-            "safetensors, fp8 ones with scales of blocks, and quantised GGUF files"
+            "safetensors, fp8 ones with scales of blocks, 4 bits of AWQ, GPTQ and compressed-tensors, and quantised GGUF files"
         )
     blocks, scheme = settings.get("weight_block_size"), settings.get("activation_scheme", "dynamic")
     if blocks != [SCALE_BLOCK, SCALE_BLOCK] or scheme != "dynamic" or settings.get("fmt", "e4m3") != "e4m3":

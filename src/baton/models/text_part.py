@@ -38,9 +38,9 @@ def text_config(raw: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
     inner = raw.get("text_config", raw)  # older Qwen2.5-VL files are flat
     if not isinstance(inner, dict):
         raise ModelFileBroken(f"{origin}: text_config is {inner!r}; it must be a table of settings")
-    wrapper = next(name for name in raw["architectures"] if name in WRAPPERS)
+    wrapper = next(name for name in raw["architectures"] if isinstance(name, str) and name in WRAPPERS)
     kinds, kind = WRAPPERS[wrapper], inner.get("model_type")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ModelUnsupported(f"{origin}: {wrapper} around {kind} is not supported; supported is {', '.join(kinds)}")
     outside = {key: raw[key] for key in OF_THE_WHOLE if raw.get(key) is not None}
     found = {**outside, **{key: value for key, value in inner.items() if value is not None or key not in outside}}

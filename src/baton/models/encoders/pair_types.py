@@ -44,6 +44,7 @@ def _steps(processor: Any) -> Iterator[dict[str, Any]]:
 
 
 def _separator(step: dict[str, Any]) -> int | None:
+    """The token behind which a pair has type 1. None: all tokens have type 0. Raises ValueError for other types."""
     if step["type"] == "BertProcessing":
         return int(step["sep"][1])
     if step["type"] != "TemplateProcessing":

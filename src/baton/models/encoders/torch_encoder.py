@@ -31,7 +31,7 @@ ACTIVATIONS: dict[EncoderActivation, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LengthGroup:
     """Adjacent sequences of equal length."""
 
     begin: int
@@ -48,12 +48,12 @@ class Groups:
     """The sequences of a flat batch, and the masks of attention that their lengths need, made once for all layers."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[LengthGroup] = []
         self._device = device
         self._masks: dict[tuple[int, int], Tensor] = {}
         begin = 0
         for length, same in groupby(lengths):
-            self.groups.append(Group(begin, len(list(same)), length))
+            self.groups.append(LengthGroup(begin, len(list(same)), length))
             begin = self.groups[-1].end
 
     def mask(self, length: int, window: int | None) -> Tensor | None:

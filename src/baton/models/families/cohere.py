@@ -7,7 +7,7 @@ from collections.abc import Collection
 from types import MappingProxyType
 
 from baton.errors import ModelUnsupported
-from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
+from baton.models.architecture import Architecture, layer_kinds, windows_by_kind, with_layer_kinds
 from baton.models.config import NO_ROPE, RopeConfig, Traits
 from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
@@ -30,7 +30,7 @@ class Cohere(Architecture):
         windows: tuple[int | None, ...] = ()
         ropes: tuple[RopeConfig, ...] = ()
         if "Cohere2ForCausalLM" in fields.get("architectures", ()):
-            kinds = _with_kinds(fields)
+            kinds = with_layer_kinds(fields, max(fields.integer("sliding_window_pattern", FULL_EVERY), 1))
             windows = windows_by_kind(kinds, fields.integer("sliding_window", 4096))
             turned = rope_from_hf(fields)
             ropes = tuple(turned if kind == "sliding_attention" else NO_ROPE for kind in layer_kinds(kinds))
@@ -50,27 +50,23 @@ class Cohere(Architecture):
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        layers, window = fields.layer_count("block_count"), fields.integer_or_none("attention.sliding_window", None)
-        full = [window is None or (layer + 1) % FULL_EVERY == 0 for layer in range(layers)]
-        rope = RopeConfig(theta=fields.number("rope.freq_base"))
         return Traits(
             layer_norm=True,
             parallel=True,
             logits_scale=fields.positive("logit_scale"),
-            layer_windows=tuple(None if whole else window for whole in full) if window else (),
-            layer_ropes=tuple(NO_ROPE if whole else rope for whole in full) if window else (),
+            layer_windows=_windows_from_gguf(fields),
         )
+
+    @classmethod
+    def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
+        return tuple(NO_ROPE if window is None else rope for window in _windows_from_gguf(fields))
 
     @classmethod
     def norm_eps_from_gguf(cls, fields: ConfigFields) -> float:
         return fields.number("attention.layer_norm_epsilon")
 
 
-def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """Older files give the interval of full layers instead of the kind of each layer."""
-    if fields.get("layer_types"):
-        return fields
-    every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)
-    layers = range(fields.layer_count("num_hidden_layers"))
-    kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in layers]
-    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)
+def _windows_from_gguf(fields: ConfigFields) -> tuple[int | None, ...]:
+    window = fields.integer_or_none("attention.sliding_window", None)
+    layers = range(fields.layer_count("block_count"))
+    return tuple(window if (layer + 1) % FULL_EVERY else None for layer in layers) if window else ()

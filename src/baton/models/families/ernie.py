@@ -17,7 +17,8 @@ class Ernie(Architecture):
     hf_names = ("Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM")
     gguf_names = ("ernie4_5", "ernie4_5-moe")
     hf_pairs = gguf_pairs = "neighbours"
-    hf_defaults = MappingProxyType({"tie_word_embeddings": True})
+    hf_defaults = MappingProxyType({"tie_word_embeddings": True, "rope_theta": 500_000.0})
+    hf_extra_heads = ("model.mtp_",)
     hf_layer_names = MappingProxyType(
         {
             "mlp.moe_statics.e_score_correction_bias": "mlp.router.correction",

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from types import MappingProxyType
 
 from baton.errors import ModelUnsupported
-from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
+from baton.models.architecture import Architecture, layer_kinds, windows_by_kind, with_layer_kinds
 from baton.models.config import RopeConfig, Traits
 from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
@@ -51,7 +51,7 @@ class Gemma3(Architecture):
                 raise ModelUnsupported(f"{fields.origin}: {key} is not supported")
         if fields.get("use_bidirectional_attention"):
             raise ModelUnsupported(f"{fields.origin}: use_bidirectional_attention is not supported")
-        kinds = _with_kinds(fields)
+        kinds = with_layer_kinds(fields, max(fields.integer("sliding_window_pattern", FULL_EVERY), 1))
         return _traits(
             windows_by_kind(kinds, fields.integer("sliding_window", 4096)),
             tuple(_rope(fields, kind) for kind in layer_kinds(kinds)),
@@ -66,17 +66,21 @@ class Gemma3(Architecture):
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        layers, window = fields.layer_count("block_count"), fields.integer("attention.sliding_window")
-        full = [(layer + 1) % FULL_EVERY == 0 for layer in range(layers)]
-        turned, local = RopeConfig(theta=fields.number("rope.freq_base")), RopeConfig(theta=LOCAL_THETA)
+        window, full = fields.integer("attention.sliding_window"), _full_layers(fields)
         hidden, heads = fields.integer("embedding_length"), max(fields.integer("attention.head_count"), 1)
         return _traits(
             tuple(None if whole else window for whole in full),
-            tuple(turned if whole else local for whole in full),
+            (),  # layer_ropes_from_gguf
             hidden,
             # llama.cpp uses the head width for all sizes but the largest (27B), whose scale derives from its hidden size.
-            hidden / heads if layers == LAYERS_OF_27B else fields.positive("attention.key_length"),
+            hidden / heads if len(full) == LAYERS_OF_27B else fields.positive("attention.key_length"),
         )
+
+    @classmethod
+    def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
+        """The file's scaling is that of full layers."""
+        local = RopeConfig(theta=fields.number("rope.freq_base_swa", LOCAL_THETA), dimensions=rope.dimensions)
+        return tuple(rope if whole else local for whole in _full_layers(fields))
 
 
 LAYERS_OF_27B = 62
@@ -98,6 +102,11 @@ def _traits(
     )
 
 
+def _full_layers(fields: ConfigFields) -> list[bool]:
+    """Layers of a GGUF file without a window."""
+    return [(layer + 1) % FULL_EVERY == 0 for layer in range(fields.layer_count("block_count"))]
+
+
 def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
     settings = fields.get("rope_parameters")
     if isinstance(settings, dict) and kind in settings:
@@ -105,13 +114,3 @@ def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
     if kind == "full_attention":
         return rope_from_hf(fields)
     return RopeConfig(theta=fields.number("rope_local_base_freq", LOCAL_THETA))
-
-
-def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """Older files give the interval of full layers instead of the kind of each layer."""
-    if fields.get("layer_types"):
-        return fields
-    every = max(fields.integer("sliding_window_pattern", FULL_EVERY), 1)
-    layers = range(fields.layer_count("num_hidden_layers"))
-    kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in layers]
-    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

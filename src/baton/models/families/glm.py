@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import MappingProxyType
 
-from baton.errors import ModelUnsupported
+from baton.errors import ModelFileBroken, ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
 from baton.models.config_fields import ConfigFields
 
+SIGMOID = 2
+"""`expert_gating_func` of a GGUF file."""
 HALF = MappingProxyType({"partial_rotary_factor": 0.5})
 
 
@@ -77,5 +79,33 @@ class Glm4Moe(Architecture):
         )
 
     @classmethod
+    def layers_from_gguf(cls, fields: ConfigFields) -> int:
+        """A file counts the layers that predict more tokens at once among the others, behind them. They are not run."""
+        count, further = fields.layer_count("block_count"), fields.integer("nextn_predict_layers", 0)
+        if not 0 <= further < max(count, 1):
+            raise ModelFileBroken(f"{fields.origin}: {further} of {count} layers predict further tokens (nextn_predict_layers)")
+        return count - further
+
+    @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        raise ModelUnsupported(f"{fields.origin}: GLM-4.5 is supported from safetensors, not from GGUF files")
+        return Traits(qkv_bias="blk.0.attn_q.bias" in tensors, qk_norm="blk.0.attn_q_norm.weight" in tensors)
+
+    @classmethod
+    def experts_from_gguf(cls, fields: ConfigFields) -> Experts:
+        gating = fields.integer("expert_gating_func", SIGMOID)
+        if gating != SIGMOID:
+            raise ModelUnsupported(
+                f"{fields.origin}: expert_gating_func {gating} is not supported; supported is {SIGMOID} (sigmoid)"
+            )
+        dense, inner = fields.integer("leading_dense_block_count", 1), fields.integer("expert_feed_forward_length")
+        return Experts(
+            count=fields.integer("expert_count"),
+            per_token=fields.integer("expert_used_count"),
+            inner_size=inner,
+            normalised=fields.boolean("expert_weights_norm", True),
+            layers=tuple(layer >= dense for layer in range(cls.layers_from_gguf(fields))),
+            scoring="sigmoid",
+            correction=True,
+            scale=fields.positive("expert_weights_scale", 1.0),
+            shared_size=inner * fields.integer("expert_shared_count", 0),
+        )

@@ -7,9 +7,11 @@ from collections.abc import Collection
 from types import MappingProxyType
 
 from baton.errors import ModelUnsupported
-from baton.models.architecture import Architecture, windows_by_kind
+from baton.models.architecture import Architecture, windows_by_kind, with_layer_kinds
 from baton.models.config import OAI_LIMIT, OAI_SLOPE, Experts, Traits
 from baton.models.config_fields import ConfigFields
+
+FULL_EVERY = 2
 
 
 class GptOss(Architecture):
@@ -38,7 +40,7 @@ class GptOss(Architecture):
             if fields.number(key, wanted) != wanted:
                 raise ModelUnsupported(f"{fields.origin}: {key} is {fields.get(key)}; supported is {wanted}")
         bias = fields.boolean("attention_bias", True)
-        return _traits(windows_by_kind(_with_kinds(fields), fields.integer("sliding_window")), bias=bias)
+        return _traits(windows_by_kind(with_layer_kinds(fields, FULL_EVERY), fields.integer("sliding_window")), bias=bias)
 
     @classmethod
     def experts_from_hf(cls, fields: ConfigFields) -> Experts:
@@ -69,12 +71,3 @@ class GptOss(Architecture):
 
 def _traits(windows: tuple[int | None, ...], *, bias: bool) -> Traits:
     return Traits(qkv_bias=bias, output_bias=bias, sinks=True, activation="swiglu_oai", layer_windows=windows)
-
-
-def _with_kinds(fields: ConfigFields) -> ConfigFields:
-    """Default of a file without kinds of layers: a window on every other layer, from the first on."""
-    if fields.get("layer_types"):
-        return fields
-    layers = range(fields.layer_count("num_hidden_layers"))
-    kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
-    return ConfigFields({**fields.values, "layer_types": kinds}, fields.origin)

@@ -15,6 +15,7 @@ class Mixtral(Architecture):
     name = "mixtral"
     hf_names = ("MixtralForCausalLM",)
     gguf_names = ()
+    hf_defaults = MappingProxyType({"rope_theta": 1_000_000.0})
     hf_layer_names = MappingProxyType({"block_sparse_moe.gate": "mlp.router"})
 
     @classmethod

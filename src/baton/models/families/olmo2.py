@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import MappingProxyType
 
-from baton.models.architecture import Architecture, layer_kinds, windows_by_kind
+from baton.models.architecture import Architecture, layer_kinds, windows_by_kind, with_layer_kinds
 from baton.models.config import RopeConfig, Traits
 from baton.models.config_fields import ConfigFields
 from baton.models.rope_from_hf import rope_from_hf
+
+FULL_EVERY = 4
+THETA_OF_THIRD = 500_000.0
 
 
 class Olmo2(Architecture):
@@ -26,9 +29,10 @@ class Olmo2(Architecture):
         bias = fields.boolean("attention_bias", False)
         windows: tuple[int | None, ...] = ()
         ropes: tuple[RopeConfig, ...] = ()
-        if fields.get("layer_types"):
-            windows = windows_by_kind(fields, fields.integer_or_none("sliding_window", None))
-            ropes = tuple(rope_from_hf(fields, kind) for kind in layer_kinds(fields))
+        if _is_third(fields):
+            kinds = with_layer_kinds(fields, FULL_EVERY)
+            windows = windows_by_kind(kinds, fields.integer_or_none("sliding_window", 4096))
+            ropes = tuple(_rope(fields, kind) for kind in layer_kinds(kinds))
         return Traits(
             qkv_bias=bias,
             output_bias=bias,
@@ -41,8 +45,23 @@ class Olmo2(Architecture):
 
     @classmethod
     def rope_from_hf(cls, fields: ConfigFields) -> RopeConfig:
-        return rope_from_hf(fields, "full_attention")
+        return _rope(fields, "full_attention")
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         return Traits(qk_norm=True, qk_norm_across_heads=True, norms="after")
+
+
+def _is_third(fields: ConfigFields) -> bool:
+    return "Olmo3ForCausalLM" in fields.get("architectures", ())
+
+
+def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
+    """Files of transformers 4 have one `rope_scaling`, which is that of full layers."""
+    if not _is_third(fields):
+        return rope_from_hf(fields)
+    theta = fields.number("rope_theta", THETA_OF_THIRD)
+    settings = fields.get("rope_parameters")
+    if kind == "full_attention" or (isinstance(settings, dict) and kind in settings):
+        return rope_from_hf(ConfigFields({**fields.values, "rope_theta": theta}, fields.origin), kind)
+    return RopeConfig(theta=theta)

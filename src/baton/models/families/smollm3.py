@@ -19,7 +19,7 @@ class SmolLM3(Architecture):
     hf_names = ("SmolLM3ForCausalLM",)
     gguf_names = ("smollm3",)
     gguf_pairs = "neighbours"
-    hf_defaults = MappingProxyType({"tie_word_embeddings": True})
+    hf_defaults = MappingProxyType({"tie_word_embeddings": True, "rope_theta": 2_000_000.0})
 
     @classmethod
     def traits_from_hf(cls, fields: ConfigFields) -> Traits:
@@ -28,13 +28,16 @@ class SmolLM3(Architecture):
         layers, bias = fields.layer_count("num_hidden_layers"), fields.boolean("attention_bias", False)
         turned = fields.get("no_rope_layers")  # 1 for a layer that has positions
         if not isinstance(turned, list):
-            every = fields.integer("no_rope_layer_interval", EVERY)
+            every = max(fields.integer("no_rope_layer_interval", EVERY), 1)
             turned = [(layer + 1) % every != 0 for layer in range(layers)]
         ropes = tuple(rope_from_hf(fields) if turns else NO_ROPE for turns in turned)
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False), layer_ropes=ropes)
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        rope = RopeConfig(theta=fields.number("rope.freq_base"))
-        layers = fields.layer_count("block_count")
-        return Traits(layer_ropes=tuple(NO_ROPE if (layer + 1) % EVERY == 0 else rope for layer in range(layers)))
+        return Traits()
+
+    @classmethod
+    def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
+        layers = range(fields.layer_count("block_count"))
+        return tuple(rope if (layer + 1) % EVERY else NO_ROPE for layer in layers)

@@ -17,10 +17,14 @@ from baton.models.torch_weights import Weights
 
 
 class ExpertMixture:
-    __slots__ = ("correction", "experts", "mlps", "router", "shared", "shared_gate")
+    __slots__ = ("correction", "experts", "mlps", "own", "router", "shared", "shared_gate")
 
-    def __init__(self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu") -> None:
+    def __init__(
+        self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu", own: range | None = None
+    ) -> None:
+        """`own`: the experts of this rank. Without it, all."""
         self.experts = experts
+        self.own = range(experts.count) if own is None else own
         prefix = f"layers.{layer}.mlp."
         self.router = Linear.load(weights, [f"{prefix}router"], bias=experts.bias)
         self.correction = weights.take([f"{prefix}router.correction"]).float() if experts.correction else None
@@ -30,14 +34,16 @@ class ExpertMixture:
 
         self.shared = mlp("shared", experts.shared_size) if experts.shared_size else None
         self.shared_gate = weights.take([f"{prefix}shared_gate.weight"]) if experts.shared_gate else None
-        self.mlps = [mlp(f"experts.{expert}", experts.inner_size, experts.bias) for expert in range(experts.count)]
+        self.mlps = [mlp(f"experts.{expert}", experts.inner_size, experts.bias) for expert in self.own]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         picked, shares = pick_experts(self.router(hidden), self.experts, self.correction)
         out = self._shared(hidden)
         for expert in picked.unique().tolist():  # type: ignore[no-untyped-call]
+            if expert not in self.own:
+                continue
             rows, places = torch.where(picked == expert)
-            answer = self.mlps[expert](hidden[rows])
+            answer = self.mlps[expert - self.own.start](hidden[rows])
             out.index_add_(0, rows, answer * shares[rows, places, None].to(hidden.dtype))
         return out
 

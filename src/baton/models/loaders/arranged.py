@@ -11,7 +11,7 @@ Whole rows move, so blocks of quantised rows keep their numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -62,7 +62,11 @@ class ArrangedWeights:
         return self._stored
 
     def raw(self, name: str) -> RawTensor:
-        return self._folded(name, self._turned(name, self._cut(name)))
+        return self.part(name, lambda raw: raw)
+
+    def part(self, name: str, cut: Callable[[RawTensor], RawTensor]) -> RawTensor:
+        """A part of the parameter, whole heads of it: it is cut out before anything is copied."""
+        return self._folded(name, self._turned(name, cut(self._cut(name))))
 
     @cached_property
     def _stored(self) -> dict[str, StoredTensor]:
@@ -86,10 +90,13 @@ class ArrangedWeights:
 
     def _find_cuts(self) -> dict[str, tuple[str, int, int]]:
         """For each part of a fused parameter: its source, and the first and last row."""
-        cuts = {}
-        for whole, tensor in self._source.stored().items():
+        cuts: dict[str, tuple[str, int, int]] = {}
+        stored = self._source.stored()
+        for whole, tensor in stored.items():
             begin = 0
             for part, rows in self._parts(whole):
+                if part in stored:
+                    raise ModelFileBroken(f"{tensor.origin}: {part} is also stored as {stored[part].origin}")
                 cuts[part] = (whole, begin, begin + rows)
                 begin += rows
             rows = tensor.rows if len(tensor.shape) > 1 else tensor.row_elements
@@ -127,6 +134,7 @@ class ArrangedWeights:
         return RawTensor(raw.type, _shape_of_cut(name, end - begin, raw.row_elements), raw.data[begin:end], scales)
 
     def _turned(self, name: str, raw: RawTensor) -> RawTensor:
+        """The tensor with the rows of its heads in our order of rotary dimensions. Other tensors are returned as they are."""
         match = TURNED.fullmatch(name)
         if match is None:
             return raw

@@ -8,7 +8,9 @@ from math import prod
 
 import numpy as np
 
+from baton.errors import ModelFileBroken
 from baton.models.architecture import Architecture
+from baton.models.config_fields import ConfigFields
 from baton.models.config_from_gguf import LONG_FACTORS, ROPE_DIVISORS, SHORT_FACTORS
 from baton.models.loaders.gguf_reader import GGUFFile, GGUFTensor
 from baton.models.loaders.read_ahead import ReadAhead
@@ -62,13 +64,25 @@ def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str
 
 
 class GGUFWeights:
-    def __init__(self, file: GGUFFile, model: type[Architecture]) -> None:
+    def __init__(self, file: GGUFFile, model: type[Architecture], layers: int) -> None:
+        """`layers`: of the model. A family may have further ones behind them in its files (Architecture.layers_from_gguf)."""
         self.origin = str(file.path)
         self._file = file
         self._ahead = ReadAhead(file.buffer)
         names = {**OUR_LAYER_NAMES, **model.gguf_layer_names}
         # The divisors are already part of the config (config_from_gguf.py).
-        self._tensors = {our_name(name, names): tensor for name, tensor in file.tensors.items() if name not in DERIVED}
+        count = ConfigFields(file.metadata, self.origin, prefix=f"{file.metadata['general.architecture']}.").layer_count(
+            "block_count"
+        )
+        behind = tuple(f"blk.{number}." for number in range(layers, count))
+        self._tensors: dict[str, GGUFTensor] = {}
+        for name, tensor in file.tensors.items():
+            if name in DERIVED or name.startswith(behind):
+                continue
+            ours = our_name(name, names)
+            if ours in self._tensors:
+                raise ModelFileBroken(f"{self.origin}: {name}: also stored as {self._tensors[ours].name}")
+            self._tensors[ours] = tensor
 
     def stored(self) -> Mapping[str, StoredTensor]:
         return {

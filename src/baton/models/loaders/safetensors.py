@@ -21,15 +21,19 @@ from baton.models.files import is_pickle
 from baton.models.loaders.safetensors_file import SafetensorsFile
 from baton.models.loaders.weights import StoredTensor
 from baton.models.raw_tensor import RawTensor, scales_shape
-from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, SCALE_BLOCK, U8
+from baton.models.tensor_types import BF16, F8_E4M3, F16, F32, F64, I32, I64, SCALE_BLOCK, U8
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3, U8)}
-SUPPORTED = ", ".join(name for name in TYPES if name != U8.name)
-OF_BYTES = ("_blocks", "_scales")
-"""Suffixes of the parts of MXFP4. No other parameter consists of bytes."""
+TYPES = {kind.name: kind for kind in (F64, F32, F16, BF16, F8_E4M3, U8, I32, I64)}
+PARTS = {
+    U8.name: ("_blocks", "_scales"),
+    I32.name: (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_zero_point"),
+    I64.name: (".weight_shape",),
+}
+"""Suffixes of tensors that may consist of whole numbers: parts of MXFP4, and of matrices in 4 bits."""
+SUPPORTED = ", ".join(name for name in TYPES if name not in PARTS)
 
 OUR_TOP_NAMES = {
     "model.embed_tokens.weight": "embed.weight",
@@ -100,7 +104,7 @@ class SafetensorsWeights:
                 self.left_out.add(theirs)
                 continue
             origin = f"{file.path}: {theirs}"
-            if tensor.dtype not in TYPES or (tensor.dtype == U8.name and not theirs.endswith(OF_BYTES)):
+            if tensor.dtype not in TYPES or (tensor.dtype in PARTS and not theirs.endswith(PARTS[tensor.dtype])):
                 raise ModelUnsupported(f"{origin}: type {tensor.dtype} is not supported; supported are {SUPPORTED}")
             if tensor.nbytes != TYPES[tensor.dtype].row_bytes(prod(tensor.shape)):
                 raise ModelFileBroken(f"{origin}: {tensor.nbytes} bytes cannot be {list(tensor.shape)} of {tensor.dtype}")
@@ -146,6 +150,8 @@ def _raw(file: SafetensorsFile, name: str) -> RawTensor:
 
 
 def _files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder. Raises if there are none, or the index names files that are not plain files of the
+    folder."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():

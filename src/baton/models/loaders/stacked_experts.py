@@ -90,6 +90,7 @@ class StackedExperts:
             raise ModelFileBroken(f"{tensor.origin}: rows of {inputs} are not whole blocks of {MXFP4.block_elements}")
 
     def _add(self, name: str, tensor: StoredTensor, match: re.Match[str]) -> None:
+        """Registers the parts of a stacked tensor: one per expert, and for gate_up one for each half."""
         prefix, stacked, kind = match.groups()
         if kind == "_scales":
             if name.removesuffix("_scales") + "_blocks" not in self._source.stored():
