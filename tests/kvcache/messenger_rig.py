@@ -158,7 +158,7 @@ class Rig:
             peer_blocks=tuple(sources),
         )
         values = {name: getattr(move, name) for name in move.__struct_fields__} | changes
-        self.messenger.take(BlockMove(**values))
+        self.messenger.submit(BlockMove(**values))
         return move.id
 
     async def pull(self, whom: Served | Remote, sources: Sequence[int], targets: Sequence[int], **changes: Any) -> MoveResult:

@@ -23,7 +23,7 @@ import fake_cuda
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=16, block_size=4, dtype="bfloat16", format="token-major")
 BLOCKS = 24
 
-pytestmark = pytest.mark.usefixtures("no_descriptor_is_kept")
+pytestmark = pytest.mark.usefixtures("driver", "no_descriptor_is_kept")  # the driver opens its own descriptors first
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def content_of(pool: DevicePool) -> np.ndarray:
     """Block by block."""
     way, found = ByWayOfHost(pool, pool.blocks), bytearray(pool.nbytes)
-    way.read(0, memoryview(found))
+    way.read([(0, pool.blocks)], lambda nbytes: memoryview(found)[:nbytes])
     way.close()
     return np.frombuffer(found, np.uint8).reshape(pool.blocks, -1)
 
@@ -47,7 +47,7 @@ def filled_pool(seed: int) -> DevicePool:
     pool = DevicePool.create(LAYOUT, BLOCKS)
     content = np.random.default_rng(seed).integers(0, 256, pool.nbytes, np.uint8).tobytes()
     way = ByWayOfHost(pool, BLOCKS)
-    way.write(0, memoryview(content))
+    way.write([(0, BLOCKS)], [memoryview(content)])
     way.close()
     return pool
 

@@ -118,16 +118,18 @@ def test_every_wait_has_the_deadline_of_its_call(rig, monkeypatch):
     """Connecting to a machine that does not answer takes minutes; a time-out of zero would be none at all."""
     waits = []
 
-    def connect(place, timeout=None):
-        waits.append(timeout)
-        raise OSError("nobody there")
+    class Nobody(socket.socket):
+        def connect(self, address):
+            waits.append(self.gettimeout())
+            raise OSError("nobody there")
 
-    monkeypatch.setattr(resp.socket, "create_connection", connect)
+    monkeypatch.setattr(resp.socket, "socket", Nobody)
     backend = open_backend("redis://127.0.0.1:1", rig.layout)
     with pytest.raises(StorageFailed):
         backend.contains_prefix(rig.keys([0]), Deadline.after(7.0))
     assert waits[0] is not None
     assert 0 < waits[0] <= 7.0
+    monkeypatch.undo()
     ours, theirs = socket.socketpair()
     connection = object.__new__(resp.Connection)
     connection._socket, connection._tls = ours, False
@@ -405,7 +407,7 @@ def test_few_connections_are_kept_for_later(rig):
     backend = open_backend("redis://127.0.0.1:1", rig.layout)
     closed = []
     for number in range(IDLE_CONNECTIONS_MAX + 3):
-        backend._give_back(SimpleNamespace(in_step=number != 1, close=lambda number=number: closed.append(number)))
+        backend._release(SimpleNamespace(in_step=number != 1, close=lambda number=number: closed.append(number)))
     assert closed == [1, IDLE_CONNECTIONS_MAX + 1, IDLE_CONNECTIONS_MAX + 2]
     backend.close()
     assert len(closed) == IDLE_CONNECTIONS_MAX + 3

@@ -78,6 +78,82 @@ def test_a_server_that_drips_does_not_stretch_the_deadline(rig: Rig, reply: byte
         backend.close()
 
 
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("baton.kvcache.storage.backend.monotonic", lambda: self.now)
+
+
+class SilentSocket:
+    """Never connects, and takes a byte per write, each as late as its timeout allows."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._seconds = clock, 0.0
+        self.connects = self.writes = 0
+
+    def settimeout(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def connect(self, address: object) -> None:
+        self.connects += 1
+        self._clock.now += self._seconds
+        raise TimeoutError
+
+    def send(self, data: memoryview) -> int:
+        self.writes += 1
+        self._clock.now += 0.9 * self._seconds
+        return 1
+
+    def sendall(self, data: memoryview) -> None:
+        for _ in range(len(data)):
+            self.send(data)
+
+    def close(self) -> None: ...
+
+
+def test_silent_addresses_of_a_host_share_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch)
+    silent = SilentSocket(clock)
+    monkeypatch.setattr(socket, "socket", lambda *_: silent)
+    address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 6379))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [address] * 6)
+    with pytest.raises(TimeoutError):
+        Connection(RedisAddress(host="192.0.2.1", port=6379), Deadline.after(0.3))
+    assert silent.connects == 6, "none is left out"
+    assert clock.now == pytest.approx(0.3)
+
+
+def test_a_name_server_that_does_not_answer_is_given_up_and_asked_once(monkeypatch: pytest.MonkeyPatch):
+    answer, asked = threading.Event(), []
+    real = socket.getaddrinfo
+
+    def silent(host: str, port: int, *more: int, flags: int = 0, **others: int) -> list[object]:
+        if flags:
+            return real(host, port, *more, flags=flags, **others)
+        asked.append(host)
+        answer.wait(60)
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            Connection(RedisAddress(host="redis.example", port=6379), Deadline.after(0.01))
+    assert asked == ["redis.example"]
+    answer.set()
+
+
+def test_writes_through_tls_share_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch)
+    slow = SilentSocket(clock)
+    connection = Connection.__new__(Connection)
+    connection._socket, connection._tls = slow, True  # type: ignore[assignment]
+    connection.arm(Deadline.after(0.3))
+    with pytest.raises(TimeoutError):
+        connection.send([b"x" * 1000])
+    assert clock.now < 0.31
+    assert slow.writes > 1
+
+
 def test_a_server_that_sends_no_end_of_a_line_is_given_up_soon(rig: Rig):
     with server(b"+" + b"y" * (1 << 20)) as port:
         backend = open_backend(f"redis://127.0.0.1:{port}", rig.layout)

@@ -25,10 +25,10 @@ from baton.kvcache.tcp import Tcp
 from baton.kvpool.copies import CopySpan
 from baton.kvpool.pool import KVPool
 from baton.testing import TransportConformance
-from baton.trust import stream
+from baton.trust import gmac, stream
 from baton.trust.credentials import Credentials
 from baton.trust.secret import Secret
-from baton.trust.stream import Stream
+from baton.trust.stream import SocketStream
 
 SECRET = Secret(b"of the transfers of these tests, all of them")
 KEY = SECRET.key.decode()
@@ -184,9 +184,16 @@ class TestTcpWithKeyedDigests(TransportConformance):
 # Digests
 
 
+class SameForAll:
+    def update(self, content: memoryview) -> None: ...
+
+    def digest(self) -> bytes:
+        return bytes(16)
+
+
 def forge(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bytes], bytes]:
     """An attacker who finds other bytes with the same checksum: here all bytes have the same. Inverts the bytes of blocks."""
-    monkeypatch.setattr(digests, "xxh3_128_digest", lambda content: bytes(16))
+    monkeypatch.setattr(digests, "xxh3_128", SameForAll)
     block = content(1, BLOCKS)[5].tobytes()
     return lambda at, piece: piece.replace(block[:32], bytes(32))
 
@@ -213,20 +220,30 @@ def test_a_keyed_digest_does(monkeypatch: pytest.MonkeyPatch):
             opened = await transfer.open(wire.address)
             with pytest.raises(PeerUnreadable, match="blocks were damaged on their way"):
                 await transfer.read(opened)
-            assert not transfer.into.data[5].any()
+            assert not transfer.into.data[7:].any(), "it ends there; the next piece may have come meanwhile"
             opened.close()
 
     finish(main())
 
 
+def digest_of(session: KeyedDigest, first: int, *parts: bytes) -> bytes:
+    running = session(first)
+    for part in parts:
+        running.update(memoryview(part))
+    return running.digest()
+
+
 @pytest.mark.parametrize("algorithm", digests.ALGORITHMS)
 def test_a_keyed_digest_is_of_one_session_one_piece_and_one_block(algorithm: str):
-    piece = memoryview(b"x" * 100)
-    first = KeyedDigest(b"k" * 32, algorithm)(piece, 7)
-    session = KeyedDigest(b"k" * 32, algorithm)
-    assert session(piece, 7) == first
-    others = [session(piece, 7), KeyedDigest(b"l" * 32, algorithm)(piece, 7), KeyedDigest(b"k" * 32, algorithm)(piece, 8)]
-    others.append(KeyedDigest(b"k" * 32, algorithm)(memoryview(b"x" * 99), 7))
+    piece = b"x" * 100
+
+    def session(key: bytes = b"k") -> KeyedDigest:
+        return KeyedDigest(key * 32, algorithm)
+
+    first, ours = digest_of(session(), 7, piece), session()
+    assert digest_of(ours, 7, b"x", b"x" * 99) == first, "however it is cut"
+    others = [digest_of(ours, 7, piece), digest_of(session(b"l"), 7, piece), digest_of(session(), 8, piece)]
+    others.append(digest_of(session(), 7, piece[1:]))
     assert len({first, *others}) == 5
 
 
@@ -247,7 +264,7 @@ def test_which_digest_a_reader_asks_for(choice: Any, far: bool, tls: bool, keyed
             return ("fe80::1%eth0" if far else "127.0.0.1", 1)
 
     async def main() -> None:
-        connection = Stream(Sock())  # type: ignore[arg-type]
+        connection = SocketStream(Sock())  # type: ignore[arg-type]
         connection.tls = object() if tls else None  # type: ignore[assignment]
         assert wants_keyed(choice, connection) is keyed
 
@@ -273,25 +290,105 @@ def test_a_peer_of_the_build_before_is_read_with_checksums_unless_keyed_ones_are
     finish(main())
 
 
-@pytest.mark.parametrize("algorithm", ["sha256", "blake2b", "of a later build"])
-def test_the_reader_chooses_the_algorithm_and_an_unknown_one_ends_its_session(
-    monkeypatch: pytest.MonkeyPatch, algorithm: str, caplog
+OLDER = ("sha256", "blake2b")
+
+
+@pytest.mark.parametrize(
+    ("offered", "peer_has", "used"),
+    [
+        (("sha256", "blake2b"), OLDER, "sha256"),
+        (("blake2b", "sha256"), OLDER, "blake2b"),
+        (("aes256-gmac", "blake2b", "sha256"), OLDER, "blake2b"),
+        (("of a later build", "sha256", "blake2b"), OLDER, "sha256"),
+        pytest.param(
+            ("aes256-gmac", "sha256", "blake2b"),
+            ("aes256-gmac", *OLDER),
+            "aes256-gmac",
+            marks=pytest.mark.skipif(not gmac.available(), reason="no libcrypto here"),
+        ),
+    ],
+    ids=str,
+)
+def test_the_peer_chooses_the_readers_best_algorithm_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, offered: tuple[str, ...], peer_has: tuple[str, ...], used: str
 ):
-    monkeypatch.setattr(tcp, "fastest", lambda: algorithm)
+    monkeypatch.setattr(tcp, "ranked", lambda: offered)
+    monkeypatch.setattr(digests, "ALGORITHMS", {name: digests.ALGORITHMS[name] for name in peer_has})
+    algorithms: list[str] = []
+    begin = KeyedDigest.__init__
+    monkeypatch.setattr(KeyedDigest, "__init__", lambda own, key, name: algorithms.append(name) or begin(own, key, name))
 
     async def main() -> None:
         async with Transfer(digest="keyed") as transfer:
-            if algorithm in digests.ALGORITHMS:
-                opened = await transfer.open()
-                assert await transfer.read(opened) == BLOCKS
-                assert transfer.arrived()
-                opened.close()
-            else:
-                with pytest.raises(PeerUnreadable):
-                    await transfer.open()
+            opened = await transfer.open()
+            assert await transfer.read(opened) == BLOCKS
+            assert transfer.arrived()
+            opened.close()
 
     finish(main())
-    assert ("that this build does not have: of a later build" in caplog.text) == (algorithm not in digests.ALGORITHMS)
+    assert algorithms == [used, used]
+
+
+@pytest.mark.parametrize("side", ["peer", "reader"])
+def test_the_build_before_has_one_algorithm_to_choose_from(monkeypatch: pytest.MonkeyPatch, side: str):
+    """The one that the reader asks for: neither side knows of the choice."""
+    from msgspec.structs import replace as changed
+
+    send = tcp_session.TcpSession.send
+    names = {"peer": ("PoolReady", {"keyed": ""}), "reader": ("ReadPool", {"digests": ()})}
+    kind, without = names[side]
+
+    async def old_send(session: Any, message: Any) -> None:
+        await send(session, changed(message, **without) if type(message).__name__ == kind else message)
+
+    monkeypatch.setattr(tcp_session.TcpSession, "send", old_send)
+    if side == "peer":
+        monkeypatch.setattr(tcp_server, "chosen", lambda offered, otherwise: otherwise)
+
+    async def main() -> None:
+        async with Transfer(digest="keyed") as transfer:
+            opened = await transfer.open()
+            assert await transfer.read(opened) == BLOCKS
+            assert transfer.arrived()
+            opened.close()
+
+    finish(main())
+
+
+def test_an_algorithm_that_the_peer_does_not_have_ends_the_session(monkeypatch: pytest.MonkeyPatch, caplog):
+    for name in ("ranked", "IN_EVERY_BUILD"):
+        monkeypatch.setattr(tcp, name, (lambda: ("of a later build",)) if name == "ranked" else ("of a later build",))
+
+    async def main() -> None:
+        async with Transfer(digest="keyed") as transfer:
+            with pytest.raises(PeerUnreadable):
+                await transfer.open()
+
+    finish(main())
+    assert "that this build does not have: of a later build" in caplog.text
+
+
+@pytest.mark.skipif(not gmac.available(), reason="no libcrypto here")
+@pytest.mark.parametrize(
+    ("key", "nonce", "content", "tag"),
+    [
+        ("00" * 32, "00" * 12, "", "530f8afbc74536b9a963b4f1c4cb738b"),
+        (
+            "78dc4e0aaf52d935c3c01eea57428f00ca1fd475f5da86a49c8dd73d68c8e223",
+            "d79cf22d504cc793c3fb6c8a",
+            "b96baa8c1c75a671bfb2d08d06be5f36",
+            "3e5d486aa2e30b22e040b85723a06e76",
+        ),
+    ],
+    ids=["McGrew and Viega 13", "NIST CAVP"],
+)
+def test_gmac_is_that_of_the_standard(key: str, nonce: str, content: str, tag: str):
+    mac = gmac.Gmac(bytes.fromhex(key))
+    for _ in range(2):  # one object makes them all
+        running = mac.start(bytes.fromhex(nonce))
+        for byte in bytes.fromhex(content):
+            running.update(bytes([byte]))
+        assert running.digest().hex() == tag
 
 
 def old_receive(receive: Any) -> Any:
@@ -301,7 +398,7 @@ def old_receive(receive: Any) -> Any:
 
     async def old(session: Any) -> Any:
         message = await receive(session)
-        return changed(message, keyed="", name="") if isinstance(message, ReadPool) else message
+        return changed(message, keyed="", name="", digests=()) if isinstance(message, ReadPool) else message
 
     return old
 

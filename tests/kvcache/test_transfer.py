@@ -72,12 +72,12 @@ class Rig:
             pool.data[block] = block
         return pool
 
-    def take(self, kind: str, pool: PoolIncarnation | None = None) -> MoveResult:
+    def submit(self, kind: str, pool: PoolIncarnation | None = None) -> MoveResult:
         """Blocks 0 and 2 of the host, 3 and 1 of the device."""
         host, device = (HostBlockId(0), HostBlockId(2)), (BlockId(3), BlockId(1))
         pool = self.device.incarnation if pool is None else pool
         keys = KEYS if kind in ("put", "fetch") else ()
-        self.transfer.take(BlockMove(MoveId(1), kind, host, device, pool, keys, SECONDS)).result(30)  # type: ignore[arg-type]
+        self.transfer.submit(BlockMove(MoveId(1), kind, host, device, pool, keys, SECONDS)).result(30)  # type: ignore[arg-type]
         return self.answers[-1]
 
     def content(self) -> tuple[list[int], list[int]]:
@@ -98,22 +98,22 @@ UNTOUCHED = ([0, 1, 2, 3], [100, 101, 102, 103])
 
 
 def test_blocks_are_copied_where_they_are_told_to(rig):
-    result = rig.take("store")
+    result = rig.submit("store")
     assert (result.moved, result.error) == (2, None)
     assert rig.content() == ([0, 1, 2, 3], [3, 101, 1, 103])
     rig.host.data[0] = 7
-    assert rig.take("load").moved == 2
+    assert rig.submit("load").moved == 2
     assert rig.content() == ([0, 1, 2, 7], [7, 101, 1, 103])
 
 
 @pytest.mark.parametrize("kind", ["store", "load"])
 def test_a_move_about_another_pool_copies_nothing(rig, kind):
     """It was told before the worker was lost, and comes when the next one's pool is attached: those blocks are others'."""
-    result = rig.take(kind, PoolIncarnation(rig.device.incarnation + 1))
+    result = rig.submit(kind, PoolIncarnation(rig.device.incarnation + 1))
     assert (result.moved, result.error) == (0, "another pool is attached")
     assert rig.content() == UNTOUCHED
     assert rig.transfer.detach() is rig.device
-    result = rig.take(kind)
+    result = rig.submit(kind)
     assert (result.moved, result.error) == (0, "another pool is attached")
     assert rig.content() == UNTOUCHED
 
@@ -125,7 +125,7 @@ def test_what_a_device_says_no_to_is_in_the_result(rig, monkeypatch):
     monkeypatch.setattr(rig.transfer._copies, "load", fails, raising=False)
     monkeypatch.setattr(rig.transfer._copies, "store", fails, raising=False)
     for kind in ("store", "load"):
-        assert rig.take(kind) == MoveResult(MoveId(1), 0, error="out of order")
+        assert rig.submit(kind) == MoveResult(MoveId(1), 0, error="out of order")
 
 
 @pytest.mark.parametrize("kind", ["put", "fetch"])
@@ -137,7 +137,7 @@ def test_a_store_that_fails_on_the_way_says_how_far_it_got_and_that_it_failed(ri
         raise StorageFailed("io", "the disk is broken", 1)
 
     rig.store.act = fails
-    result = rig.take(kind)
+    result = rig.submit(kind)
     assert (result.moved, result.error) == (1, "the disk is broken")
 
 
@@ -146,16 +146,16 @@ def test_a_question_that_fails_is_no_miss(rig):
         raise StorageFailed("timeout", "it took too long", 1)
 
     query = StorageQuery(MoveId(2), KEYS, SECONDS)
-    rig.transfer.take(query).result(30)
+    rig.transfer.submit(query).result(30)
     rig.store.act = fails
-    rig.transfer.take(query).result(30)
+    rig.transfer.submit(query).result(30)
     assert rig.answers == [StorageAnswer(MoveId(2), 2), StorageAnswer(MoveId(2), 0, "it took too long")]
 
 
 def test_the_deadline_is_that_of_the_message(rig):
-    rig.take("put")
-    rig.take("fetch")
-    rig.transfer.take(StorageQuery(MoveId(2), KEYS, SECONDS)).result(30)
+    rig.submit("put")
+    rig.submit("fetch")
+    rig.transfer.submit(StorageQuery(MoveId(2), KEYS, SECONDS)).result(30)
     assert len(rig.store.left) == 3
     assert all(left <= SECONDS for left in rig.store.left)
 
@@ -188,7 +188,7 @@ def test_it_ends_while_a_store_stands_still(rig):
         return count
 
     rig.store.act = stands_still
-    rig.transfer.take(StorageQuery(MoveId(2), KEYS, SECONDS))
+    rig.transfer.submit(StorageQuery(MoveId(2), KEYS, SECONDS))
     assert begun.wait(30)
     ending = Thread(target=rig.transfer.close, daemon=True)
     ending.start()
@@ -212,12 +212,12 @@ def test_the_time_of_a_call_of_storage_runs_while_it_waits_for_a_thread(rig, mon
         return count
 
     rig.store.act = waits
-    calls = [rig.transfer.take(StorageQuery(MoveId(number), KEYS, SECONDS)) for number in range(module.STORAGE_THREADS)]
+    calls = [rig.transfer.submit(StorageQuery(MoveId(number), KEYS, SECONDS)) for number in range(module.STORAGE_THREADS)]
     while len(begun) < module.STORAGE_THREADS:
         pass
-    calls.append(rig.transfer.take(StorageQuery(MoveId(10), KEYS, SECONDS)))
+    calls.append(rig.transfer.submit(StorageQuery(MoveId(10), KEYS, SECONDS)))
     calls.append(
-        rig.transfer.take(BlockMove(MoveId(11), "put", (HostBlockId(0), HostBlockId(2)), keys=KEYS, seconds_max=SECONDS))
+        rig.transfer.submit(BlockMove(MoveId(11), "put", (HostBlockId(0), HostBlockId(2)), keys=KEYS, seconds_max=SECONDS))
     )
     clock[0] += 3.0
     gate.set()

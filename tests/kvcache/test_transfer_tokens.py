@@ -48,10 +48,10 @@ def test_every_call_carries_the_ids_or_none_does(wants: bool):
     packed = pack_tokens(ids) if wants else b""
     blocks = (HostBlockId(0), HostBlockId(1))
     try:
-        transfer.take(StorageQuery(MoveId(1), KEYS, 5.0, packed)).result(30)
+        transfer.submit(StorageQuery(MoveId(1), KEYS, 5.0, packed)).result(30)
         for number, kind in ((2, "put"), (3, "fetch")):
             move = BlockMove(MoveId(number), kind, blocks, keys=KEYS, seconds_max=5.0, tokens=packed)
-            transfer.take(move).result(30)
+            transfer.submit(move).result(30)
     finally:
         transfer.close()
         host.close()

@@ -65,6 +65,10 @@ class FakeDriver:
         number._obj.value = device
         return 0 if device < len(self.gpus) else INVALID_VALUE
 
+    def cuDeviceCanAccessPeer(self, answer: Any, device: c_int, peer: c_int) -> int:
+        answer._obj.value = int(device.value // 2 == peer.value // 2)  # GPUs are connected in pairs
+        return 0
+
     def cuDeviceGetUuid_v2(self, uuid: Any, number: c_int) -> int:
         ctypes.memmove(ctypes.addressof(uuid._obj), bytes([0xB0 + self.gpus[number.value]]) * 16, 16)
         return 0

@@ -22,6 +22,7 @@ from baton.kvpool.layout import KVLayout
 from baton.kvpool.open import attach_pool, create_pool
 from baton.protocol.codec import encode
 from baton.protocol.pool import DeviceMemory, PoolReady
+from baton.worker.platforms.visible import without_peer_access
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=64, block_size=16, dtype="bfloat16", format="token-major")
 DEADLINE_SECONDS = 30
@@ -180,3 +181,9 @@ def test_the_announcement_says_where_the_memory_is(driver):
     pool = DevicePool.create(LAYOUT, 1)
     assert cuda_message(encode(pool.announcement())).memory == DeviceMemory(LAYOUT.encode(), cuda_driver.uuid_of(0))
     pool.close()
+
+
+def test_gpus_that_cannot_read_each_other_are_found(driver):
+    fake_cuda.install(gpus=(0, 1, 2, 3))
+    assert without_peer_access([0, 1]) is None
+    assert without_peer_access([0, 1, 2]) == (0, 2)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from certificates import Certificates, keyring, write_secret
 from run_loop import finish
 
 from baton.errors import InvalidConfig, LinkFailed
+from baton.trust import keyring as keyring_module
 from baton.trust.handshake import LINK, READ, Purpose
 from baton.trust.keyring import Keyring
 from baton.trust.secret import Secret, parse_secrets
 from baton.trust.session import prove_as_dialler, prove_as_listener
-from baton.trust.stream import Stream
+from baton.trust.stream import SocketStream
 
 OLD, NEW, OTHER = ("o" * 40, "n" * 40, "x" * 40)
 
@@ -70,6 +72,37 @@ def test_a_changed_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureF
     assert not any(secret in caplog.text for secret in (OLD, NEW))
 
 
+def test_an_older_read_of_another_thread_replaces_no_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A slow reader has read the file before a revocation, and stores what it has read after a fast one has seen it."""
+    monkeypatch.setattr(keyring_module, "SETTLED_SECONDS", -1.0)
+    path = tmp_path / "names"
+    path.write_text("a")
+    has_read, may_store = threading.Event(), threading.Event()
+
+    def read() -> str:
+        content = path.read_text()
+        if threading.current_thread() is slow:
+            has_read.set()
+            may_store.wait(60)
+        return content
+
+    slow = threading.Thread(target=lambda: values.current())
+    values = keyring_module.Reloaded("names", (str(path),), read)
+
+    def between(*_: object) -> None:
+        if threading.current_thread() is not slow:
+            may_store.set()
+            slow.join(60)
+
+    monkeypatch.setattr(keyring_module.logger, "info", between)  # after the read, before it is known
+    path.write_text("a older")
+    slow.start()
+    has_read.wait(60)
+    path.write_text("a newer one")
+    assert values.current() == "a newer one"
+    assert values.current() == "a newer one"
+
+
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     credentials = keyring(tmp_path, OLD)
     os.utime(tmp_path / "secret", (1, 1))
@@ -113,7 +146,8 @@ async def proved(purpose: Purpose, listener: list[Secret], dialler: list[Secret]
     with ours, theirs:
         async with asyncio.timeout(20):
             one, other = await asyncio.gather(
-                prove_as_listener(Stream(ours), listener, purpose), prove_as_dialler(Stream(theirs), dialler, purpose)
+                prove_as_listener(SocketStream(ours), listener, purpose),
+                prove_as_dialler(SocketStream(theirs), dialler, purpose),
             )
     assert one == other
 
@@ -133,9 +167,9 @@ def test_a_secret_that_was_removed_proves_nothing():
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
-        dialling = asyncio.create_task(prove_as_dialler(Stream(theirs), [Secret(OLD.encode())], LINK))
+        dialling = asyncio.create_task(prove_as_dialler(SocketStream(theirs), [Secret(OLD.encode())], LINK))
         with pytest.raises(LinkFailed, match="the instance does not know any of our 2 cluster secrets") as failed:
-            await prove_as_listener(Stream(ours), [Secret(NEW.encode()), Secret(OTHER.encode())], LINK)
+            await prove_as_listener(SocketStream(ours), [Secret(NEW.encode()), Secret(OTHER.encode())], LINK)
         assert failed.value.reason == "secret"
         ours.close()
         with pytest.raises(LinkFailed, match="does it have another cluster secret"):

@@ -20,7 +20,7 @@ from baton.trust import handshake
 from baton.trust.handshake import GREETING_BYTES, LINK, PROOF_BYTES, READ, Purpose
 from baton.trust.seal import Sealer, Unsealer
 from baton.trust.session import prove_as_dialler, prove_as_listener
-from baton.trust.stream import Stream
+from baton.trust.stream import SocketStream
 
 OLDEST, NEWEST = VERSIONS
 UNKNOWN = b"BT" + bytes([NEWEST, 0xFA]) + (3).to_bytes(4, "big") + b"\x92\x01\xa0"
@@ -50,8 +50,8 @@ async def both(purpose: Purpose, listener: Versions, dialler: Versions) -> list[
     try:
         async with asyncio.timeout(10):
             return await asyncio.gather(
-                prove_as_listener(Stream(ours), [SECRET], purpose, listener),
-                prove_as_dialler(Stream(theirs), [SECRET], purpose, dialler),
+                prove_as_listener(SocketStream(ours), [SECRET], purpose, listener),
+                prove_as_dialler(SocketStream(theirs), [SECRET], purpose, dialler),
                 return_exceptions=True,
             )
     finally:
@@ -88,7 +88,7 @@ def test_a_peer_of_another_session_format_is_refused_in_words():
             sock.setblocking(False)
         ours.send(older)
         with pytest.raises(LinkFailed, match=rf"one side speaks version 1\.7, the other 2\.{VERSIONS}") as failed:
-            await prove_as_dialler(Stream(theirs), [SECRET], LINK)
+            await prove_as_dialler(SocketStream(theirs), [SECRET], LINK)
         assert failed.value.reason == "version"
         assert len(ours.recv(1000)) == GREETING_BYTES + PROOF_BYTES, "the listener hears which version we speak"
         ours.close()
@@ -131,7 +131,7 @@ def test_a_reader_skips_answers_of_kinds_that_it_does_not_know():
         for sock in (ours, theirs):
             sock.setblocking(False)
         (from_peer, from_reader), version = (await both_kept(ours, theirs))[0]
-        session = TcpSession(Stream(ours), Sealer(from_peer), Unsealer(from_reader, FROM_READER), version)
+        session = TcpSession(SocketStream(ours), Sealer(from_peer), Unsealer(from_reader, FROM_READER), version)
         sealer = Sealer(from_reader)
         theirs.send(sealer.seal([UNKNOWN]))
         theirs.send(sealer.seal([encode(ReadPool(1, b"f"))]))
@@ -145,5 +145,5 @@ def test_a_reader_skips_answers_of_kinds_that_it_does_not_know():
 
 async def both_kept(ours: socket.socket, theirs: socket.socket) -> list[handshake.Agreement]:
     return await asyncio.gather(
-        prove_as_listener(Stream(ours), [SECRET], READ), prove_as_dialler(Stream(theirs), [SECRET], READ)
+        prove_as_listener(SocketStream(ours), [SECRET], READ), prove_as_dialler(SocketStream(theirs), [SECRET], READ)
     )

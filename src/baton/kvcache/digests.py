@@ -13,58 +13,73 @@ import hashlib
 import hmac
 import ipaddress
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from time import perf_counter
 from typing import Final, Protocol
 
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128
 
 from baton.config import TransferDigest
 from baton.errors import ProtocolError
 from baton.repeats import printable
-from baton.trust.stream import Stream
+from baton.trust import gmac
+from baton.trust.stream import SocketStream
 
 KEYED: Final = "keyed_digest"
 """The capability (protocol/versions.py)."""
 _PLACE: Final = struct.Struct("!QQ")
 
 
-class Digest(Protocol):
-    def __call__(self, content: memoryview, first: int) -> bytes:
-        """The digest of the next piece of the session, whose first block is this one."""
-        ...
-
-
-def checksum(content: memoryview, first: int) -> bytes:
-    return xxh3_128_digest(content)
-
-
-class Mac(Protocol):
-    def copy(self) -> Mac: ...
+class Running(Protocol):
+    """The digest of one piece, while its bytes pass."""
 
     def update(self, content: memoryview | bytes, /) -> None: ...
 
     def digest(self) -> bytes: ...
 
 
-ALGORITHMS: Final[dict[str, Callable[[bytes], Mac]]] = {
-    "blake2b": lambda key: hashlib.blake2b(key=key, digest_size=32),
-    "sha256": lambda key: hmac.new(key, digestmod="sha256"),
+Digest = Callable[[int], Running]
+"""Begins the digest of the next piece of the session. The argument is its first block."""
+
+
+def checksum(first: int) -> Running:
+    return xxh3_128()
+
+
+def _gmac(key: bytes) -> Callable[[int], Running]:
+    mac = gmac.Gmac(key)
+    return lambda piece: mac.start(piece.to_bytes(12, "big"))
+
+
+IN_EVERY_BUILD: Final = ("blake2b", "sha256")
+"""Algorithms that every build with keyed digests has."""
+ALGORITHMS: Final[dict[str, Callable[[bytes], Callable[[int], Running]]]] = {
+    "blake2b": lambda key: lambda piece: hashlib.blake2b(key=key, digest_size=32),
+    "sha256": lambda key: lambda piece: hmac.new(key, digestmod="sha256"),
+    **({"aes256-gmac": _gmac} if gmac.available() else {}),
 }
+"""MACs of pieces, by algorithm: made from the key of a session and the number of the piece."""
 
 
 @cache
-def fastest() -> str:
-    """Name of the algorithm that is fastest here: HMAC-SHA256 where the processor has instructions for it, else BLAKE2b."""
+def ranked() -> tuple[str, ...]:
+    """Names of the algorithms of this build, the fastest here first: GMAC where the processor has instructions for AES,
+    HMAC-SHA256 where it has them for SHA, else BLAKE2b."""
     sample = bytes(256 * 1024)
-    return min(ALGORITHMS, key=lambda name: min(_seconds(ALGORITHMS[name](bytes(32)), sample) for _ in range(3)))
+    return tuple(sorted(ALGORITHMS, key=lambda name: min(_seconds(ALGORITHMS[name](bytes(32)), sample) for _ in range(3))))
 
 
-def _seconds(mac: Mac, sample: bytes) -> float:
+def _seconds(begin: Callable[[int], Running], sample: bytes) -> float:
     begun = perf_counter()
-    mac.update(sample)
+    begin(0).update(sample)
     return perf_counter() - begun
+
+
+def chosen(offered: Sequence[str], otherwise: str) -> str:
+    """The algorithm of a session: the best one of the reader's that this build has. `otherwise`: of readers that offer
+    none."""
+    return next((name for name in offered if name in ALGORITHMS), otherwise)
 
 
 class KeyedDigest:
@@ -74,18 +89,17 @@ class KeyedDigest:
         """Raises ProtocolError if this build does not have the algorithm."""
         if algorithm not in ALGORITHMS:
             raise ProtocolError(f"keyed digests by an algorithm that this build does not have: {printable(algorithm)}")
-        self._mac = ALGORITHMS[algorithm](hmac.digest(session_key, b"baton blocks", "sha256"))
+        self._begin = ALGORITHMS[algorithm](hmac.digest(session_key, b"baton blocks", "sha256"))
         self._pieces = 0
 
-    def __call__(self, content: memoryview, first: int) -> bytes:
-        mac = self._mac.copy()
-        mac.update(_PLACE.pack(self._pieces, first))
-        mac.update(content)
+    def __call__(self, first: int) -> Running:
+        running = self._begin(self._pieces)
+        running.update(_PLACE.pack(self._pieces, first))
         self._pieces += 1
-        return mac.digest()
+        return running
 
 
-def wants_keyed(choice: TransferDigest, stream: Stream) -> bool:
+def wants_keyed(choice: TransferDigest, stream: SocketStream) -> bool:
     """Whether a reader asks for keyed digests. auto: unless the connection stays on this machine."""
     if stream.tls is not None or choice == "checksum":
         return False

@@ -1,6 +1,6 @@
 """The messenger: copies blocks from the KV pools of other instances into ours (`pull`), and lets others read ours.
 
-    take(move) .. open the peer's pool, if it is not open (peers.py) .. read (transport.py) .. report(result)
+    submit(move) .. open the peer's pool, if it is not open (peers.py) .. read (transport.py) .. report(result)
 
 Pulls run beside each other and beside copies of the tiers (transfer.py): a peer that does not answer delays no other pull.
 Every failure is in the result: no request fails because of it.
@@ -70,7 +70,7 @@ class Messenger:
         for transport in self._transports.values():
             transport.detach()
 
-    def take(self, move: BlockMove) -> asyncio.Task[None]:
+    def submit(self, move: BlockMove) -> asyncio.Task[None]:
         task = asyncio.create_task(self._pull(move, Deadline.after(move.seconds_max)))
         self._under_way[task] = None
         task.add_done_callback(lambda task: self._under_way.pop(task, None))
@@ -86,6 +86,8 @@ class Messenger:
         self._peers.close_all()
 
     async def _pull(self, move: BlockMove, deadline: Deadline) -> None:
+        """Copy the blocks of a move from the pool of its peer, and report how many arrived. Raises nothing for a failed
+        peer."""
         read, error, outcome, transport, nbytes = Read(0, 0.0), None, COPIED, "none", 0
         try:
             device = self._attached(move)
@@ -134,7 +136,7 @@ class Pulls:
         "Pulls by transport and outcome, as `tcp/copied`."
         self.nbytes: Counter[str] = Counter()
         self.microseconds: Counter[str] = Counter()
-        "Both by transport."
+        "Copied bytes (`nbytes`) and the time of the copies, by transport."
 
     def ended(self, transport: str, outcome: str, nbytes: int, seconds: float) -> None:
         self.outcomes[f"{transport}/{outcome}"] += 1

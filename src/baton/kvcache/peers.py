@@ -71,6 +71,7 @@ class Peers:
         return peer.pool
 
     async def _open(self, key: PeerKey, fingerprint: bytes) -> PeerPool:
+        """Open the pool at the first of its addresses that can be opened. Raises PeerUnreadable if none can."""
         addresses, pool = key
         task = asyncio.current_task()
         failed = [PeerUnreadable("the peer's address is of a kind that we do not have", "unreachable")]

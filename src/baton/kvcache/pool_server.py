@@ -69,7 +69,7 @@ class PoolServer:
     def withdraw(self) -> None:
         """Close the readers' connections, so that they unmap the pool."""
         for task in self._readers.open:
-            self._readers.hang_up(task)
+            self._readers.disconnect(task)
         if self._fd >= 0:
             os.close(self._fd)
         self._ready, self._fd = None, -1
@@ -90,7 +90,7 @@ class PoolServer:
         if times := self._repeats.due("evicted", self._loop.time()):
             text = "%d instances of this machine read our KV pool (readers_max): the oldest connection is closed (%d times)"
             logger.warning(text, self._wire.readers_max, times)
-        self._readers.hang_up(min(living, key=lambda task: task in self._served))
+        self._readers.disconnect(min(living, key=lambda task: task in self._served))
 
     def on_ended(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         sock.close()
@@ -101,7 +101,7 @@ class PoolServer:
                 why = printable(str(error) or type(error).__name__)
                 logger.warning("a reader of the KV pool is closed: %s (%d so far)", why, self.counts["failed"])
 
-    async def attend(self, sock: socket.socket, place: object) -> None:
+    async def serve_connection(self, sock: socket.socket, place: object) -> None:
         if user_of(sock) != os.getuid():
             raise ProtocolError("it is another user's")
         async with asyncio.timeout(self._wire.reader_handshake_seconds):

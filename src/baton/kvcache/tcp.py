@@ -2,42 +2,44 @@
 secret.
 
 open    connect, prove, name the pool (tcp_server.py is the other side), verify
-read    one request for everything; pieces arrive in order, and each is verified before it is written
+read    one request for everything; pieces arrive in order, in a thread (tcp_reading.py)
 lost    the connection ended: the peer died or has another pool
 
-Everything runs on the loop, one piece at a time (tcp_session.py): a stalled peer delays no other. An aborted read ends the
-connection: its remaining bytes could not be distinguished from the answer to the next request.
+An aborted read ends the connection: its remaining bytes could not be distinguished from the answer to the next request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
 from baton.addresses import parse_address
 from baton.config import TransferDigest, WireConfig
 from baton.errors import InvalidConfig, PeerUnreadable, ProtocolError
-from baton.kvcache.digests import KEYED, fastest, wants_keyed
+from baton.kvcache.digests import IN_EVERY_BUILD, KEYED, ranked, wants_keyed
+from baton.kvcache.socket_threads import SocketThreads, shut_down
 from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.tcp_reading import Reading
 from baton.kvcache.tcp_server import TcpServer
-from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
+from baton.kvcache.tcp_session import TcpSession, piece_blocks
 from baton.kvcache.transport import PeerPool, Read
 from baton.kvpool.base import Pool
 from baton.kvpool.block_bytes import BlockBytes, block_bytes
 from baton.kvpool.copies import CopySpan
 from baton.protocol.ids import PoolIncarnation
-from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
+from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
 from baton.trust.credentials import Credentials
 from baton.trust.dialling import connected
 
 SCHEME: Final = "tcp"
 """An address is tcp://HOST:PORT."""
+PIECES: Final = "pieces"
+"""The capability (protocol/versions.py) of a peer: a piece may have several runs."""
 
 
 class Tcp:
@@ -57,7 +59,8 @@ class Tcp:
         self._credentials = credentials
         self._name = name
         self._digest = digest
-        self._wire = wire
+        self._wire = wire or WireConfig()
+        self._threads = SocketThreads(self._wire.peers_max)
         self.address = address
         self._server: TcpServer | None = None
         self._pool: Pool | None = None
@@ -81,7 +84,8 @@ class Tcp:
             self._server.serve(pool)
 
     def detach(self) -> None:
-        """Detach the pool. Reads under way write nothing more: they check before every piece."""
+        """Detach the pool. Reads under way end, and write nothing more."""
+        self._threads.stop()
         if self._bytes is not None:
             self._bytes.close()
         self._pool = self._bytes = None
@@ -90,30 +94,30 @@ class Tcp:
 
     def close(self) -> None:
         self.detach()
+        self._threads.close()
         if self._server is not None:
             self._server.close()
 
-    def write(self, pool: Pool, first: int, content: memoryview) -> bool:
-        """Write blocks. False: that pool is not attached any more."""
-        if pool is not self._pool or self._bytes is None:
-            return False
-        self._bytes.write(first, content)
-        return True
+    def bytes_of(self, pool: Pool) -> BlockBytes | None:
+        """None: that pool is not attached any more."""
+        return self._bytes if pool is self._pool else None
 
     async def open(self, address: str, pool: PoolIncarnation, fingerprint: bytes, on_lost: Callable[[], None]) -> PeerPool:
+        """Connect, authenticate, and verify that the peer serves this pool. Raises PeerUnreadable."""
         sock: socket.socket | None = None
         try:
             sock = await connected(parse_address(address))
             session = await TcpSession.as_reader(sock, self._credentials)
-            keyed = fastest() if wants_keyed(self._digest, session.stream) else ""
-            await session.send(ReadPool(pool, fingerprint, CAPABILITIES, self._name, keyed))
+            digests = ranked() if wants_keyed(self._digest, session.stream) else ()
+            keyed = next((name for name in digests if name in IN_EVERY_BUILD), "")
+            await session.send(ReadPool(pool, fingerprint, CAPABILITIES, self._name, keyed, digests))
             answer = await session.receive()
             if isinstance(answer, ReadRefused):
                 raise PeerUnreadable(answer.reason)
             if not isinstance(answer, PoolReady) or (answer.incarnation, answer.fingerprint) != (pool, fingerprint):
                 raise PeerUnreadable("this is another KV pool than the one that was asked for")
             if keyed:
-                self._use_keyed(session, keyed, answer)
+                self._use_keyed(session, answer.keyed or keyed, answer)
             names = (answer.name, *session.stream.names)
             if why := self._credentials.revoked(names):
                 raise PeerUnreadable(f"the peer must not be read: {why}")
@@ -124,7 +128,7 @@ class Tcp:
                 why = str(error) or type(error).__name__
                 raise PeerUnreadable(f"the peer's KV pool cannot be read over the network: {why}", "unreachable") from None
             raise
-        return RemotePool(session, answer, self.write, on_lost, lambda: self._credentials.revoked(names))
+        return RemotePool(session, answer, self._threads, self.bytes_of, on_lost, lambda: self._credentials.revoked(names))
 
     def _use_keyed(self, session: TcpSession, algorithm: str, answer: PoolReady) -> None:
         if KEYED in answer.capabilities:
@@ -142,15 +146,18 @@ class RemotePool:
         self,
         session: TcpSession,
         ready: PoolReady,
-        write: Callable[[Pool, int, memoryview], bool],
+        threads: SocketThreads,
+        bytes_of: Callable[[Pool], BlockBytes | None],
         on_lost: Callable[[], None],
-        revoked: Callable[[], str] = lambda: "",
+        revoked: Callable[[], str],
     ) -> None:
         """`revoked`: why the peer must not be read any more, or empty."""
         self.blocks = ready.blocks
         self.fingerprint = ready.fingerprint
+        self._joins_runs = PIECES in ready.capabilities
         self._session = session
-        self._write = write
+        self._threads = threads
+        self._bytes_of = bytes_of
         self._on_lost = on_lost
         self._revoked = revoked
         self._loop = asyncio.get_running_loop()
@@ -160,44 +167,43 @@ class RemotePool:
         self._loop.add_reader(session.sock, self._ended)
 
     async def read(self, runs: Sequence[CopySpan], into: Pool, deadline: Deadline, may_go_on: Callable[[], bool]) -> Read:
-        whole, begun = 0, perf_counter()
+        """Read blocks into our pool. Returns the number of leading complete blocks, fewer than asked for at the deadline.
+        Raises PeerUnreadable if the peer is lost."""
+        reading: Reading | None = None
+        begun = perf_counter()
         try:
             async with asyncio.timeout(deadline.left()), self._turn:
                 if self._over:
                     raise PeerUnreadable("the peer was lost", "lost")
-                begun = perf_counter()
-                self._loop.remove_reader(self._session.sock)
-                try:
-                    async with contextlib.aclosing(self._pieces(runs, into.layout.block_bytes)) as pieces:
-                        async for piece, content in pieces:
-                            if why := self._revoked():
-                                raise PeerUnreadable(f"the peer must not be read any more: {why}")
-                            if not may_go_on() or not self._write(into, piece.target, content):
-                                self._ended()
-                                break
-                            whole += piece.blocks
-                except BaseException:
-                    self._ended()
-                    raise
-                if not self._over:
-                    self._loop.add_reader(self._session.sock, self._ended)
+                begun, target = perf_counter(), self._bytes_of(into)
+                if target is not None:
+                    reading = self._reading(runs, into, target, may_go_on)
+                    await self._run(reading)
         except TimeoutError:
             pass
         except (OSError, ProtocolError) as error:
-            why = str(error) or type(error).__name__
-            raise PeerUnreadable(f"the peer was lost while it was read: {why}", "lost") from None
+            if may_go_on():  # else `detach` has ended the connection
+                why = str(error) or type(error).__name__
+                raise PeerUnreadable(f"the peer was lost while it was read: {why}", "lost") from None
         finally:
             if self._closed and not self._turn.locked():
                 self._session.sock.close()
-        return Read(whole, perf_counter() - begun)
+        return Read(0 if reading is None else reading.whole, perf_counter() - begun)
 
-    async def _pieces(self, runs: Sequence[CopySpan], block_bytes: int) -> AsyncGenerator[tuple[CopySpan, memoryview], None]:
-        pieces = _pieces(runs, piece_blocks(block_bytes))
-        for begin in range(0, len(pieces), RUNS_MAX):
-            asked = pieces[begin : begin + RUNS_MAX]
-            await self._session.send(ReadBlocks(tuple((piece.source, piece.blocks) for piece in asked)))
-            for piece in asked:
-                yield piece, await self._session.receive_bytes(piece.blocks * block_bytes, piece.source)
+    def _reading(self, runs: Sequence[CopySpan], into: Pool, target: BlockBytes, may_go_on: Callable[[], bool]) -> Reading:
+        size, joins = into.layout.block_bytes, self._joins_runs
+        return Reading(self._session, runs, target, may_go_on, self._revoked, block_bytes=size, joins_runs=joins)
+
+    async def _run(self, reading: Reading) -> None:
+        self._loop.remove_reader(self._session.sock)
+        whole = False
+        try:
+            whole = await self._threads.run(self._session.sock, reading.run)
+        finally:
+            if not whole:
+                self._ended()
+            elif not self._over:
+                self._loop.add_reader(self._session.sock, self._ended)
 
     def _ended(self) -> None:
         """The peer sends nothing unasked, so this is the end of the connection, or a protocol error."""
@@ -213,18 +219,9 @@ class RemotePool:
         self._closed = True
         if self._turn.locked():
             self._over = True
-            with contextlib.suppress(OSError):  # it has ended already
-                self._session.sock.shutdown(socket.SHUT_RDWR)
+            shut_down(self._session.sock)
         else:
             if not self._over:
                 self._over = True
                 self._loop.remove_reader(self._session.sock)
             self._session.sock.close()
-
-
-def _pieces(runs: Sequence[CopySpan], blocks_max: int) -> list[CopySpan]:
-    return [
-        CopySpan(run.source + at, run.target + at, min(blocks_max, run.blocks - at))
-        for run in runs
-        for at in range(0, run.blocks, blocks_max)
-    ]

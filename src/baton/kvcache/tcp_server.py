@@ -19,13 +19,17 @@ import contextlib
 import logging
 import socket
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from baton.config import WireConfig
 from baton.errors import LinkFailed, ProtocolError
+from baton.kvcache.digests import chosen
+from baton.kvcache.socket_threads import Beside, SocketThreads, one_ahead, shut_down
 from baton.kvcache.tcp_session import RUNS_MAX, TcpSession, piece_blocks
 from baton.kvpool.base import Pool
-from baton.kvpool.block_bytes import BlockBytes, block_bytes
+from baton.kvpool.block_bytes import BlockBytes, Runs, block_bytes, release
 from baton.protocol.pool import PoolReady, ReadBlocks, ReadPool, ReadRefused
 from baton.protocol.versions import CAPABILITIES
 from baton.repeats import Repeats, printable
@@ -57,6 +61,7 @@ class TcpServer:
         """`name`: of our instance."""
         self._wire = wire or WireConfig()
         self._loop = asyncio.get_running_loop()
+        self._threads = SocketThreads(self._wire.readers_max + 1)
         self._credentials = credentials
         self._name = name
         self._pool: Pool | None = None
@@ -75,6 +80,7 @@ class TcpServer:
         """Close the readers' connections. The pool is not accessed again."""
         for task in list(self._readers):
             self._close(task)
+        self._threads.stop()
         if self._bytes is not None:
             self._bytes.close()
         self._pool = self._bytes = None
@@ -82,10 +88,10 @@ class TcpServer:
     def close(self) -> None:
         self._handshakes.close()
         self.withdraw()
+        self._threads.close()
 
     def _close(self, task: asyncio.Task[None]) -> None:
-        with contextlib.suppress(OSError):  # it has ended already
-            self._readers[task].sock.shutdown(socket.SHUT_RDWR)
+        shut_down(self._readers[task].sock)
         task.cancel()
 
     def on_accept_failed(self, error: OSError) -> None:
@@ -96,12 +102,12 @@ class TcpServer:
             self.counts["handshake_evicted"] += 1
             living[0].cancel()
 
-    async def attend(self, sock: socket.socket, place: object) -> TcpSession:
+    async def serve_connection(self, sock: socket.socket, place: object) -> TcpSession:
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
             return await TcpSession.as_peer(sock, self._credentials)
 
     def on_ended(self, task: asyncio.Task[TcpSession], sock: socket.socket) -> None:
-        if not self._went_well(task):
+        if not self._succeeded(task):
             sock.close()
             return
         self._make_room_to_read()
@@ -124,9 +130,9 @@ class TcpServer:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._readers.pop(task).sock.close()
-        self._went_well(task)
+        self._succeeded(task)
 
-    def _went_well(self, task: asyncio.Task[Any]) -> bool:
+    def _succeeded(self, task: asyncio.Task[Any]) -> bool:
         if task.cancelled():
             return False
         error = task.exception()
@@ -141,24 +147,28 @@ class TcpServer:
             logger.warning("%s: %s (%d so far)", what, printable(why), self.counts["failed"])
 
     async def _read(self, session: TcpSession, reader: _Reader) -> None:
+        """Serve one reader: verify which pool it asks for, then send blocks until it ends, is idle for too long, or is
+        revoked."""
         async with asyncio.timeout(self._wire.reader_handshake_seconds):
             asked = await session.receive()
             if not isinstance(asked, ReadPool):
                 raise ProtocolError(f"it began with a {type(asked).__name__}")
             names = (asked.name, *session.stream.names)
-            await self._end_if_revoked(session, names)
+            if reason := self._credentials.revoked(names):
+                await self._end_revoked(session, reason)
             if reason := self._refusal(asked):
                 self.counts["refused"] += 1
                 await session.send(ReadRefused(reason))
                 return
             pool = self._pool
             assert pool is not None
-            ready = PoolReady(asked.fingerprint, asked.pool, pool.blocks, capabilities=CAPABILITIES, name=self._name)
-            if asked.keyed:
-                session.use_keyed_digests(asked.keyed)
+            keyed = chosen(asked.digests, asked.keyed)
+            if keyed:
+                session.use_keyed_digests(keyed)
+            ready = PoolReady(asked.fingerprint, asked.pool, pool.blocks, None, CAPABILITIES, self._name, keyed)
             await session.send(ready)
             self.counts["opened"] += 1
-        while not session.stream.worn:  # otherwise the reader connects again when it needs to
+        while not session.stream.key_is_used_up:  # otherwise the reader connects again when it needs to
             reader.sending = False
             async with asyncio.timeout(self._wire.reader_idle_seconds):
                 wanted = await session.receive()
@@ -166,21 +176,37 @@ class TcpServer:
                 raise ProtocolError(f"it sent {type(wanted).__name__}")
             _verify(wanted, pool)
             reader.sending, reader.asked_at = True, self._loop.time()
-            for first, blocks in wanted.runs:
-                # The pool is still attached: withdraw cancels this task where it waits.
-                assert self._bytes is not None
-                async with asyncio.timeout(self._wire.reader_send_seconds):
-                    await self._end_if_revoked(session, names)
-                    content = session.buffer(blocks * pool.layout.block_bytes)
-                    self._bytes.read(first, content)
-                    await session.send_bytes(content, first)
+            # The pool is still attached: withdraw cancels this task where it waits, after its thread has returned.
+            assert self._bytes is not None
+            if reason := await self._threads.run(session.sock, partial(self._send, session, wanted, self._bytes, names)):
+                await self._end_revoked(session, reason)
 
-    async def _end_if_revoked(self, session: TcpSession, names: tuple[str, ...]) -> None:
+    def _send(
+        self, session: TcpSession, wanted: ReadBlocks, content: BlockBytes, names: tuple[str, ...], beside: Beside
+    ) -> str:
+        """In a thread: send all pieces, and hash the next one meanwhile. Returns early with the reason if the reader was
+        revoked."""
+
+        def load(runs: Runs) -> tuple[list[memoryview], bytes]:
+            views = content.read(runs, session.spare)
+            return views, session.digest(views, runs[0][0])
+
+        loaded = one_ahead(beside, load, list(_pieces(wanted)), lambda dropped: release(dropped[0]))
+        with session.stream.blocking(self._wire.reader_send_seconds), contextlib.closing(loaded):
+            for views, digest in loaded:
+                try:
+                    if reason := self._credentials.revoked(names):
+                        return reason
+                    session.write_piece(views, digest)
+                finally:
+                    release(views)
+        return ""
+
+    async def _end_revoked(self, session: TcpSession, reason: str) -> None:
         """Raise LinkFailed, after the reader was sent the reason."""
-        if reason := self._credentials.revoked(names):
-            self.counts["refused"] += 1
-            await session.send(ReadRefused(reason))
-            raise LinkFailed("revoked", reason)
+        self.counts["refused"] += 1
+        await session.send(ReadRefused(reason))
+        raise LinkFailed("revoked", reason)
 
     def _refusal(self, asked: ReadPool) -> str:
         if sum(not task.cancelling() for task in self._readers) > self._wire.readers_max:
@@ -192,10 +218,21 @@ class TcpServer:
         return "" if asked.fingerprint == self._pool.layout.fingerprint() else "the KV pool has another layout"
 
 
+def _pieces(wanted: ReadBlocks) -> Iterator[Runs]:
+    begin = 0
+    for count in wanted.pieces or (1,) * len(wanted.runs):
+        yield wanted.runs[begin : begin + count]
+        begin += count
+
+
 def _verify(wanted: ReadBlocks, pool: Pool) -> None:
     most = piece_blocks(pool.layout.block_bytes)
     if len(wanted.runs) > RUNS_MAX:
         raise ProtocolError(f"{len(wanted.runs)} runs at once; {RUNS_MAX} are allowed")
+    if wanted.pieces and sum(wanted.pieces) != len(wanted.runs):
+        raise ProtocolError(f"pieces of {sum(wanted.pieces)} runs; there are {len(wanted.runs)}")
     for first, blocks in wanted.runs:
         if not 1 <= blocks <= most or first < 0 or first + blocks > pool.blocks:
             raise ProtocolError(f"blocks {first} to {first + blocks - 1} of a pool of {pool.blocks}, {most} at a time")
+    if any(sum(blocks for _, blocks in runs) > most for runs in _pieces(wanted)):
+        raise ProtocolError(f"a piece of more than {most} blocks")

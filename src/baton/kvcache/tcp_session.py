@@ -1,18 +1,19 @@
 """One connection between the messengers of two machines, after both have proved that they know the cluster's secret (trust/).
 
     sealed message   length, counter, MAC, message            both ways
-    bytes            raw, right behind a message              from the peer to the reader
+    piece            raw bytes, right behind a message        from the peer to the reader
                      with their number and digest
 
 With certificates all of it is inside TLS (trust/stream.py). Otherwise nothing is encrypted. kvcache/digests.py has the digests.
+Messages pass on the loop; requests for blocks and their pieces in a thread (socket_threads.py).
 """
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from baton.errors import LinkFailed, ProtocolError
@@ -24,13 +25,14 @@ from baton.trust.credentials import Credentials
 from baton.trust.handshake import READ
 from baton.trust.seal import SEAL_BYTES, Sealer, Unsealer, content_bytes
 from baton.trust.session import prove_as_dialler, prove_as_listener
-from baton.trust.stream import Stream, open_stream
+from baton.trust.stream import SocketStream, open_stream
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RUNS_MAX: Final = 8192
 """Runs of one request. As numbers they fit into a message."""
 PIECE_BYTES: Final = 1 << 20
-"""Bytes copied, hashed and sent at a time, or one block if that is more: a millisecond of the loop."""
+"""Bytes with one digest, or one block if that is more. Small: the first piece is hashed before anything is sent, the last one
+after everything has arrived."""
 ALIVE_SECONDS: Final = 30
 """After this long without traffic the kernel probes the other machine, three times."""
 
@@ -40,10 +42,10 @@ def piece_blocks(block_bytes: int) -> int:
 
 
 class TcpSession:
-    """One task at a time reads, and one writes. Failures raise ProtocolError or OSError."""
+    """One task or thread at a time uses it. Failures raise ProtocolError or OSError."""
 
     def __init__(
-        self, stream: Stream, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest, bytes_key: bytes = b""
+        self, stream: SocketStream, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest, bytes_key: bytes = b""
     ) -> None:
         """`bytes_key`: the key of the side that sends blocks."""
         self.stream = stream
@@ -53,8 +55,8 @@ class TcpSession:
         self._unsealer = unsealer
         self._bytes_key = bytes_key
         self._digest: Digest = checksum
-        self._buffer = bytearray()
-        "One buffer for all pieces: fresh memory for each would take longer than to fill it."
+        self._spares = [bytearray(), bytearray()]
+        "For all pieces: fresh memory for each would take longer than to fill it."
 
     @classmethod
     async def as_peer(cls, sock: socket.socket, credentials: Credentials) -> TcpSession:
@@ -83,37 +85,64 @@ class TcpSession:
             await self._fill(memoryview(frame))
             frame += bytes(content_bytes(frame, MESSAGE_BYTES_MAX))
             await self._fill(memoryview(frame)[SEAL_BYTES:])
-            messages = list(self._unsealer.messages(memoryview(frame)))
-            if len(messages) > 1:
-                raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
-            if messages:  # otherwise the frame held only kinds that this build does not know
-                return messages[0]
+            if (message := self._unsealed(frame)) is not None:
+                return message
 
-    def buffer(self, nbytes: int) -> memoryview:
-        """A buffer to fill and send, before the next one is requested."""
-        if len(self._buffer) < nbytes:
-            self._buffer = bytearray(nbytes)
-        return memoryview(self._buffer)[:nbytes]
+    def _unsealed(self, frame: bytearray) -> Message | None:
+        """None: the frame holds only kinds that this build does not know."""
+        messages = list(self._unsealer.messages(memoryview(frame)))
+        if len(messages) > 1:
+            raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
+        return messages[0] if messages else None
 
-    async def send_bytes(self, content: memoryview, first: int = 0) -> None:
-        """`first`: the block with which the bytes begin."""
-        await asyncio.sleep(0)  # on a network that never blocks, other tasks would get no turn
-        await self.send(BlocksFollow(len(content), self._digest(content, first)))
-        await self.stream.send(content)
+    def spare(self, nbytes: int) -> memoryview:
+        """Memory for one piece, until the call after the next one."""
+        self._spares.reverse()
+        if len(self._spares[0]) < nbytes:
+            self._spares[0] = bytearray(nbytes)
+        return memoryview(self._spares[0])[:nbytes]
 
-    async def receive_bytes(self, nbytes: int, first: int = 0) -> memoryview:
-        """Receive exactly `nbytes`, which begin with this block, verified; valid until the next call."""
-        await asyncio.sleep(0)  # as above
-        follows = await self.receive()
+    # In a thread
+
+    def digest(self, content: Sequence[memoryview], first: int) -> bytes:
+        """The digest of the next piece, which begins with this block. Both sides call it in the order of the pieces."""
+        running = self._digest(first)
+        for view in content:
+            running.update(view)
+        return running.digest()
+
+    def write_message(self, message: Message, *, more: bool = False) -> None:
+        self.stream.write(self._sealer.seal([encode(message, self._version)]), more=more)
+
+    def write_piece(self, content: Sequence[memoryview], digest: bytes) -> None:
+        self.write_message(BlocksFollow(sum(map(len, content)), digest), more=True)
+        for view in content:
+            self.stream.write(view)
+
+    def read_piece(self, into: Sequence[memoryview]) -> bytes:
+        """Receive a piece. Returns the digest that it should have. Raises ProtocolError; `into` may be filled then."""
+        follows = self._read_message()
         if isinstance(follows, ReadRefused):
             raise ProtocolError(follows.reason)
-        if not isinstance(follows, BlocksFollow) or follows.nbytes != nbytes:
+        if not isinstance(follows, BlocksFollow) or follows.nbytes != sum(map(len, into)):
             raise ProtocolError("the peer sends something else than was asked for")
-        content = self.buffer(nbytes)
-        await self._fill(content)
-        if not hmac.compare_digest(self._digest(content, first), follows.digest):
+        for view in into:
+            self.stream.fill(view)
+        return follows.digest
+
+    def verify(self, content: Sequence[memoryview], first: int, digest: bytes) -> None:
+        """Raises ProtocolError. See `digest`."""
+        if not hmac.compare_digest(self.digest(content, first), digest):
             raise ProtocolError("blocks were damaged on their way")
-        return content
+
+    def _read_message(self) -> Message:
+        while True:
+            frame = bytearray(SEAL_BYTES)
+            self.stream.fill(memoryview(frame))
+            frame += bytes(content_bytes(frame, MESSAGE_BYTES_MAX))
+            self.stream.fill(memoryview(frame)[SEAL_BYTES:])
+            if (message := self._unsealed(frame)) is not None:
+                return message
 
     async def _fill(self, view: memoryview) -> None:
         while view:

@@ -1,6 +1,6 @@
 """Transfer: copies blocks between the device pool, the host pool and storage, and reports how far it got.
 
-    event loop         take(message) ........................ report(result)
+    event loop         submit(message) ...................... report(result)
     memory thread        store, load: one after the other           ^
     storage threads      query, put, fetch: several at once --------+
 
@@ -57,7 +57,7 @@ class Transfer:
         self._copies = None if pool is None else tier_copies(pool, self.host)
         return old
 
-    def take(self, message: BlockMove | StorageQuery) -> Future[None]:
+    def submit(self, message: BlockMove | StorageQuery) -> Future[None]:
         if not isinstance(message, StorageQuery) and message.kind in ("store", "load"):
             return self._memory.submit(self._copy, message)
         deadline = Deadline.after(message.seconds_max)  # from now on, and not from the moment when a thread is free
@@ -76,6 +76,7 @@ class Transfer:
     # Memory
 
     def _copy(self, move: BlockMove) -> None:
+        """Copy blocks between device and host, on the memory thread, and report the result."""
         pool, copies = self._device, self._copies
         if pool is None or copies is None or pool.incarnation != move.pool:
             self._report(MoveResult(move.id, 0, error="another pool is attached"))

@@ -15,18 +15,26 @@ stalled peer can only be slow. The rules:
 4. Every failure is PeerUnreadable. It costs computing, never a request.
 
 shared_memory.py connects instances of one machine, tcp.py machines. An instance may be readable in several ways: its address is
-then a list, the best one first, separated by blanks. For hardware that reads memory of another machine by itself two more fit
-in here:
+then a list, the best one first, separated by blanks. A third transport, for hardware that reads memory of another machine by
+itself, fits in here if it promises as much (testing/transport_suite.py checks what can be checked):
 
-    Mooncake Transfer Engine   serve registers the pool's memory and publishes its address and key through the segment; open
-                               is openSegment and one query for incarnation and layout; read is one batch of READ requests,
-                               one per run, whose status is polled until each is completed or failed
-    NIXL                       serve is register_memory, and sends the agent's metadata to readers; open is
-                               add_remote_agent; read is initialize_xfer("READ") with one descriptor per run, and
-                               check_xfer_state
+    no late write     Bytes of a read that was given up (deadline, `may_go_on`, detach, cancellation) are never written to the
+                      pool: its blocks belong to other requests by then. Mooncake's Transfer Engine and NIXL cannot cancel a
+                      transfer: both were tried, and wrote all of it after a stopped peer went on, although they had said that
+                      it had ended. So their target is memory of the transport's own, registered once and not the pool; a
+                      verified copy follows. What a read that was given up has in it is used again only after the library
+                      reports its transfer as completed or failed, or never.
+    a deadline        `read` returns at its deadline though the peer is stopped: neither library has one.
+    no stranger       A peer that has not proved the cluster's secret learns no address or key of registered memory, and reads
+                      nothing; no remote side writes. Mooncake lets a stranger read and write, NIXL has no authentication:
+                      metadata goes over an authenticated connection (trust/), and the pool is registered read-only.
+    verified bytes    Blocks count once a digest of the peer's was compared (digests.py), except within a machine.
+    the end           A lost peer raises PeerUnreadable at once, not at the deadline; `on_lost` is called once.
 
-Both write to our pool by hardware: `attach` registers it, `detach` deregisters it. Neither can cancel a transfer, so their
-`read` waits for its end beyond the deadline (rule 2).
+    Mooncake          serve registers the pool's memory; open is openSegment and one query for incarnation and layout; read is
+                      one batch of READ requests, one per run, whose status is polled
+    NIXL              serve is register_memory; open is add_remote_agent; read is initialize_xfer("READ") with one descriptor
+                      per run, and check_xfer_state
 """
 
 from __future__ import annotations

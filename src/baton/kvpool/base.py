@@ -15,7 +15,7 @@ class Pool(Protocol):
     incarnation: PoolIncarnation
     "Which pool this is: a restarted worker that finds the same one may use its content."
     fd: int
-    "Passed on with the announcement."
+    "Descriptor of the pool's memory, sent along with the announcement."
 
     def announcement(self) -> PoolReady: ...
 

@@ -1,30 +1,42 @@
-"""Blocks of a pool as bytes, to be sent over a network. A copy is complete when a call returns: no reference to the pool
-remains between two calls, so it may be closed at any time.
+"""Blocks of a pool as bytes, to be sent over a network. Several threads may call at once.
 
-in shared memory   the bytes themselves
-on a GPU           by way of a few blocks of pinned memory; a copy of them takes a tenth of a millisecond
+in shared memory   the bytes themselves: sent from there, and received into it
+on a GPU           by way of memory of the caller, and a few blocks of pinned memory; a copy of them takes a tenth of a
+                   millisecond
+
+The caller releases every view before the pool is closed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.kvpool.base import Pool
 from baton.kvpool.copies import TierCopies, tier_copies
 from baton.kvpool.pool import KVPool
 
+Runs = Sequence[tuple[int, int]]
+"""Runs of contiguous blocks: (first block, number of blocks)."""
+Spare = Callable[[int], memoryview]
+"""Returns memory of the caller with this many bytes."""
+
 
 class BlockBytes(Protocol):
-    """`content` has the size of whole blocks."""
-
-    def read(self, first: int, content: memoryview) -> None:
-        """Copy the blocks into `content`."""
+    def read(self, runs: Runs, spare: Spare) -> list[memoryview]:
+        """The bytes of these blocks, in order: their own memory, or a copy in `spare`."""
         ...
 
-    def write(self, first: int, content: memoryview) -> None: ...
+    def place(self, runs: Runs, spare: Spare) -> list[memoryview]:
+        """Memory for new bytes of these blocks: their own, or `spare`."""
+        ...
+
+    def write(self, runs: Runs, placed: Sequence[memoryview]) -> None:
+        """Complete the blocks: what `place` returned is filled."""
+        ...
 
     def close(self) -> None: ...
 
@@ -38,17 +50,14 @@ class _InMemory:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
-    def read(self, first: int, content: memoryview) -> None:
-        numbers = self._numbers(content)
-        np.copyto(numbers, self._pool.data[first : first + len(numbers)])
+    def read(self, runs: Runs, spare: Spare) -> list[memoryview]:
+        data = self._pool.data.view(np.uint8)
+        return [data[first : first + blocks].reshape(-1).data for first, blocks in runs]
 
-    def write(self, first: int, content: memoryview) -> None:
-        numbers = self._numbers(content)
-        np.copyto(self._pool.data[first : first + len(numbers)], numbers)
+    place = read
 
-    def _numbers(self, content: memoryview) -> NDArray[Any]:
-        data = self._pool.data
-        return np.frombuffer(content, data.dtype).reshape(-1, data.shape[1])
+    def write(self, runs: Runs, placed: Sequence[memoryview]) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -59,19 +68,39 @@ class ByWayOfHost:
 
     def __init__(self, pool: Pool, blocks_max: int) -> None:
         self._host = KVPool.create(pool.layout, blocks_max, "baton-staging")
-        self._bytes = _InMemory(self._host)
         self._copies: TierCopies = tier_copies(pool, self._host)
+        self._lock = threading.Lock()
+        "Guards the pinned memory."
 
-    def read(self, first: int, content: memoryview) -> None:
-        blocks = len(content) // self._host.layout.block_bytes
-        self._copies.store(range(first, first + blocks), range(blocks))
-        self._bytes.read(0, content)
+    def read(self, runs: Runs, spare: Spare) -> list[memoryview]:
+        blocks = _blocks(runs)
+        content = self.place(runs, spare)
+        with self._lock:
+            self._copies.store(blocks, range(len(blocks)))
+            np.copyto(np.frombuffer(content[0], np.uint8), self._staged(len(blocks)))
+        return content
 
-    def write(self, first: int, content: memoryview) -> None:
-        blocks = len(content) // self._host.layout.block_bytes
-        self._bytes.write(0, content)
-        self._copies.load(range(blocks), range(first, first + blocks))
+    def place(self, runs: Runs, spare: Spare) -> list[memoryview]:
+        return [spare(len(_blocks(runs)) * self._host.layout.block_bytes)]
+
+    def write(self, runs: Runs, placed: Sequence[memoryview]) -> None:
+        blocks = _blocks(runs)
+        with self._lock:
+            np.copyto(self._staged(len(blocks)), np.frombuffer(placed[0], np.uint8))
+            self._copies.load(range(len(blocks)), blocks)
+
+    def _staged(self, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        return self._host.data[:blocks].view(np.uint8).reshape(-1)
 
     def close(self) -> None:
         self._copies.close()
         self._host.close()
+
+
+def release(views: Sequence[memoryview]) -> None:
+    for view in views:
+        view.release()
+
+
+def _blocks(runs: Runs) -> list[int]:
+    return [block for first, blocks in runs for block in range(first, first + blocks)]

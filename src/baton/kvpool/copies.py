@@ -46,7 +46,7 @@ def runs_of(sources: Sequence[int], targets: Sequence[int]) -> list[CopySpan]:
 
 
 class TierCopies(Protocol):
-    """Copies between one device pool and one host pool. Used by one thread at a time."""
+    """Copies between one device pool and one host pool. Used by one thread at a time, whichever."""
 
     def store(self, device: Sequence[int], host: Sequence[int]) -> None: ...
 
@@ -91,12 +91,14 @@ class _DeviceCopies:
         cuda_driver.register_host(self._host, host.data.nbytes)
 
     def store(self, device: Sequence[int], host: Sequence[int]) -> None:
+        cuda_driver.use_device(self._device.device)  # the device is bound per thread, and another thread may do the next copy
         size, base = self._bytes, self._device.address
         for block, place, count in runs_of(device, host):
             self._stream.to_host(self._host + place * size, base + block * size, count * size)
         self._stream.wait()
 
     def load(self, host: Sequence[int], device: Sequence[int]) -> None:
+        cuda_driver.use_device(self._device.device)
         size, base = self._bytes, self._device.address
         for place, block, count in runs_of(host, device):
             self._stream.to_device(base + block * size, self._host + place * size, count * size)

@@ -103,6 +103,16 @@ def device_count() -> int:
     return count.value
 
 
+def can_read_peer(device: int, peer: int) -> bool:
+    """May that device read the memory of the other one directly?"""
+    answer, numbers = c_int(), (c_int(), c_int())
+    call("cuInit", 0)
+    for number, index in zip(numbers, (device, peer), strict=True):
+        call("cuDeviceGet", byref(number), index)
+    call("cuDeviceCanAccessPeer", byref(answer), *numbers)
+    return bool(answer.value)
+
+
 def uuid_of(device: int) -> str:
     """The UUID is the same in every process, whatever the GPU's number is there."""
     found, number = DeviceUuid(), c_int()

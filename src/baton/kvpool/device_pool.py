@@ -38,13 +38,14 @@ class DevicePool:
         self.fd = fd
 
     @classmethod
-    def create(cls, layout: KVLayout, blocks: int, device: int = 0) -> DevicePool:
+    def create(cls, layout: KVLayout, blocks: int, device: int = 0, incarnation: PoolIncarnation | None = None) -> DevicePool:
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
         cuda_driver.use_device(device)
         fd = _new_memory(blocks * layout.block_bytes, device)
         try:
-            return cls(layout, blocks, fd, PoolIncarnation(secrets.randbits(63)), device)
+            incarnation = PoolIncarnation(secrets.randbits(63)) if incarnation is None else incarnation
+            return cls(layout, blocks, fd, incarnation, device)
         except BaseException:
             os.close(fd)
             raise

@@ -5,16 +5,17 @@ from __future__ import annotations
 from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.pool import KVPool
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
 
 
-def create_pool(layout: KVLayout, blocks: int) -> Pool:
+def create_pool(layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> Pool:
     """Create a pool, on this process's GPU if the layout has its format."""
     if layout.format != "token-major":
-        return KVPool.create(layout, blocks)
+        return KVPool.create(layout, blocks, incarnation=incarnation)
     from baton.kvpool.device_pool import DevicePool
 
-    return DevicePool.create(layout, blocks)
+    return DevicePool.create(layout, blocks, incarnation=incarnation)
 
 
 def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:

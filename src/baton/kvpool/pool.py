@@ -63,11 +63,15 @@ class KVPool:
             "[block, layer, kv_head, token, head_dim]."
 
     @classmethod
-    def create(cls, layout: KVLayout, blocks: int, name: str = "baton-kv") -> KVPool:
-        """Create a pool. Its memory is reserved now: a pool that does not fit fails here and not in the middle of a request."""
+    def create(
+        cls, layout: KVLayout, blocks: int, name: str = "baton-kv", incarnation: PoolIncarnation | None = None
+    ) -> KVPool:
+        """Create a pool, with a random incarnation if none is given. Its memory is reserved now: a pool that does not fit fails
+        here and not in the middle of a request."""
         if blocks < 1:
             raise InvalidConfig(f"a KV pool needs at least one block, not {blocks}")
-        size, incarnation = pool_bytes(layout, blocks), PoolIncarnation(secrets.randbits(63))
+        size = pool_bytes(layout, blocks)
+        incarnation = PoolIncarnation(secrets.randbits(63)) if incarnation is None else incarnation
         free = main_memory().free_bytes
         if size > free:  # Linux overcommits: the OOM killer would act later
             raise InvalidConfig(

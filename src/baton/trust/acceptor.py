@@ -15,28 +15,31 @@ PAUSE_SECONDS: Final = 0.5
 """Delay after an accept that failed, as without descriptors: else the loop would do nothing else."""
 
 
-class Attendant(Protocol[T]):
-    """The owner of an Acceptor."""
+class ConnectionOwner(Protocol[T]):
+    """The owner of an Acceptor: it serves connections, and decides which one makes room for another."""
 
     def make_room(self, living: list[asyncio.Task[T]]) -> None:
-        """A connection came. `living` are those that are not being closed, the oldest first."""
+        """Called before a new connection is served: close one of `living` if there are too many. `living`: connections that are
+        not
+        being closed, the oldest first."""
         ...
 
-    def attend(self, sock: socket.socket, place: Any) -> Coroutine[Any, Any, T]: ...
+    def serve_connection(self, sock: socket.socket, place: Any) -> Coroutine[Any, Any, T]: ...
 
     def on_ended(self, task: asyncio.Task[T], sock: socket.socket) -> None:
-        """The task ended. The socket is closed here and not in the task: a task that is cancelled early has run nothing."""
+        """The connection's task ended: close `sock`. The task itself cannot, because a task that is cancelled early runs
+        nothing."""
         ...
 
     def on_accept_failed(self, error: OSError) -> None: ...
 
 
 class Acceptor(Generic[T]):
-    def __init__(self, listener: socket.socket, attendant: Attendant[T]) -> None:
+    def __init__(self, listener: socket.socket, owner: ConnectionOwner[T]) -> None:
         """`listener` listens already, and is closed with this."""
         listener.setblocking(False)
         self._listener = listener
-        self._attendant = attendant
+        self._owner = owner
         self.open: dict[asyncio.Task[T], socket.socket] = {}
         "Connections, the oldest first."
         self.task = asyncio.create_task(self._accept())
@@ -47,19 +50,19 @@ class Acceptor(Generic[T]):
             try:
                 sock, place = await loop.sock_accept(self._listener)
             except OSError as error:
-                self._attendant.on_accept_failed(error)
+                self._owner.on_accept_failed(error)
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            self._attendant.make_room([task for task in self.open if not task.cancelling()])
-            task = asyncio.create_task(self._attendant.attend(sock, place))
+            self._owner.make_room([task for task in self.open if not task.cancelling()])
+            task = asyncio.create_task(self._owner.serve_connection(sock, place))
             self.open[task] = sock
             task.add_done_callback(self._ended)
             await asyncio.sleep(0)  # one per turn: the backlog must not delay what else the loop does
 
     def _ended(self, task: asyncio.Task[T]) -> None:
-        self._attendant.on_ended(task, self.open.pop(task))
+        self._owner.on_ended(task, self.open.pop(task))
 
-    def hang_up(self, task: asyncio.Task[T]) -> None:
+    def disconnect(self, task: asyncio.Task[T]) -> None:
         """Close a connection: its peer sees the end at once."""
         with contextlib.suppress(OSError):  # it ended already
             self.open[task].shutdown(socket.SHUT_RDWR)

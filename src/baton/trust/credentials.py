@@ -1,5 +1,6 @@
-"""What a process proves itself with, and which peers it accepts: the interface of keyring.py, which reads it from files, and of
-a single Secret, which never changes."""
+"""Credentials prove a process to its peers, and say which peers it accepts.
+
+This is the interface of keyring.py, which reads them from files, and of a single Secret, which never changes."""
 
 from __future__ import annotations
 

@@ -46,6 +46,8 @@ def in_turn(places: list[Place]) -> list[Place]:
 
 
 async def _first_of(places: list[Place]) -> socket.socket:
+    """Connect to all places, each NEXT_SECONDS after the one before. Returns the first connection and closes the others; raises
+    the last error."""
     trying: dict[asyncio.Task[socket.socket], None] = {}
     failed: OSError = OSError("no address")
     waiting = iter(places)
@@ -98,6 +100,8 @@ async def resolved(address: Address) -> list[Place]:
 
 
 async def _looked_up(address: Address) -> list[Any]:
+    """Look the host up in a daemon thread: getaddrinfo has no deadline, and a silent name server must not hold the loop's
+    threads."""
     if sum(thread.name == LOOKUP for thread in threading.enumerate()) >= LOOKUPS_MAX:
         raise OSError(f"{address.host}: {LOOKUPS_MAX} names are being looked up already, and no name server answers")
     loop = asyncio.get_running_loop()

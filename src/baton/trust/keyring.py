@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
+from threading import Lock
 from time import time
 from typing import Final, Generic, TypeVar
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("baton.trust")
 
+Stamp = list[tuple[int, int, int, float]]
+"""Inode, size and times of each file."""
 SETTLED_SECONDS: Final = 2.0
 """A file that changed this recently may change again with the same times and size: clocks of file systems are coarse."""
 
@@ -31,30 +34,40 @@ class Reloaded(Generic[T]):
     def __init__(self, what: str, files: Sequence[str], read: Callable[[], T]) -> None:
         """Raises InvalidConfig."""
         self._what, self._files, self._read = what, files, read
-        self._stamp = self._look()
         self._fault = ""
-        self._value = read()
+        self._storing = Lock()
+        "Held while `_known` is compared and replaced, and not during a read."
+        stamp = self._look()
+        self._known: tuple[Stamp, T] = stamp, read()
+        "The value, and the stamp as of before its read: a change during the read is seen next time."
 
     def current(self) -> T:
-        stamp = self._look()
-        if stamp != self._stamp or any(time() - changed < SETTLED_SECONDS for _, _, _, changed in stamp):
-            self._reload(changed=stamp != self._stamp)
-            self._stamp = stamp  # as of before the read: a change during it is seen next time
-        return self._value
+        """May be called from several threads at once."""
+        while True:
+            known = self._known
+            stamp = self._look()
+            if stamp == known[0] and not any(time() - changed < SETTLED_SECONDS for _, _, _, changed in stamp):
+                return known[1]
+            read = stamp, self._reload(known[1], changed=stamp != known[0])
+            with self._storing:
+                if self._known is known:  # else another thread has read meanwhile, perhaps a newer file: look again
+                    self._known = read
+                    return read[1]
 
-    def _reload(self, *, changed: bool) -> None:
+    def _reload(self, before: T, *, changed: bool) -> T:
         try:
-            self._value = self._read()
+            value = self._read()
         except InvalidConfig as error:
             if str(error) != self._fault:
                 self._fault = str(error)
                 logger.warning("%s; what was read before stays in use", error)
-            return
+            return before
         if changed or self._fault:
             self._fault = ""
             logger.info("%s %s: changed, and read again", self._what, self._files[0])
+        return value
 
-    def _look(self) -> list[tuple[int, int, int, float]]:
+    def _look(self) -> Stamp:
         return [_stamp_of(file) for file in self._files]
 
 

@@ -72,6 +72,8 @@ class Unsealer:
         self._counter += 1
 
     def _decoded(self, content: memoryview) -> Iterator[Message]:
+        """Yield the messages of an opened frame. Raises LinkFailed for a message that this side may not receive, or a malformed
+        one."""
         at = 0
         while at < len(content):
             try:
@@ -118,4 +120,4 @@ class SealedBuffer(FrameBuffer):
             at += needed
             yield from self.unsealer.messages(view[at - needed : at])
             needed = SEAL_BYTES
-        self._keep(at, end, needed)
+        self._make_room(at, end, needed)

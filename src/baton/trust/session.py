@@ -18,11 +18,11 @@ from baton.trust.handshake import (
     proved_by,
 )
 from baton.trust.secret import Secret
-from baton.trust.stream import Stream
+from baton.trust.stream import SocketStream
 
 
 async def prove_as_listener(
-    stream: Stream, secrets: Sequence[Secret], purpose: Purpose, versions: Versions = VERSIONS
+    stream: SocketStream, secrets: Sequence[Secret], purpose: Purpose, versions: Versions = VERSIONS
 ) -> Agreement:
     """Authenticate as the listening side, with the secret that the dialler has. Raises LinkFailed."""
     greeting = make_greeting(purpose, versions)
@@ -34,7 +34,7 @@ async def prove_as_listener(
 
 
 async def prove_as_dialler(
-    stream: Stream, secrets: Sequence[Secret], purpose: Purpose, versions: Versions = VERSIONS
+    stream: SocketStream, secrets: Sequence[Secret], purpose: Purpose, versions: Versions = VERSIONS
 ) -> Agreement:
     """Authenticate as the dialling side, with the first secret. Raises LinkFailed."""
     at_end = f"what listens there ended the connection: is it the {purpose.port}?"
@@ -51,14 +51,14 @@ async def prove_as_dialler(
     return Agreement(handshake.keys(), handshake.version)
 
 
-async def _write(stream: Stream, content: bytes) -> None:
+async def _write(stream: SocketStream, content: bytes) -> None:
     try:
         await stream.send(content)
     except OSError as error:
         raise LinkFailed("closed", f"the connection was lost in the handshake ({error.strerror})") from None
 
 
-async def _read(stream: Stream, count: int, at_end: str) -> bytes:
+async def _read(stream: SocketStream, count: int, at_end: str) -> bytes:
     """Read not one byte more: the following bytes belong to the session."""
     content = memoryview(bytearray(count))
     filled = 0

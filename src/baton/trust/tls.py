@@ -85,7 +85,8 @@ class TlsLayer:
         done = 0
         try:
             while done < len(view):
-                count = cast(int, self._object.read(len(view) - done, view[done:]))  # bytes without a buffer
+                with view[done:] as rest:
+                    count = cast(int, self._object.read(len(rest), rest))  # bytes without a buffer
                 if not count:
                     raise LinkFailed("closed", f"the {self.peer} has ended the session")
                 done += count
@@ -96,9 +97,10 @@ class TlsLayer:
         return done
 
     def encrypt(self, content: memoryview | bytes) -> bytes:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[self._object.write(rest) :]
+        done = 0
+        while done < len(content):
+            with memoryview(content)[done:] as rest:
+                done += self._object.write(rest)
         return self.pending()
 
     @property

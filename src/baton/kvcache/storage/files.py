@@ -207,6 +207,8 @@ class FileBackend:
         return done
 
     def _put_one(self, key: bytes, block: memoryview) -> None:
+        """Write one object under a temporary name and rename it. An object of the right size only gets a new time of last
+        use."""
         path = self.path_of(key)
         with suppress(FileNotFoundError):
             if os.stat(path, follow_symlinks=False).st_size == self.object_bytes:

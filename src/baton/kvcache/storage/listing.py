@@ -1,4 +1,4 @@
-"""What a store holds, for operators: objects by identity and age, and their removal. Servers may use the store meanwhile.
+"""The contents of a store, for operators: objects by identity and age, and their removal. Servers may use the store meanwhile.
 
 A listing never renews an object's time of last use. `remove` leaves an object alone that was used after it was listed. Any
 object may be removed at any time: that is a miss, never a fault (backend.py). So a removal that is interrupted leaves a correct
@@ -54,5 +54,5 @@ class Listing(Protocol):
     def objects(self, advance: Advance) -> Iterator[StoredObject]: ...
 
     def remove(self, found: Iterable[StoredObject], advance: Advance) -> int:
-        """Remove those that were not used since they were listed. Returns how many are gone by that."""
+        """Remove the objects of `found` that were not used since they were listed. Returns the number of removed objects."""
         ...

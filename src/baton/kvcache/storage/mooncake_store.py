@@ -99,7 +99,7 @@ class MooncakeBackend:
         self._make_store = make_store
         self._store: Any = None
         self._may_connect: deque[None] = deque([None])
-        "One thread at a time pops it and connects."
+        "One entry: the thread that pops it connects."
         self._counters = Counters()
         self._damaged: dict[bytes, None] = {}
 

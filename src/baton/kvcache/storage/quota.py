@@ -42,7 +42,7 @@ class Quota:
         group, size = folder // self._folders_per_group, on_disk(nbytes)
         used = self._used[group]
         if used is None or used + size > self.share or self._written[group] > self.share // 8:
-            used = self._look(group, size)
+            used = self._scan(group, size)
         self._used[group] = used + size
         self._written[group] += size
 
@@ -59,7 +59,8 @@ class Quota:
             if freed >= nbytes:
                 return
 
-    def _look(self, group: int, size: int) -> int:
+    def _scan(self, group: int, size: int) -> int:
+        """Measure the group, and remove its oldest objects if `size` more bytes exceed its share. Returns the bytes in use."""
         found, used = self._entries(group)
         self._written[group] = 0
         if used + size <= self.share:
@@ -75,6 +76,7 @@ class Quota:
         return found, sum(on_disk(entry.nbytes) for entry in found)
 
     def _remove_oldest(self, found: list[Entry], used: int, target: int) -> int:
+        """Remove the objects that were used longest ago until at most `target` bytes are in use. Returns the bytes in use."""
         count = nbytes = 0
         for entry in sorted(found, key=lambda entry: entry.used_at):
             if used <= target:

@@ -91,14 +91,14 @@ class RedisBackend:
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
         done = 0
         while done < len(keys):
-            there = self._there(keys[done : done + KEYS_PER_QUESTION], deadline, done)
+            there = self._present(keys[done : done + KEYS_PER_QUESTION], deadline, done)
             if not all(there):
                 return done + there.index(False)
             done += len(there)
         return done
 
-    def _there(self, keys: Sequence[bytes], deadline: Deadline, done: int) -> list[bool]:
-        """Which keys the server has, at their full length."""
+    def _present(self, keys: Sequence[bytes], deadline: Deadline, done: int) -> list[bool]:
+        """For each key: does the server have an object of the full length?"""
 
         def ask(connection: Connection) -> list[bool]:
             connection.send([b"".join(command(b"STRLEN", self._name(key)) for key in keys)])
@@ -138,7 +138,7 @@ class RedisBackend:
         pairs = list(zip(keys, blocks, strict=True))
         while done < len(pairs):
             batch = pairs[done : done + self._window]
-            there = self._there([key for key, _ in batch], deadline, done)
+            there = self._present([key for key, _ in batch], deadline, done)
             missing = [pair for pair, is_there in zip(batch, there, strict=True) if not is_there]
             if missing:
                 self._store(missing, deadline, done)
@@ -171,7 +171,7 @@ class RedisBackend:
         while True:
             connection, was_idle = None, False
             try:
-                connection, was_idle = self._take(deadline)
+                connection, was_idle = self._idle_or_new(deadline)
                 connection.arm(deadline)
                 answer = work(connection)
             except StorageFailed as failed:
@@ -192,16 +192,17 @@ class RedisBackend:
                 if connection is not None:
                     connection.close()
                 raise
-            self._give_back(connection)
+            self._release(connection)
             return answer
 
-    def _take(self, deadline: Deadline) -> tuple[Connection, bool]:
+    def _idle_or_new(self, deadline: Deadline) -> tuple[Connection, bool]:
+        """A connection, and whether it was idle (then the server may have closed it)."""
         try:
             return self._idle.pop(), True
         except IndexError:
             return Connection(self.address, deadline), False
 
-    def _give_back(self, connection: Connection) -> None:
+    def _release(self, connection: Connection) -> None:
         if connection.in_step and len(self._idle) < IDLE_CONNECTIONS_MAX:
             self._idle.append(connection)
         else:
@@ -216,16 +217,19 @@ class RedisBackend:
 
 
 class _RedisRead:
-    """One `get`. It continues on a second connection if the first one is dead."""
+    """The state of one `get`. `run` continues on a second connection if the first one is dead."""
 
     def __init__(self, backend: RedisBackend, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline) -> None:
         self._backend, self._keys, self._into, self._deadline = backend, keys, into, deadline
+        # A reply is: the expected first line in two parts (_begin, _rest), header, payload, and CR LF (_end).
         self._usual = b"$%d\r\n" % backend._object_bytes
         self._begin = memoryview(bytearray(5))  # no reply is shorter; a missing object is $-1 CR LF
         self._rest = memoryview(bytearray(len(self._usual) - 5))
         self._header, self._end = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(2))
         self.done = 0
+        "Number of leading objects that were read completely and verified."
         self.damaged: bytes | None = None
+        "Key of the object that was damaged or of another length."
 
     def run(self, connection: Connection) -> int:
         window, asked = self._backend._window, self.done

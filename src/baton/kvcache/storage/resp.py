@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from baton.errors import StorageFailed, StorageReason
 from baton.kvcache.storage.backend import Deadline
+from baton.kvcache.storage.lookup import resolve
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Reply: TypeAlias = "bytes | int | StorageFailed | list[Reply] | None"
@@ -125,8 +126,10 @@ class Connection:
     def send(self, parts: Sequence[Buffer]) -> None:
         if self._tls:
             for part in parts:
-                self._before_wait()
-                self._socket.sendall(part)
+                rest = memoryview(part)
+                while rest:  # `sendall` would give each of its writes the whole time
+                    self._before_wait()
+                    rest = rest[self._socket.send(rest) :]
             return
         left = [memoryview(part) for part in parts]
         while left:
@@ -262,29 +265,56 @@ class Connection:
 
 
 def _connect(address: RedisAddress, deadline: Deadline) -> socket.socket:
-    seconds = deadline.left()
-    if seconds <= 0:
-        raise TimeoutError
-    if not address.socket_path:
-        try:
-            made = socket.create_connection((address.host, address.port), timeout=seconds)
-        except UnicodeError as error:  # in the host name: too long, say
-            raise OSError(str(error))
-    else:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        made.settimeout(seconds)
+    made = _connect_unix(address.socket_path, deadline) if address.socket_path else _connect_tcp(address, deadline)
     try:
-        if address.socket_path:
-            made.connect(address.socket_path)
-        else:
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if address.tls:
-            return ssl.create_default_context(cafile=address.ca_file).wrap_socket(made, server_hostname=address.host)
+            context = ssl.create_default_context(cafile=address.ca_file)
+            made.settimeout(_left(deadline))
+            return context.wrap_socket(made, server_hostname=address.host)
         made.settimeout(None)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _left(deadline: Deadline) -> float:
+    seconds = deadline.left()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
+def _connect_unix(path: str, deadline: Deadline) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(_left(deadline))
+        made.connect(path)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _connect_tcp(address: RedisAddress, deadline: Deadline) -> socket.socket:
+    """Try the host's addresses in order. Each gets an equal share of the time that is left, so that silent ones leave time for
+    those behind them."""
+    found = resolve(address.host, address.port, deadline)
+    for place, (family, kind, protocol, _, where) in enumerate(found):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.settimeout(_left(deadline) / (len(found) - place))
+            made.connect(where)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        except OSError:
+            made.close()
+            if place == len(found) - 1:
+                raise
+        except BaseException:
+            made.close()
+            raise
+    raise OSError(f"{address.host} has no address")
 
 
 def _first_word(failed: StorageFailed) -> str:

@@ -65,7 +65,7 @@ class PoolThread:
     def call(self, work: Callable[[], Answer], deadline: Deadline) -> Answer:
         return self.wait(self.start(work), deadline)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return the thread to the idle pool, after abandoned calls have finished."""
         if not self._open:
             self._idle.put(self)
@@ -97,7 +97,7 @@ class ThreadPool:
         try:
             yield lane
         finally:
-            lane.give_back()
+            lane.release()
 
     def end(self) -> None:
         for lane in self._all:
