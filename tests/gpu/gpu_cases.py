@@ -102,7 +102,7 @@ class PagedBatch:
         one, zero = (
             torch.full((int(self.positions_np.max()) + 1, shape.dim // 2), v, device=self.place.device) for v in (1.0, 0.0)
         )
-        from baton.worker.cuda import plain
+        import plain
 
         return plain.rope_store(
             self.qkv, None, 0.0, (one, zero), self.positions, self.row_slots, self.tables, self.pool, layer, heads=shape.heads

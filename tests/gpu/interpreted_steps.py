@@ -13,7 +13,7 @@ class InterpretedSteps:
     def __init__(self, step):
         self.step = step
         limits = step.limits
-        self._ints = np.zeros(ints_needed(limits.rows, limits.sequences, step.rows_per_tile), np.int32)
+        self._ints = np.zeros(ints_needed(limits.rows, limits.sampled, step.rows_per_tile), np.int32)
         self.kinds = []
         "Of the steps so far: decode or mixed."
 
@@ -29,18 +29,20 @@ class InterpretedSteps:
     def launch(self, batch):
         step, kv_heads = self.step, self.step.config.kv_heads
         if batch.decodes:
-            bucket = 1 << (len(batch.slots) - 1).bit_length()
+            bucket = min(1 << (len(batch.slots) - 1).bit_length(), step.limits.sampled)
             packing, views = pack_decode(batch, bucket, self._ints, kv_heads, fixed=step.deterministic), decode_views
         else:
             packing, views = pack_mixed(batch, self._ints, kv_heads, step.rows_per_tile, fixed=step.deterministic), mixed_views
         if batch.draws:
             step.adjustments.write_rules(batch.bans, batch.masks)
+        if batch.draft_counts is not None:
+            step.adjustments.write_draft_counts(batch.draft_counts)
         self.kinds.append("decode" if batch.decodes else "mixed")
         step.run(views(packing, torch.from_numpy(self._ints.copy())), draws=batch.draws, even=batch.decodes and batch.even)
         done = SimpleNamespace(synchronize=lambda: None)
         broken = None if batch.decodes else step.broken(len(batch.token_ids)).clone()
         due, words, prompts = int(batch.due.sum()), None, None
-        if batch.tells:
+        if batch.token_logprobs:
             words = step.adjustments.logprob_words[:due].clone()
         if batch.prompts is not None:
             step.write_prompt_logprobs(

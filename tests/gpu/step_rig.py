@@ -9,7 +9,6 @@ pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
 
 import torch
-import transformers
 
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits
 from baton.worker.cuda.step_inputs import (
@@ -51,6 +50,8 @@ def their_tensor(state, ours: str) -> torch.Tensor:
 
 def make_models(kind, device, dtype, *, hidden, inner, heads, kv_heads, dim, layers, vocabulary, context=1024, experts=(8, 3)):
     """transformers' model with random weights, our config, and our weights: the same tensors, stacked."""
+    import transformers  # seconds, in every process that imports this file
+
     from baton.worker.cuda.weights import take_weights
 
     mixture, more = None, {}
@@ -86,7 +87,8 @@ def make_models(kind, device, dtype, *, hidden, inner, heads, kv_heads, dim, lay
 class StepRig:
     """Sequences by slot; each has a random table in a poisoned pool."""
 
-    def __init__(self, config, weights, *, slots=8, context=256, rows=256, block_size=16, deterministic=False, seed=0):
+    def __init__(self, config, weights, *, slots=8, context=256, rows=256, block_size=16, deterministic=False, seed=0, **more):
+        """more: of DecoderStep."""
         from baton.worker.cuda.decoder_step import DecoderStep
         from baton.worker.cuda.layer_steps import StepLimits
 
@@ -98,7 +100,7 @@ class StepRig:
             float("nan"), dtype=embedding.dtype, device=embedding.device,
         )  # fmt: skip
         limits = StepLimits(rows=rows, sequences=slots, context_tokens=context)
-        self.step = DecoderStep(config, weights, self.pool, limits, deterministic=deterministic)
+        self.step = DecoderStep(config, weights, self.pool, limits, deterministic=deterministic, **more)
         tables = self.rng.permutation(slots * width).reshape(slots, width).astype(np.int32)
         self.step.tables.copy_(torch.from_numpy(tables))
         self.ints = np.zeros(ints_needed(rows, slots, self.step.rows_per_tile), np.int32)

@@ -48,7 +48,7 @@ class Device:
         self.host = SamplingColumns(count + 2)
         device = torch.device(place.device)
         columns = SlotColumns(count + 2, vocabulary, device)
-        self.columns, self.kept = columns.draws, Adjustments(columns.adjust, count + 2)
+        self.columns, self.kept = columns.draws, Adjustments(columns.adjust, count + 2, count + 2)
         self.kept.columns.bias.fill_(7.0)  # of whoever had the slot before
         self.kept.columns.counts.fill_(9)
         self.scratch = SampleScratch(count, vocabulary, device)
@@ -74,13 +74,13 @@ class Device:
         positions = place.ints([one.outputs.size for one in self.sequences])
         tokens = place.ints([-7] * len(self.slots))
         kept.raw.fill_(float("nan"))
-        adjust(on_device, kept.raw, slots, self.last, kept.columns, kept.rows)
+        adjust(on_device, kept.raw, slots, slots, self.last, kept.columns, kept.rows)
         argmax(on_device, slots, self.scratch.argmax, tokens, self.last, kept.rows.adjusted)
         sample(on_device, slots, positions, self.columns, self.scratch, tokens, self.last)
         write_logprobs(
             on_device, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.top_logprobs, kept.scratch, kept.logprob_words
         )
-        tally(slots, tokens, kept.columns)
+        tally(slots, slots, tokens, kept.columns)
         return tokens.cpu().numpy(), kept.logprob_words.cpu().numpy()[: len(self.slots)]
 
     def rules(self, last_known):
@@ -175,7 +175,7 @@ def test_logits_are_changed_to_the_bit(place):
     bans, _ = device.rules(last_known=True)
     kept.write_rules(bans, None)
     on_device = torch.tensor(logits, device=place.device)
-    adjust(on_device, kept.raw, place.ints(device.slots), device.last, kept.columns, kept.rows)
+    adjust(on_device, kept.raw, *[place.ints(device.slots)] * 2, device.last, kept.columns, kept.rows)
     rows = [SampleRow(one.state, one.outputs) for one in device.sequences]
     _adjust(logits, rows, list(range(len(rows))))
     assert np.array_equal(on_device.cpu().numpy().view(np.int32), logits.view(np.int32))

@@ -1,11 +1,10 @@
 """Paged attention against plain torch; memory that holds no token is poisoned, and tables name no block there."""
 
 import numpy as np
+import plain
 import pytest
 import torch
 from gpu_cases import PagedBatch, Shape
-
-from baton.worker.cuda import plain
 
 SHAPES = {
     "gqa": Shape(heads=8, kv_heads=2, dim=32),

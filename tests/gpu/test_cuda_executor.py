@@ -1,6 +1,6 @@
 """The executor on the GPU, as far as it differs from others: bfloat16, bits in deterministic mode, 8 bits, steps ahead.
 
-What all that compute have in common is in tests/conformance, which runs on the GPU too.
+What all that compute have in common is in tests/testing, which runs on the GPU too.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_many_rows_in_8_bits_too(place, fp8):
 @pytest.mark.parametrize("rule", [{"normalised": True}, {"normalised": False}, SIGMOID], ids=str)
 def test_one_row(place, rule):
     """Norm, router and choice in one kernel."""
-    from baton.worker.cuda import plain as plain_ops
+    import plain as plain_ops
 
     experts = Experts(count=10, per_token=3, inner_size=24, **rule)
     steps, layer, _ = make_steps(place, experts, 1, HIDDEN)

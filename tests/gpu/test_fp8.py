@@ -36,7 +36,8 @@ def test_unpacked(place):
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_one_row(place, paired):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.gemv import gemv
 
     small, scales, meant = packed(place, 512, 256)
@@ -51,7 +52,8 @@ def test_one_row(place, paired):
 @pytest.mark.parametrize("rows", [2, 33, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("paired", [False, True])
 def test_few_rows(place, rows, paired):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.skinny_gemm import FP8_ROWS_MAX, SkinnyScratch, skinny_gemm
 
     small, scales, meant = packed(place, 256, 1024)
@@ -65,9 +67,9 @@ def test_few_rows(place, rows, paired):
 
 def test_keys_and_values_in_8_bits(place):
     """Decode and prefill read what was stored, and nothing else is lost."""
+    import plain
     from test_attention_kernels import decode
 
-    from baton.worker.cuda import plain
     from baton.worker.cuda.kernels.rope_store import rope_store
 
     shape = Shape()

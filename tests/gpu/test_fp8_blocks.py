@@ -76,7 +76,8 @@ def test_one_row(place, sizes, inputs):
 
 
 def test_one_row_through_norm_and_pair(place):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.gemv import gemv
 
     small, scales, weight = packed(place, [192, 192], 320)
@@ -100,7 +101,8 @@ def test_few_rows(place, sizes, inputs, rows):
 
 @pytest.mark.parametrize("rows", [2, pytest.param(33, marks=pytest.mark.slow)])
 def test_few_rows_of_pairs(place, rows):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.skinny_gemm import FP8_ROWS_MAX, SkinnyScratch, skinny_gemm
 
     small, scales, weight = packed(place, [192, 192], 320)

@@ -1,9 +1,8 @@
 """The products that are not cuBLAS's, against plain torch."""
 
+import plain
 import pytest
 import torch
-
-from baton.worker.cuda import plain
 
 
 def product(x, weight, bias=None):

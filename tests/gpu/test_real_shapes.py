@@ -42,7 +42,8 @@ def test_decode_attention(real, rows):
     "shape", [LLAMA, Shape(heads=28, kv_heads=4, dim=128, layers=1), Shape(heads=9, kv_heads=3, dim=64, layers=1)]
 )
 def test_prefill_attention(real, shape):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.attention_prefill import attend_prefill, prefill_tiles, rows_per_tile
 
     batch = PagedBatch(real, shape, contexts=[0, 500, 1024, 3], counts=[300, 129, 64, 700])
@@ -66,7 +67,8 @@ def test_prefill_attention(real, shape):
     [(6144, 4096, False), (4096, 4096, False), (4096, 14336, False), (28672, 4096, True), (128256, 4096, False)],
 )
 def test_products_of_one_row(real, outputs, inputs, paired):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.gemv import gemv
 
     x, norm = real.random(1, inputs), real.random(inputs)
@@ -88,7 +90,8 @@ def test_products_of_one_row(real, outputs, inputs, paired):
     [(6144, 4096, False), (4096, 4096, False), (4096, 14336, False), (28672, 4096, True), (128256, 4096, False)],
 )
 def test_products_of_few_rows(real, rows, outputs, inputs, paired):
-    from baton.worker.cuda import plain
+    import plain
+
     from baton.worker.cuda.kernels.skinny_gemm import SkinnyScratch, skinny_gemm
 
     x, scratch = real.random(rows, inputs), SkinnyScratch(outputs, "cuda")

@@ -1,10 +1,9 @@
 """Kernels that treat each row alone, against plain torch."""
 
+import plain
 import pytest
 import torch
 from gpu_cases import PagedBatch, Shape
-
-from baton.worker.cuda import plain
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 96), (3, 1000)])

@@ -19,9 +19,9 @@ from baton.models.decoder import Decoder  # noqa: E402
 from baton.models.loaders.dummy import DummyWeights  # noqa: E402
 from baton.models.loaders.weights import RawWeights  # noqa: E402
 from baton.models.raw_tensor import RawTensor  # noqa: E402
-from baton.models.reference import all_logits  # noqa: E402
 from baton.models.tensor_types import MXFP4  # noqa: E402
 from baton.models.torch_weights import Weights  # noqa: E402
+from dense_oracle import all_logits  # noqa: E402
 
 TINY = ModelConfig(
     architecture="llama", vocab_size=97, layers=2, hidden_size=48, heads=6, kv_heads=2, head_dim=16, intermediate_size=40,
@@ -77,22 +77,36 @@ def bound(place, config):
 class FourBits(DummyWeights):
     """Matrices of experts are in MXFP4."""
 
+    parts = (".experts.",)
+
+    def packed(self, name):
+        return name.endswith("weight") and "norm" not in name and any(part in name for part in self.parts)
+
     def stored(self):
         return {
             name: replace(tensor, type=MXFP4, nbytes=MXFP4.row_bytes(tensor.shape[1]) * tensor.shape[0])
-            if ".experts." in name and name.endswith("weight")
+            if self.packed(name)
             else tensor
             for name, tensor in super().stored().items()
         }
 
     def raw(self, name):
         raw = super().raw(name)
-        if not (".experts." in name and name.endswith("weight")):
+        if not self.packed(name):
             return raw
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         blocks = rng.integers(0, 256, (raw.rows, raw.row_elements // 32, 17), np.uint8)
         blocks[:, :, 0] = rng.integers(121, 125, blocks.shape[:2])
         return RawTensor(MXFP4, raw.shape, blocks.reshape(raw.rows, -1))
+
+
+class AllInFourBits(FourBits):
+    """As a GGUF file may have them: attention, dense MLPs and shared experts too."""
+
+    parts = (".attention.", ".mlp.")
+
+    def packed(self, name):
+        return super().packed(name) and "router" not in name
 
 
 def check(place, config, weights=DummyWeights, **settings):
@@ -133,8 +147,30 @@ def test_gpt_oss_with_experts_in_4_bits(place, deterministic):
     check(place, CASES["gpt-oss"], FourBits, deterministic=deterministic)
 
 
+def test_experts_of_a_single_block(place):
+    """Rows of 32 inputs in MXFP4."""
+    config = CASES["gpt-oss"]
+    check(place, replace(config, experts=replace(config.experts, inner_size=32)), FourBits)
+
+
 def test_no_trait_is_missing(place):
     """`cuda_lacks` names none of these, so the GPU's platform takes our kernels for them."""
     from baton.worker.platforms.lacks import cuda_lacks
 
     assert {name: cuda_lacks(config) for name, config in CASES.items() if cuda_lacks(config)} == {}
+
+
+def test_only_matrices_of_experts_stay_in_mxfp4():
+    """Products of other matrices would take the packed bytes for numbers."""
+    from baton.worker.cuda.weights import take_weights
+
+    mixture = replace(MIXTURE, inner_size=64, shared_size=32, layers=(False, True))
+    config = replace(TINY, hidden_size=96, intermediate_size=64, experts=mixture)
+    source, again = (Weights(RawWeights(AllInFourBits(config, 3), config)) for _ in range(2))
+    dense, sparse = take_weights(config, source.take, take_mxfp4=source.take_mxfp4).layers
+    assert sparse.router is not None
+    assert sparse.router.shared is not None
+    assert sparse.gate_up.exponents is not None
+    plain = (dense.qkv, dense.output, dense.gate_up, dense.down, sparse.qkv, sparse.router.shared.down)
+    assert all(one.exponents is None and one.weight.dtype == torch.float32 for one in plain)
+    assert torch.equal(dense.output.weight, again.take(["layers.0.attention.o.weight"]))

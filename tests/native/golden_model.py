@@ -217,7 +217,7 @@ def digest_of(library: Library, case: Case) -> str:
     forward = loaded.with_pool(pool)
     digest = sha256()
     for parts in LONG if case.long else SHORT:
-        hidden = forward.hidden(_batch(tables, parts))
+        hidden = forward.hidden(batch_of(tables, parts))
         for begin in range(0, len(hidden), 64):
             logits = forward.logits(hidden[begin : begin + 64])
             assert np.isfinite(logits).all(), case.name  # what is no number has many bits that mean the same
@@ -228,7 +228,7 @@ def digest_of(library: Library, case: Case) -> str:
     return digest.hexdigest()[:24]
 
 
-def _batch(tables: np.ndarray, parts: list[Part]) -> FlatBatch:
+def batch_of(tables: np.ndarray, parts: list[Part]) -> FlatBatch:
     token_ids = np.concatenate([words(f"tokens {s}", at + n)[at:] % np.uint64(CONFIG.vocab_size) for s, at, n in parts])
     positions = np.concatenate([np.arange(at, at + n) for _, at, n in parts])
     starts = np.cumsum([0, *(n for _, _, n in parts)]).astype(np.int64)

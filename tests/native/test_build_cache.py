@@ -83,7 +83,7 @@ def test_a_library_that_cannot_be_loaded_is_made_again():
     path.unlink()
     strange = path.parent / "strange"
     strange.write_bytes(b"a library of another machine")
-    build_cache.keep(strange, path.parent, stem)
+    build_cache.install(strange, path.parent, stem)
     assert load_file(ANY).baton_allow() == 0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 

@@ -36,11 +36,11 @@ class Ahead:
 class AheadExecutor:
     steps_ahead = 2
     samples_on_host = True
-    verifies_drafts = False
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
         self.name, self.arithmetic, self.config = inner.name, inner.arithmetic, inner.config
+        self.draft_rows_max, self.row_cost = inner.draft_rows_max, inner.row_cost
         self.fed_back = 0
         "Rows so far whose token the host did not know."
         self._device = ThreadPoolExecutor(1, "device")
@@ -51,7 +51,7 @@ class AheadExecutor:
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Ahead:
         future = self._device.submit(self._compute, _copied(batch), _settled(sampling))
-        if sampling.on_host:
+        if sampling.on_host or batch.drafts is not None:
             future.exception()  # its tokens are chosen here, before anything is launched after it
         return Ahead(future)
 
@@ -79,7 +79,7 @@ def _copied(batch: FlatBatch) -> FlatBatch:
     """The runner's arrays are its own again when launch returns."""
     spans = batch.spans
     copied = Spans(spans.tables.copy(), spans.slots.copy(), spans.starts.copy(), spans.contexts.copy())
-    return FlatBatch(copied, batch.token_ids.copy(), batch.positions.copy(), batch.due.copy())
+    return FlatBatch(copied, batch.token_ids.copy(), batch.positions.copy(), batch.due.copy(), batch.drafts)
 
 
 def _settled(sampling: SamplingBatch) -> Any:
@@ -99,7 +99,9 @@ def _settled(sampling: SamplingBatch) -> Any:
         "columns",
     )
 
-    def draws_of(slots: Any) -> Any:
+    def draws_of(slots: Any, ahead: int = 0) -> Any:
+        if ahead:  # behind a draft: nothing is launched before this step is collected
+            return sampling.draws_of(slots, ahead)
         return np.array([draws[slot] for slot in slots.tolist()], sampling.columns.draws.dtype)
 
     return SimpleNamespace(

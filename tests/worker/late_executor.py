@@ -69,7 +69,7 @@ class LateExecutor:
     def __init__(self, steps_ahead: int = 2, *, at_once: bool = False) -> None:
         self.steps_ahead = steps_ahead
         self.samples_on_host = True
-        self.verifies_drafts = False
+        self.draft_rows_max, self.row_cost = 0, 0.0
         self.at_once = at_once
         "Steps are done when they are launched."
         self.launched: list[Late] = []

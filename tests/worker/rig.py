@@ -11,7 +11,7 @@ import pytest
 from baton.config import Quantization, WorkerConfig
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.decoder import Decoder
-from baton.models.load import dummy_model
+from baton.models.load import build_model
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel, open_model
@@ -77,7 +77,7 @@ def tiny_model(config: ModelConfig = TINY, weights: WeightSource | None = None, 
 
 def tiny_oracle(config: ModelConfig = TINY) -> Decoder:
     """The same weights in torch."""
-    return dummy_model(config, seed=TINY_SEED)
+    return build_model(config, DummyWeights(config, TINY_SEED))
 
 
 def forward_of(model: RigModel) -> Forward:

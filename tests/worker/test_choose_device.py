@@ -100,9 +100,8 @@ def test_a_gguf_file_stays_on_the_cpu(gpu, caplog):
     with caplog.at_level(logging.INFO):
         platform, _ = choose(WorkerConfig(), GGUF)
     assert platform.name == "cpu"
-    assert "a GGUF file is computed on a CPU" in caplog.text
-    with pytest.raises(InvalidConfig, match="GGUF file is computed on a CPU only; give a folder with safetensors"):
-        choose(WorkerConfig(device="cuda"), GGUF)
+    assert "a GGUF file is computed on a CPU unless --device cuda is given" in caplog.text
+    assert choose(WorkerConfig(device="cuda"), GGUF)[0].name == "cuda"
 
 
 def test_a_driver_without_a_torch_for_it_is_said_in_the_log(monkeypatch, caplog):
@@ -189,10 +188,12 @@ def test_shapes_are_as_large_as_their_names_say():
     assert {name: round(size, 1) for name, size in billions.items()} == {
         "llama-3-8b": 8.0,
         "llama-3.1-8b": 8.0,
+        "llama-3.1-70b": 70.6,
         "llama-3.2-1b": 1.2,
         "llama-3.2-3b": 3.2,
         "qwen3-0.6b": 0.6,
         "qwen3-4b": 4.0,
         "qwen3-8b": 8.2,
         "qwen3-30b-a3b": 30.5,
+        "qwen3-235b-a22b": 235.1,
     }

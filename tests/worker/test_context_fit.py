@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baton.config import ServeConfig, WorkerConfig, lowered_context
@@ -54,6 +56,12 @@ def test_given_blocks_are_kept_and_the_context_is_what_they_hold(blocks: int):
 def test_what_cannot_be_is_refused_with_the_numbers(settings, why: str):
     with pytest.raises(InvalidConfig, match=why):
         fit_pool(WorkerConfig(**settings), LLAMA_8B, MODEL_CONTEXT)
+
+
+def test_ranks_divide_the_memory_for_the_kv_cache():
+    """Each rank took all of it, and each has a part of every block."""
+    part = replace(LLAMA_8B, kv_heads=4)
+    assert fit_pool(WorkerConfig(ranks=2), part, MODEL_CONTEXT) == fit_pool(WorkerConfig(), LLAMA_8B, MODEL_CONTEXT)
 
 
 def test_what_is_said_names_an_option_that_is_enough():

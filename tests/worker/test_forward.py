@@ -10,10 +10,10 @@ from rig import SEQUENCES, TINY, RigModel, forward_of, make_pool, make_runner, o
 
 from baton.errors import InvariantBroken
 from baton.grammar.matcher import allowed
-from baton.models.reference import all_logits
 from baton.worker.draws import NOT_FINITE_ID, NOTHING_LEFT_ID
 from baton.worker.forward.base import Forward
 from baton.worker.token_masks import Masks
+from dense_oracle import all_logits
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])

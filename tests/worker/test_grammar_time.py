@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import count
 
@@ -37,7 +38,7 @@ def seated(masks: GrammarMasks, text: str) -> GrammarState:
 
 
 class Clock:
-    """Two looks at it are as many seconds apart as is said."""
+    """A step of one sequence takes as many seconds as is said: half of them to consume its token, half for its mask."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
@@ -46,7 +47,7 @@ class Clock:
         monkeypatch.setattr(grammar_masks, "thread_time", self._look)
 
     def _look(self) -> float:
-        self._now += self.seconds * (next(self._looks) % 2)
+        self._now += self.seconds / 2 * (next(self._looks) % 2)
         return self._now
 
 
@@ -61,9 +62,9 @@ def masks_until_error(masks: GrammarMasks, state: GrammarState, most: int) -> in
 def test_masks_that_stay_slow_end_their_row(masks, monkeypatch):
     clock = Clock(monkeypatch)
     slow, other = seated(masks, "start: /a*/\n"), seated(masks, "start: /a*/\n")
-    clock.seconds = 0.03
+    clock.seconds = 0.031
     ended = masks_until_error(masks, slow, 100)
-    assert ended == 1 + int(MASK_SECONDS_OVER / (0.03 - MASK_SECONDS))
+    assert ended == 1 + int(MASK_SECONDS_OVER / (0.031 - MASK_SECONDS))
     assert slow.error == TOO_SLOW
     assert slow.ran_out, "the client's doing"
     clock.seconds = 0.001
@@ -158,3 +159,84 @@ def test_a_mask_whose_thread_failed_allows_nothing_and_says_so(masks):
     assert not state.mask().any()
     assert state.error == "its grammar failed: MemoryError"
     assert np.array_equal(state.mask_of(len(TOKENS)), np.zeros(-(-len(TOKENS) // 32), np.uint32))
+
+
+def test_an_exception_fails_its_sequence_and_is_not_lost_behind_later_tokens(masks, monkeypatch):
+    """Neither a second task of the same step nor the other sequences of the task hide it."""
+    ill, other = seated(masks, "start: /a+/\n"), seated(masks, "start: /a+/\n")
+    advance, broken = Matcher.advance, ill.work.matcher
+
+    def failing(self: Matcher, tokens: Sequence[int]) -> None:
+        if self is broken:
+            raise MemoryError("on purpose")
+        advance(self, tokens)
+
+    monkeypatch.setattr(Matcher, "advance", failing)
+    masks.advance([(ill, ord("a")), (other, ord("a"))])
+    monkeypatch.setattr(Matcher, "advance", advance)
+    masks.advance([(ill, ord("a")), (other, ord("a"))])
+    assert not ill.mask().any()
+    assert ill.error == "its grammar failed: MemoryError"
+    assert other.mask().any()
+    assert not other.error
+
+
+def test_accepted_drafts_are_consumed_in_one_task_with_one_mask(masks, monkeypatch):
+    tasks, filled = list[object](), list[Matcher]()
+    run, fill = masks._threads.submit, Matcher.fill
+    monkeypatch.setattr(masks._threads, "submit", lambda *task: tasks.append(task) or run(*task))
+    monkeypatch.setattr(Matcher, "fill", lambda self, words: filled.append(self) or fill(self, words))
+    state, plain = seated(masks, "start: /a{5}/\n"), seated(masks, "start: /a{5}/\n")
+    for _ in range(4):
+        masks.advance([(plain, ord("a"))])
+        plain.mask()
+    tasks.clear()
+    filled.clear()
+    state.accept([ord("a")] * 3)
+    masks.advance([(state, ord("a"))])
+    assert np.array_equal(state.mask(), plain.mask())
+    assert (len(tasks), len(filled)) == (1, 1)
+    assert state.accepted == []
+
+
+def test_forced_text_is_drafted_before_its_mask_is_computed(masks, monkeypatch):
+    state = seated(masks, 'start: "ab" /[xy]/ "abcd"\n')
+    assert state.draft(4) == [ord("a")]
+    for token in b"ab":
+        masks.advance([(state, token)])
+        state.mask()
+    may_fill, fill = threading.Event(), Matcher.fill
+
+    def held_up(self: Matcher, words: Words) -> None:
+        assert may_fill.wait(20)
+        fill(self, words)
+
+    monkeypatch.setattr(Matcher, "fill", held_up)
+    masks.advance([(state, ord("x"))])
+    assert state.draft(4) == list(b"abc")  # and the thread has no mask yet
+    assert state.draft(2) == list(b"ab")
+    may_fill.set()
+    assert state.mask()[ord("a") >> 5] == 1 << (ord("a") & 31)
+
+
+def test_no_mask_is_computed_behind_a_draft_that_is_not_allowed(masks, monkeypatch):
+    state, fill, filled = seated(masks, "start: /ab+/\n"), Matcher.fill, list[Matcher]()
+    monkeypatch.setattr(Matcher, "fill", lambda self, words: filled.append(self) or fill(self, words))
+    found = state.masks_ahead([ord("a"), ord("b"), ord("z"), ord("b")], len(TOKENS))
+    assert [bool(words.any()) for words in found] == [True, True, True, False, False]
+    assert len(filled) == 2
+
+
+def test_masks_behind_drafts_that_are_slow_end_drafts_and_not_the_sequence(masks, monkeypatch):
+    word = ProgressWord.create()
+    masks.report_progress(word)
+    state, clock = seated(masks, "start: /a*/\n"), Clock(monkeypatch)
+    clock.seconds = 2 * MASK_SECONDS_OVER
+    drafts = [ord("a")] * 4
+    some = [words.any() for words in state.masks_ahead(drafts, len(TOKENS))]
+    assert word.value >= 4
+    assert all(some)
+    assert [bool(words.any()) for words in state.masks_ahead(drafts, len(TOKENS))] == [True] + [False] * 4
+    clock.seconds = 0.0
+    assert masks_until_error(masks, state, 5) == 5
+    word.close()

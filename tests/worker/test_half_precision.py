@@ -8,12 +8,11 @@ import torch
 from rig import SEQUENCES, TINY, TINY_SEED, RigModel, forward_of, generate, make_pool, one_step, tiny_model, tiny_oracle
 
 from baton.kvpool.layout import KVKind
-from baton.models.load import dummy_model
-from baton.models.reference import all_logits
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.executors.stepwise import stepwise
 from baton.worker.forward.base import LoadedForward
 from baton.worker.forward.torch_forward import TorchForward
+from dense_oracle import all_logits, dummy_model
 
 
 def half_model() -> RigModel:

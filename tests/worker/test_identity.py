@@ -233,6 +233,41 @@ def test_a_file_changed_while_it_is_loaded_ends_the_start(model):
             digesting.result()
 
 
+class Second:
+    """Rank 1's end of an exchange, in which rank 0 answers these notes; None: the same as rank 1."""
+
+    rank, ranks = 1, 2
+
+    def __init__(self, *of_first: bytes | None) -> None:
+        self._of_first = list(of_first)
+
+    def notes(self, note: bytes) -> list[bytes]:
+        return [self._of_first.pop(0) or note, note]
+
+
+OF_FIRST = bytes(32)[:-1] + b"1"
+
+
+def test_a_rank_with_the_files_of_the_first_takes_its_digest_and_reads_none(model):
+    """Every rank read all files at the first start, whatever its part."""
+    with DigestInProgress(open_model(model).files, 1, collective=Second(None, OF_FIRST)) as digesting:
+        found = digesting.result()
+    assert (found.value, found.read_bytes) == (OF_FIRST, 0)
+
+
+def test_a_rank_with_other_files_has_a_digest_of_its_own(model):
+    alone = digest(model).value
+    with DigestInProgress(open_model(model).files, 1, collective=Second(bytes(32), OF_FIRST)) as digesting:
+        assert digesting.result().value == alone != OF_FIRST, "so the hellos of the two differ"
+
+
+def test_a_file_changed_while_a_further_rank_loads_it_ends_the_start(model):
+    with DigestInProgress(open_model(model).files, 1, collective=Second(None, OF_FIRST)) as digesting:
+        change_in_place(model / "model.safetensors", 5000)
+        with pytest.raises(ModelFileBroken, match="changed while it was loaded"):
+            digesting.result()
+
+
 def test_a_file_replaced_while_it_is_loaded_is_the_one_that_was_opened(model, tmp_path):
     first = digest(model)
     opened = open_model(model)

@@ -1,4 +1,5 @@
-"""Mixtures of experts through the C kernels: transformers' routing and logits, and the same tokens whatever happens."""
+"""Mixtures of experts, and a dense model with windows, through the C kernels: transformers' routing and logits, and the same
+tokens whatever happens."""
 
 from __future__ import annotations
 
@@ -15,15 +16,14 @@ from test_mxfp4 import published
 from tiny_models import CASES, PROMPTS, oracle_logits, oracle_model
 
 from baton.core.events import EvictSome, PreemptSome
-from baton.models.config import Experts, RopeConfig, Traits, YarnScaling
+from baton.models.config import Experts, LinearScaling, RopeConfig, Traits, YarnScaling
 from baton.models.layers import experts as mixtures
-from baton.models.load import load_model
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import StoredTensor
 from baton.models.raw_tensor import RawTensor
-from baton.models.reference import all_logits
 from baton.models.tensor_types import MXFP4
 from baton.native import library
+from dense_oracle import all_logits, load_model
 
 __all__ = ["published"]  # a fixture
 FAMILIES = [case for case in CASES if "moe" in case or case in ("mixtral", "gpt-oss")]
@@ -41,8 +41,19 @@ OSS = replace(
     traits=Traits(qkv_bias=True, output_bias=True, sinks=True, activation="swiglu_oai", layer_windows=(6, None)),
     rope=RopeConfig(theta=150_000.0, scaling=YarnScaling(factor=4.0, original_context=16, truncate=False)),
 )
+NEAR = RopeConfig(theta=500.0)
+WINDOWED = replace(
+    TINY,
+    layers=3,
+    traits=Traits(
+        qk_norm=True, norms="both", activation="gelu_tanh", embedding_scale=5.0, attention_scale=0.3,
+        layer_windows=(5, None, 5), layer_ropes=(NEAR, RopeConfig(scaling=LinearScaling(factor=3.0)), NEAR),
+    ),
+)  # fmt: skip
+"""A dense model in the shape of Gemma 3."""
 QUANTIZATIONS = pytest.mark.parametrize("quantization", ["none", "int8", "int4", "mxfp4"])
 """The last one: gpt-oss, with experts in the 4 bits of its files."""
+AND_WINDOWED = pytest.mark.parametrize("quantization", ["none", "int8", "int4", "mxfp4", "windowed", "windowed int8"])
 ANSWERS = {"max_tokens": 10, "logprobs": 2}
 SHARED = [30, 2, 7, 7] * 5
 REQUESTS = {"a": [5, 3, 60, 60, 1, 2, 9], "b": [11], "c": [*SHARED, 4], "d": [*SHARED, 9, 9], "e": [1, 2, 3] * 6}
@@ -116,7 +127,9 @@ def test_routing_and_then_logits_are_those_of_transformers(case, tmp_path, monke
     forward.close()
 
 
-@pytest.mark.parametrize("case", ["qwen3-moe", "mixtral", "ernie-moe", "qwen2-moe-all", "gpt-oss"])
+@pytest.mark.parametrize(
+    "case", ["qwen3-moe", "mixtral", "ernie-moe", "qwen2-moe-all", "gpt-oss", "glm4", "phi3-partial", "olmo2"]
+)
 def test_so_are_those_of_a_gguf_file(case, tmp_path, monkeypatch):
     families = pytest.importorskip("test_gguf_families")
     monkeypatch.setitem(CASES, "qwen2-moe-all", ("Qwen2Moe", {**CASES["qwen2-moe"][1], "mlp_only_layers": []}))
@@ -151,6 +164,8 @@ def answers(rig: Rig) -> dict[tuple[str, int], list]:
 
 
 def model_of(quantization: str, compute: str = "native", *, exact: bool = False) -> RigModel:
+    if quantization.startswith("windowed"):
+        return tiny_model(WINDOWED, compute=compute, quantization="int8" if quantization.endswith("int8") else "none")
     if quantization == "mxfp4":
         return tiny_model(OSS, Mxfp4Experts(OSS, TINY_SEED), compute=compute, quantization="none" if exact else "auto")
     return tiny_model(CONFIG, compute=compute, quantization="none" if exact else quantization)
@@ -166,7 +181,7 @@ def alone(model: RigModel) -> dict[tuple[str, int], list]:
     return found
 
 
-@QUANTIZATIONS
+@AND_WINDOWED
 def test_chunks_a_tiny_pool_and_a_lost_worker_change_no_bit(quantization):
     model = model_of(quantization)
     expected = alone(model)
@@ -187,7 +202,7 @@ def test_chunks_a_tiny_pool_and_a_lost_worker_change_no_bit(quantization):
         assert rig.instance.stats.preemptions > 0
 
 
-@QUANTIZATIONS
+@AND_WINDOWED
 def test_a_cached_prefix_changes_no_bit(quantization):
     model = model_of(quantization)
     expected, rig = alone(model), Rig(model)
@@ -198,7 +213,7 @@ def test_a_cached_prefix_changes_no_bit(quantization):
     assert rig.ended["d", 0].cached_tokens == len(SHARED)
 
 
-@QUANTIZATIONS
+@AND_WINDOWED
 def test_another_instance_goes_on_with_what_was_handed_over(quantization):
     """Keys and values of a prompt, copied from the pool of the instance that computed it."""
     model, prompt = model_of(quantization), REQUESTS["e"]

@@ -17,7 +17,6 @@ from baton.errors import ProtocolError
 from baton.kvpool.layout import KVKind
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.raw_tensor import RawTensor
-from baton.models.reference import all_logits
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import FinishReason, SamplingParams
@@ -26,6 +25,7 @@ from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.cpu import CpuPlatform
 from baton.worker.sampling_state import BANS_MAX, Tally
+from dense_oracle import all_logits
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import torch
 from rig import TINY, Rig, tiny_model, tiny_oracle
 
 from baton.core.events import EvictSome, PreemptSome
-from baton.models.reference import DenseAttention, DenseCache
 from baton.protocol.request import FinishReason
 from baton.worker.pooling import PromptPool
+from dense_oracle import DenseAttention, DenseCache
 
 KINDS = pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
 PROMPTS = {f"p{count}": [random.Random(count).randrange(97) for _ in range(count)] for count in (1, 2, 13, 30, 41)}

@@ -17,7 +17,7 @@ from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB, MemoryFacts
 from baton.kvpool.pool import pool_bytes
-from baton.worker.build import fit_pool, pool_plan
+from baton.worker.build import agreed_blocks, fit_pool, pool_plan
 from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.cpu import CpuPlatform
 from baton.worker.profile import MemoryProfile, blocks_that_fit, largest_step, measure
@@ -160,6 +160,17 @@ def test_a_context_that_was_asked_for_and_does_not_fit_names_the_share():
         fit_pool(config, LLAMA_8B, 4096, 10)
 
 
+def test_the_rank_with_the_least_room_decides():
+    class Other:
+        def least(self, number: int) -> int:
+            return min(number, 7)
+
+    config = WorkerConfig(memory_utilization=0.9)
+    alone = agreed_blocks(PROFILE, LLAMA_8B, config, 0.9, None)
+    assert alone == blocks_that_fit(PROFILE, LLAMA_8B, config, 0.9) > 7
+    assert agreed_blocks(PROFILE, LLAMA_8B, config, 0.9, Other()) == 7  # type: ignore[arg-type]
+
+
 def test_given_blocks_win_and_the_plan_says_who_decided():
     class Pool:
         blocks, layout = 7, LLAMA_8B
@@ -172,6 +183,9 @@ def test_given_blocks_win_and_the_plan_says_who_decided():
         assert pool_plan(WorkerConfig(**settings), Pool(), None)["kv_blocks_by"] == knob
     plan = pool_plan(WorkerConfig(memory_utilization=0.5), Pool(), PROFILE)
     assert (plan["memory_gib"], plan["memory_used_gib"], plan["memory_step_gib"]) == (16.0, 9.0, 0.5)
+    of_two = pool_plan(WorkerConfig(ranks=2, memory_utilization=0.5), Pool(), PROFILE)
+    assert of_two["kv_block_bytes"] == 2 * plan["kv_block_bytes"], "of all ranks"
+    assert of_two["kv_pool_gib"] == pytest.approx(2 * plan["kv_pool_gib"], abs=0.001)
 
 
 def test_a_worker_is_told_the_largest_step():

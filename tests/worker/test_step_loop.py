@@ -170,5 +170,5 @@ def test_nothing_is_left_of_a_waiter():
     before = len(os.listdir("/proc/self/fd"))
     with Waiter() as waiter:
         waiter.watch(SimpleNamespace(wait=lambda: None))
-        waiter.pass_one()
+        waiter.take_one()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from baton.models.raw_tensor import Floats
 from baton.native.decoder import NativeDecoder
+from baton.native.exchange import RankExchange
 from baton.native.library import KV_F32, Q8_0, Library, NativeStep
 from baton.native.packing import PackedModel
 
@@ -32,10 +33,13 @@ WEIGHT_LEAST, ACTIVATION_LEAST = 0.01, 0.001
 """Minimum share of the mean square: smaller inputs are raised to it."""
 
 
-def balance(library: Library, packed: PackedModel) -> None:
-    """Packs the int8 matrices again, with a balance. Must be called once, before anything is computed."""
-    if packed.of_bytes:
-        for packing, activation_squares in zip(packed.of_bytes, listen(library, packed), strict=True):
+def balance(library: Library, packed: PackedModel, exchange: RankExchange | None = None) -> None:
+    """Packs the int8 matrices again, with a balance. Must be called once, before anything is computed. Of several ranks each
+    has a balance for its part; all of them run the same tokens, or none."""
+    tokens = calibration_tokens(packed) if packed.of_bytes else 0
+    tokens = tokens if exchange is None else exchange.least(tokens)
+    if tokens:
+        for packing, activation_squares in zip(packed.of_bytes, listen(library, packed, tokens, exchange), strict=True):
             packing.balance[:] = best_balance(packing.squares, activation_squares)
             packing.run(library, packed.threads)
     packed.of_bytes.clear()
@@ -55,14 +59,20 @@ def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
     return np.maximum(squares.astype(np.float64) / mean, share) if 0 < mean < np.inf else None
 
 
-def listen(library: Library, packed: PackedModel) -> list[Floats]:
+def calibration_tokens(packed: PackedModel) -> int:
+    return min(TOKENS_OF_LARGE if packed.large else TOKENS, packed.config.context_tokens_max)
+
+
+def listen(
+    library: Library, packed: PackedModel, tokens: int | None = None, exchange: RankExchange | None = None
+) -> list[Floats]:
     """For each int8 matrix the squares of its inputs, summed over tokens."""
+    tokens = tokens or calibration_tokens(packed)
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
-    tokens = min(TOKENS_OF_LARGE if packed.large else TOKENS, packed.config.context_tokens_max)
     activation_squares = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]
     for matrix, rows in zip(of_bytes, activation_squares, strict=True):
         matrix.input_squares = rows.ctypes.data
-    _run_tokens(library, packed, tokens)
+    _run_tokens(library, packed, tokens, exchange)
     for matrix in of_bytes:
         matrix.input_squares = None
     return [_sum_in_order(rows) for rows in activation_squares]
@@ -76,7 +86,8 @@ def _sum_in_order(rows: Floats) -> Floats:
     return total
 
 
-def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
+def _run_tokens(library: Library, packed: PackedModel, tokens: int, exchange: RankExchange | None) -> None:
+    """Runs a fixed text of this many tokens through the model, on a pool of its own."""
     config = packed.config
     blocks, half = -(-tokens // BLOCK_TOKENS), BLOCK_TOKENS * config.kv_heads * config.head_dim
     pool = np.zeros(blocks * config.layers * 2 * half, np.float32)
@@ -89,6 +100,7 @@ def _run_tokens(library: Library, packed: PackedModel, tokens: int) -> None:
         half_block=half,
         kv_kind=KV_F32,
         threads=packed.threads,
+        exchange=exchange,
     )
     ids = ((FIRST_TOKEN + TOKEN_STEP * np.arange(tokens)) % config.vocab_size).astype(np.int32)
     table, positions = np.arange(blocks, dtype=np.int32), np.arange(tokens)

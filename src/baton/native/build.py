@@ -102,6 +102,7 @@ def build_library(variant: Variant, folder: Path | None = None, compiler: Compil
 
 
 def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
+    """The compiled library of this variant: from the cache, else built by the first compiler that can. Raises NoCompiler."""
     try:
         build_cache.open_folder(folder)
     except OSError as error:
@@ -135,7 +136,7 @@ def _compile(variant: Variant, folder: Path, compiler: Compiler, stem: str) -> P
             flags = [*FLAGS, *variant.compiler_flags]
             command = [*compiler, *flags, str(SOURCES / "decoder.c"), "-o", str(made), "-lpthread"]
             subprocess.run(command, capture_output=True, check=True, text=True, timeout=COMPILE_SECONDS_MAX)
-            return build_cache.keep(made, folder, stem)
+            return build_cache.install(made, folder, stem)
     except subprocess.CalledProcessError as error:
         raise NoCompiler(f"{' '.join(compiler)} cannot compile the {variant.name} kernels: {error.stderr[-400:]}") from error
     except subprocess.SubprocessError as error:

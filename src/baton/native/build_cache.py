@@ -64,8 +64,8 @@ def find(folder: Path, stem: str) -> Path | None:
     return None
 
 
-def keep(made: Path, folder: Path, stem: str) -> Path:
-    """Moves a new library to its final name."""
+def install(made: Path, folder: Path, stem: str) -> Path:
+    """Move a new library to its final name, which contains a digest of its content. Returns the new path."""
     made.chmod(0o700)
     target = folder / f"{stem}-{_content(made)}.so"
     made.replace(target)

@@ -12,6 +12,7 @@ from baton.errors import EngineError
 from baton.models.config import ModelConfig
 from baton.models.raw_tensor import Floats
 from baton.models.rotary import RotaryTable
+from baton.native.exchange import RankExchange, rank_missing
 from baton.native.library import Library, Model, NativeExperts, NativeLayerWeights, NativeShape, NativeStep
 from baton.native.packing import PackedModel
 
@@ -31,9 +32,10 @@ class NativeDecoder:
         half_block: int,
         kv_kind: int,
         threads: int,
+        exchange: RankExchange | None = None,
     ) -> None:
         """`pool`: address of the first of `blocks` blocks. `kv_kind`: its data type (library.KV_...); `half_block`: elements of
-        a layer's keys in a block."""
+        a layer's keys in a block. `exchange`: with the other ranks, if there are any; then all calls are collective."""
         config = packed.config
         positions = min(config.context_tokens_max, blocks * block_size)
         ropes = [config.layer_rope(layer) for layer in range(config.layers)]
@@ -72,7 +74,9 @@ class NativeDecoder:
             blocks=blocks_of_layers,
             head=packed.head,
             pool=pool,
+            exchange=None if exchange is None else ctypes.pointer(exchange.native),
         )
+        self._exchange = exchange  # keeps its memory mapped
         self.vocabulary, self.width = config.vocab_size, config.hidden_size
         self._logits: Floats = np.empty((0, config.vocab_size), np.float32)
         self._logits_at = 0
@@ -95,7 +99,7 @@ class NativeDecoder:
         """[tokens, width], before the last norm: the library's memory, valid until the next call."""
         address = self._library.hidden(self._handle, step)
         if not address:
-            raise EngineError(f"there is not enough memory for a step of {step.tokens} tokens")
+            raise self._failed(f"a step of {step.tokens} tokens")
         numbers = (ctypes.c_float * (step.tokens * self.width)).from_address(address)
         return np.frombuffer(numbers, np.float32).reshape(step.tokens, self.width)
 
@@ -106,7 +110,7 @@ class NativeDecoder:
             self._logits = np.empty((len(rows), self.vocabulary), np.float32)
             self._logits_at = self._logits.ctypes.data
         if self._library.logits(self._handle, rows.ctypes.data, len(rows), self._logits_at):
-            raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
+            raise self._failed(f"the logits of {len(rows)} rows")
         return self._logits[: len(rows)]
 
     def likeliest(self, hidden: Floats, allowed: Addresses | None = None) -> Int64s:
@@ -115,7 +119,7 @@ class NativeDecoder:
         rows, tokens = np.ascontiguousarray(hidden, np.float32), np.empty(len(hidden), np.int64)
         masks = None if allowed is None else allowed.ctypes.data
         if self._library.likeliest(self._handle, rows.ctypes.data, len(rows), masks, tokens.ctypes.data):
-            raise EngineError(f"there is not enough memory for the logits of {len(rows)} rows")
+            raise self._failed(f"the logits of {len(rows)} rows")
         return tokens
 
     def choose(self, logits: Floats, draws: NDArray[np.void], allowed: Addresses | None = None) -> Int64s:
@@ -125,6 +129,11 @@ class NativeDecoder:
         if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, masks, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")
         return tokens
+
+    def _failed(self, work: str) -> EngineError:
+        if self._exchange is not None and self._exchange.native.missing:
+            return rank_missing(self._exchange.native)
+        return EngineError(f"there is not enough memory for {work}")
 
     def close(self) -> None:
         """Ends the threads. The decoder cannot be used afterwards."""
@@ -149,4 +158,6 @@ def experts_of(config: ModelConfig) -> NativeExperts:
         sigmoid=experts.scoring == "sigmoid",
         normalised=experts.normalised,
         scale=experts.scale,
+        first=config.own_experts.start,
+        own=len(config.own_experts),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 
 from baton.errors import EngineError
@@ -72,6 +72,18 @@ class NativeExperts(Structure):
         *((name, c_int64) for name in ("count", "per_token", "inner", "shared")),
         *((name, c_int32) for name in ("shared_gate", "sigmoid", "normalised")),
         ("scale", c_float),
+        *((name, c_int64) for name in ("first", "own")),
+    )
+
+
+class NativeExchange(Structure):
+    """Memory that ranks share: csrc/exchange.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rank", "ranks", "slot_bytes", "wait_most")),
+        ("memory", c_void_p),
+        ("meetings", c_uint32),
+        ("missing", c_int32),
     )
 
 
@@ -92,6 +104,7 @@ class Model(Structure):
         ("blocks", POINTER(NativeLayerWeights)),
         ("head", Matrix),
         ("pool", c_void_p),
+        ("exchange", POINTER(NativeExchange)),
     )
 
 
@@ -122,13 +135,17 @@ class Library:
         self.logits = _function(c.baton_logits, c_int, c_void_p, c_void_p, c_int64, c_void_p)
         self.likeliest = _function(c.baton_likeliest, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)
         self.choose = _function(c.baton_choose, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p)
+        self.sum = _function(c.baton_sum, c_int, POINTER(NativeExchange), c_void_p, c_int64)
+        self.gather = _function(c.baton_gather, c_int, POINTER(NativeExchange), c_void_p, c_int64, c_void_p)
         self.product = _function(c.baton_product, c_int, c_void_p, POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)
         self.route = _function(c.baton_route, None, POINTER(NativeExperts), *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p))
         layer = (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p)
         self.attention = _function(c.baton_attention, c_int, c_void_p, POINTER(NativeStep), POINTER(NativeShape), *layer)
 
 
-STRUCTURES: tuple[type[Structure], ...] = (Matrix, Mixture, NativeLayerWeights, NativeShape, NativeExperts, Model, NativeStep)
+STRUCTURES: tuple[type[Structure], ...] = (
+    *(Matrix, Mixture, NativeLayerWeights, NativeShape, NativeExperts, Model, NativeStep, NativeExchange),
+)
 """In the order of baton_sizes (csrc/decoder.c)."""
 
 

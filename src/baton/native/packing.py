@@ -23,6 +23,7 @@ from baton.config import Quantization
 from baton.errors import EngineError, InvariantBroken
 from baton.models.config import ModelConfig
 from baton.models.dequantise import dequantise
+from baton.models.loaders.sharded import Slice
 from baton.models.loaders.weights import RawWeights
 from baton.models.parameters import EMBED, LM_HEAD, layer_norms
 from baton.models.quantise import converted, weights_as
@@ -70,7 +71,7 @@ class FileRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class MatrixStack:
     """A stack of matrices (plan.py), and its sources."""
 
     pieces: list[FileRows]
@@ -133,7 +134,7 @@ class PackedModel:
         self._arena = Arena(planned.nbytes)
         self._kept: list[Floats] = []
         self._kept_experts: list[object] = []
-        self.of_bytes: list[Packing] = []
+        self.of_bytes: list[MatrixStack] = []
         "In the order of `matrices`: packed again, with a balance."
         embedding = weights.take(EMBED)
         # Blocks and 16-bit numbers are kept; a token's row is unpacked on lookup.
@@ -147,7 +148,7 @@ class PackedModel:
         self.blocks = (NativeLayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._norm("final_norm")
         self.final_norm_weights = self._final_norm_weights()
-        head = embedding if config.tied_embeddings else weights.take(LM_HEAD)
+        head = Slice(config.head_rows).cut(embedding) if config.tied_embeddings else weights.take(LM_HEAD)
         self.head = self._matrices(HEAD, {LM_HEAD: head})[0]
         weights.close()
         self._weights = None  # nothing more is read from the files: they are unmapped
@@ -162,6 +163,7 @@ class PackedModel:
         return [*found, self.head]
 
     def _block(self, layer: int) -> NativeLayerWeights:
+        """Packs the weights of one layer."""
         prefix, traits = f"layers.{layer}.", self.config.traits
         packed = {name: self._matrices(stack) for name, stack in layer_stacks(self.config, layer).items()}
         mixture = Mixture()
@@ -190,7 +192,7 @@ class PackedModel:
         if planned.rotated:
             shared = self._arena.take(planned.corrections).view(np.float32)
             shared[:], balance = balance, shared
-        packing = Packing([], balance, np.zeros_like(balance))
+        packing = MatrixStack([], balance, np.zeros_like(balance))
         balanced = planned.rotated and stack.balanced and self._balanced
         matrices = []
         for names in stack.parts:

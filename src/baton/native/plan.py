@@ -68,7 +68,7 @@ def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
     gate = (f"{mlp}shared_gate",) if experts.shared_gate else ()
     stacks["router"] = Stack(((f"{mlp}router", *gate),), bias=experts.bias)
     # Inputs of the experts' last products are unrelated: there is no common balance.
-    prefixes = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
+    prefixes = [f"{mlp}experts.{expert}." for expert in config.own_experts]
     return stacks | _mlp(prefixes, "experts_", bias=experts.bias, balanced=False)
 
 
@@ -157,7 +157,31 @@ def plan_model(library: Library, config: ModelConfig, stored: Stored, quantizati
 
 
 def with_head(config: ModelConfig, stored: Stored) -> Stored:
-    return {**stored, LM_HEAD: stored[EMBED]} if config.tied_embeddings else stored
+    return {**stored, LM_HEAD: _Rows(stored[EMBED], config.head_rows)} if config.tied_embeddings else stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a tensor."""
+
+    of: TensorFacts
+    places: range
+
+    @property
+    def type(self) -> TensorType:
+        return self.of.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.of.row_elements)
+
+    @property
+    def rows(self) -> int:
+        return len(self.places)
+
+    @property
+    def row_elements(self) -> int:
+        return self.of.row_elements
 
 
 def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Quantization) -> bool:

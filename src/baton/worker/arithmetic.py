@@ -29,7 +29,7 @@ models/rotary.py)."""
 NATIVE_ELSEWHERE = 1
 """Version of plain C on other machines."""
 TORCH = 2
-"""Version of models/decoder.py and its layers."""
+"""Version of models/decoder.py and its layers. Checked by tests/worker/test_torch_golden.py."""
 CUDA = 1
 """Version of the kernels in worker/cuda/, and of the preparation of their weights and angles. Checked by
 tests/gpu/test_golden_on_gpu.py."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from baton.config import WorkerConfig
+from baton.config import WorkerConfig, draft_model_of
 from baton.config.device_defaults import steps_for
 from baton.errors import InvalidConfig
 from baton.grammar.vocabulary import Vocabulary
@@ -25,6 +25,9 @@ from baton.models.pooling import UNSTATED
 from baton.models.shapes import SHAPES
 from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
+from baton.worker.collective.base import Collective
+from baton.worker.collective.opening import agreed_steps, open_collective, part_of_rank
+from baton.worker.draft_model import DraftModel, draft_model, draft_settings, warn_of_context
 from baton.worker.drafters import drafter_of
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.encoders import encoder_kind, encoder_settings, load_encoder
@@ -33,7 +36,7 @@ from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
-from baton.worker.platforms.base import Platform
+from baton.worker.platforms.base import Platform, RankedPlatform
 from baton.worker.platforms.choose import CPU_KV_GIB, choose
 from baton.worker.platforms.cpu import usable_cores
 from baton.worker.profile import MemoryProfile, blocks_that_fit, measure
@@ -88,7 +91,7 @@ def layout_of(config: WorkerConfig) -> KVLayout:
     """The KV layout of a worker with these settings. Reads no weights."""
     path = resolve(config.model)
     platform, config = choose(config, path)
-    return _layout(platform, opened_as(config, path), config)
+    return _layout(platform, part_of_rank(opened_as(config, path), config), config)
 
 
 def _layout(platform: Platform, opened: Opened, config: WorkerConfig) -> KVLayout:
@@ -96,10 +99,15 @@ def _layout(platform: Platform, opened: Opened, config: WorkerConfig) -> KVLayou
     return kv_layout(opened.config, config.block_size, kind)
 
 
-def _loaded(platform: Platform, opened: Opened, config: WorkerConfig, progress: Progress | None) -> LoadedExecutor:
+def _loaded(
+    platform: Platform, opened: Opened, config: WorkerConfig, progress: Progress | None, collective: Collective | None
+) -> LoadedExecutor:
     if isinstance(opened, OpenedEncoder):
         return load_encoder(platform, opened, config, progress)
-    return platform.load(opened, config, progress)
+    if collective is None:
+        return platform.load(opened, config, progress)
+    assert isinstance(platform, RankedPlatform)
+    return platform.load_part(opened, config, progress, collective)
 
 
 def opened_as(config: WorkerConfig, path: Path) -> Opened:
@@ -127,11 +135,14 @@ def build_worker(
     pool_source: PoolSource = own_pool,
     tokenizer: Tokenizer | None = None,
     announce: Callable[[str], None] | None = None,
+    collective_fd: int | None = None,
 ) -> BuiltWorker:
     """Raises for wrong settings before any weights are read. `tokenizer`: if it is already loaded. `announce`: called with a
-    sentence before kernels are compiled or prepared."""
+    sentence before kernels are compiled or prepared. `collective_fd`: the memory file that all ranks of the set share."""
+    if config.ranks > 1 and collective_fd is None:
+        raise InvalidConfig(f"--tensor-parallel-size {config.ranks} needs as many processes: use baton serve")
     with compilation_announced(announce) if announce is not None else nullcontext():
-        return _built_worker(config, progress, pool_source, tokenizer, announce or (lambda stage: None))
+        return _built_worker(config, progress, pool_source, tokenizer, announce or (lambda stage: None), collective_fd)
 
 
 def _built_worker(
@@ -140,37 +151,57 @@ def _built_worker(
     pool_source: PoolSource,
     tokenizer: Tokenizer | None,
     announce: Callable[[str], None],
+    collective_fd: int | None,
 ) -> BuiltWorker:
+    """Loads the model, sizes and opens its pool, and binds both to a runner."""
     path = resolve(config.model)
     platform, config = choose(config, path)
     config, steps = with_steps(platform, config)
     opened = opened_as(config, path)
+    part = part_of_rank(opened, config)
+    if config.ranks > 1 and not isinstance(platform, RankedPlatform):
+        raise InvalidConfig(f"--tensor-parallel-size {config.ranks}: --device {platform.name} computes with one rank")
     refuse_speculation(config, generates=not isinstance(opened, OpenedEncoder))
+    draft = draft_of(platform, config, opened, tokenizer)
+    draft_bytes = 0 if draft is None else draft.layout.block_bytes
+    collective = open_collective(config, part.config, collective_fd)
+    config, steps = agreed_steps(config, steps, collective)
     if isinstance(opened, OpenedEncoder):
         config = encoder_settings(config, opened.config.context_tokens_max - 1)
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
-    layout = _layout(platform, opened, config)
-    size = fit_pool(config, layout, opened.config.context_tokens_max)  # a profile needs the weights: see below
+    layout = _layout(platform, part, config)
+    model_context = opened.config.context_tokens_max
+    size = fit_pool(config, layout, model_context, beside=draft_bytes)  # a profile needs the weights: see below
     tokens = opened.config.vocab_size  # a variable of its own: a closure over `opened` would keep the files mapped
     generates = not isinstance(opened, OpenedEncoder)
-    grammars = GrammarMasks((lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None)
+    vocabulary = (lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None
+    grammars = GrammarMasks(vocabulary, timed=config.ranks == 1)
     grammars.prepare()  # in parallel with the weights
-    with DigestInProgress(opened.files, config.threads or usable_cores()) as digesting:
-        loaded = _loaded(platform, opened, config, progress)
+    with DigestInProgress(opened.files, config.threads or usable_cores(), collective=collective) as digesting:
+        loaded = _loaded(platform, part, config, progress, collective)
         weights = digesting.result()
+        if draft is not None:
+            announce("loading the draft model")
+        loaded_draft = None if draft is None else draft.load(platform, progress)
     profile = None
     if config.blocks is None and config.memory_utilization is not None:
         profile = measure(platform, loaded.with_pool, layout, config, size.context_tokens)
-        blocks = blocks_that_fit(profile, layout, config, config.memory_utilization)
-        size = fit_pool(config, layout, opened.config.context_tokens_max, blocks)
+        blocks = agreed_blocks(profile, layout, config, config.memory_utilization, collective, draft_bytes)
+        size = fit_pool(config, layout, model_context, blocks, beside=draft_bytes)
     pool = pool_source(platform, layout, size.blocks)
+    executor = loaded.with_pool(pool, size.context_tokens)
+    drafter, plan = None, pool_plan(config, pool, profile)
+    if draft is not None and loaded_draft is not None:
+        drafter, plan = draft.drafter(platform, loaded_draft, pool.blocks, tokens), plan | draft.plan(pool.blocks)
+        warn_of_context(draft, size.context_tokens)
     runner = ModelRunner(
-        loaded.with_pool(pool, size.context_tokens),
+        executor,
         pool,
         slots=config.slots,
         grammars=grammars,
         drafter=drafter_of(config.speculate),
-        price=DraftPrice() if config.speculate != "none" else None,
+        draft_model=drafter,
+        price=DraftPrice(executor.row_cost, waits=executor.steps_ahead > 1) if config.speculate != "none" else None,
     )
     if config.device == "cuda":
         announce("preparing kernels for this GPU (the first start takes longer)")
@@ -183,21 +214,29 @@ def _built_worker(
         defaults,
         identity.digest(),
         weights,
-        pool_plan(config, runner.pool, profile) | {"weights": quantization},
+        plan | {"weights": quantization},
         identity.parts() | {"quantization": quantization, "kv_dtype": f"{layout.dtype} {layout.format}"},
         steps,
         opened.pooling or UNSTATED,
-        opened.scoring,
+        part.scoring,
         generates,
         opened.config.head.labels if isinstance(opened.config, EncoderConfig) and opened.config.head is not None else (),
     )
 
 
 def refuse_speculation(config: WorkerConfig, *, generates: bool) -> None:
-    """Raises InvalidConfig if drafts are wanted and cannot be verified here."""
-    if config.speculate != "none" and not (generates and config.device == "cpu"):
-        lacking = f"--device {config.device}" if generates else "an encoder, which generates no text"
-        raise InvalidConfig(f"--speculate {config.speculate} is for models that generate text on a CPU, and this is {lacking}")
+    """Raises InvalidConfig if drafts are wanted of a model without any."""
+    if config.speculate != "none" and not generates:
+        raise InvalidConfig(f"--speculate {config.speculate} is for models that generate text, and this is an encoder")
+
+
+def draft_of(platform: Platform, config: WorkerConfig, main: Opened, tokenizer: Tokenizer | None) -> DraftModel | None:
+    """The draft model of the settings. None: no model drafts."""
+    name = draft_model_of(config.speculate)
+    if not name or isinstance(main, OpenedEncoder):
+        return None
+    settings = draft_settings(config, name)
+    return draft_model(platform, settings, opened_as(settings, resolve(name)), main, tokenizer)
 
 
 def with_steps(platform: Platform, config: WorkerConfig) -> tuple[WorkerConfig, dict[str, int | float]]:
@@ -217,8 +256,8 @@ def pool_plan(config: WorkerConfig, pool: Pool, profile: MemoryProfile | None) -
         "kv_blocks": pool.blocks,
         "kv_blocks_by": knob_of(config),
         "kv_cache_dtype": pool.layout.dtype,
-        "kv_block_bytes": pool.layout.block_bytes,
-        "kv_pool_gib": round(pool_bytes(pool.layout, pool.blocks) / GIB, 3),
+        "kv_block_bytes": pool.layout.block_bytes * config.ranks,
+        "kv_pool_gib": round(pool_bytes(pool.layout, pool.blocks) * config.ranks / GIB, 3),
     }
     if profile is None:
         return plan
@@ -233,18 +272,35 @@ def knob_of(config: WorkerConfig) -> str:
     return "kv_memory_gib" if config.memory_utilization is None else "gpu_memory_utilization"
 
 
-def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profiled: int | None = None) -> PoolSize:
+def agreed_blocks(
+    profile: MemoryProfile,
+    layout: KVLayout,
+    config: WorkerConfig,
+    share: float,
+    collective: Collective | None,
+    beside: int = 0,
+) -> int:
+    """Blocks that fit on every rank: a block has a part on each. `beside`: as in blocks_that_fit."""
+    blocks = blocks_that_fit(profile, layout, config, share, beside=beside)
+    return blocks if collective is None else collective.least(blocks)
+
+
+def fit_pool(
+    config: WorkerConfig, layout: KVLayout, model_context: int, profiled: int | None = None, *, beside: int = 0
+) -> PoolSize:
     """The given number of blocks, or as many as fit, but no more than all slots could fill with whole contexts. A default
     context is lowered to what the pool holds: a longer sequence could never finish. A requested context that does not fit
-    raises InvalidConfig. `profiled`: blocks that fit by memory_utilization; None: not known yet."""
+    raises InvalidConfig. `profiled`: blocks that fit by memory_utilization; None: not known yet. `beside`: bytes that a block
+    has in the draft model's pool, which come on top of a given number of blocks."""
     asked, size, option = config.context_tokens_max, config.block_size, knob_of(config)
+    block_bytes = layout.block_bytes * config.ranks + beside  # each rank has a part of every block
     if asked is not None and asked > model_context:
         raise InvalidConfig(f"max_model_len is {asked}, and the model was made for {model_context}: lower it")
     if option == "kv_blocks":
         fit, given = config.blocks or 0, f"kv_blocks is {config.blocks}"
     elif option == "kv_memory_gib":
         gib = config.kv_memory_gib or CPU_KV_GIB
-        fit = int(gib * GIB) // layout.block_bytes
+        fit = int(gib * GIB) // block_bytes
         given = f"kv_memory_gib is {gib:g}: that is {fit} KV blocks"
     elif profiled is None:
         return PoolSize(0, asked or model_context)
@@ -257,7 +313,7 @@ def fit_pool(config: WorkerConfig, layout: KVLayout, model_context: int, profile
         instead = f", or lower max_model_len to {held}" if asked and held >= CONTEXT_TOKENS_MIN else ""
         raise InvalidConfig(
             f"{given}, and a context of {wanted} tokens needs {needed} blocks of {size} tokens "
-            f"({needed * layout.block_bytes / GIB:.2g} GiB): raise {option}{instead}"
+            f"({needed * block_bytes / GIB:.2g} GiB): raise {option}{instead}"
         )
     context = min(asked or model_context, held)
     return PoolSize(fit if config.blocks is not None else min(fit, config.slots * -(-context // size)), context)

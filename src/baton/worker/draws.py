@@ -42,11 +42,11 @@ def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
     bits = {} if masks is None else dict(zip(masks.rows.tolist(), masks.bits, strict=True))
     for i, row in enumerate(logits):
         best = row.argmax()
-        tokens[i] = _judged(row, best, bool(draws["may_exclude"][i]))
+        tokens[i] = _checked(row, best, bool(draws["may_exclude"][i]))
         if i in bits and tokens[i] >= 0:
             np.minimum(row, ceilings(bits[i], row.size), out=row)
             best = row.argmax()
-            tokens[i] = _judged(row, best, may_exclude=True)
+            tokens[i] = _checked(row, best, may_exclude=True)
         if tokens[i] < 0 or draws["temperature"][i] < TEMPERATURE_LEAST:
             continue
         # e^(logit / temperature), scaled so that the likeliest has 1. Row by row: a row's result depends on no other, and one
@@ -67,15 +67,15 @@ def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
     """The likeliest token of each row of [rows, vocabulary]. NOT_FINITE_ID if the row is not finite, NOTHING_LEFT_ID if its
     mask allows nothing."""
     # Row by row: so the second pass hits the cache.
-    tokens = np.array([_judged(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
+    tokens = np.array([_checked(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
     for i, bits in zip(masks.rows.tolist(), masks.bits, strict=True) if masks is not None else ():
         if tokens[i] != NOT_FINITE_ID:
             row = np.minimum(logits[i], ceilings(bits, logits.shape[1]))
-            tokens[i] = _judged(row, row.argmax(), may_exclude=True)
+            tokens[i] = _checked(row, row.argmax(), may_exclude=True)
     return tokens
 
 
-def _judged(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:
+def _checked(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:
     """`best`: index of the maximum. The first NaN of a row counts as its maximum, so maximum and minimum together check the
     whole row."""
     if may_exclude:

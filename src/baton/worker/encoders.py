@@ -39,6 +39,7 @@ def encoder_settings(config: WorkerConfig, longest: int) -> WorkerConfig:
 def load_encoder(
     platform: Platform, opened: OpenedEncoder, settings: WorkerConfig, progress: Progress | None
 ) -> LoadedExecutor:
+    """Loads an encoder in torch, on the platform's device. Raises InvalidConfig without torch."""
     try:
         from baton.models.encoders.torch_encoder import Encoder
         from baton.worker.executors.torch_encoder import encoder_on_host, loaded_encoder

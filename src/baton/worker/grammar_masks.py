@@ -1,19 +1,24 @@
 """Token masks of sequences with a grammar, computed in parallel with the model.
 
     collect(N)      tokens of step N are known: masks for the next tokens are requested
-                        |---- mask thread: advance, fill ----|
-    launch(N+1)         |------------- forward pass -------------|  sampling reads the masks
+                        |- advance -|------- mask thread: fill -------|
+    launch(N+1)                     |------------- forward pass -------------|  sampling reads the masks
 
 A new sequence's grammar is compiled on a separate thread, so that the masks of others do not wait; its prompt is computed in
 parallel. A state depends only on the grammar and the tokens after the prompt (NewSequence), so a worker that gets a sequence in
 the middle has the same state as any other. Nothing here raises for a grammar: a failed state has an error, and only its row
 fails.
+
+Drafts need the forced text before the forward pass. So all sequences consume their tokens before the first mask is computed,
+and forced text, if it is drafted, is found then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from threading import Event
 from time import thread_time
 from typing import Final
 
@@ -45,12 +50,14 @@ NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
 class MaskWork:
     """State that the threads write. A caller that stops waiting leaves it to them, and uses a new one."""
 
-    __slots__ = ("error", "matcher", "seconds_over", "words")
+    __slots__ = ("error", "forced", "matcher", "seconds_over", "words")
 
     def __init__(self, words: Words | None = None, error: str = "") -> None:
         self.matcher: Matcher | None = None
         self.words: Words = _NO_WORDS if words is None else words
         self.error = error
+        self.forced = b""
+        "Text that must come next, if drafts are wanted."
         self.seconds_over = 0.0
         "CPU time of its masks beyond MASK_SECONDS each."
 
@@ -58,13 +65,21 @@ class MaskWork:
 class GrammarState:
     """The grammar of one sequence in a slot."""
 
-    __slots__ = ("_masks", "pending", "work")
+    __slots__ = ("_ahead_over", "_masks", "accepted", "consumed", "drafts", "pending", "work")
 
     def __init__(self, masks: GrammarMasks) -> None:
         self._masks = masks
         self.work = MaskWork()
         self.pending: Future[None] | None = None
         "While set, `work` belongs to a thread."
+        self.consumed: Event | None = None
+        "Set by the thread when it has consumed the tokens: `work.forced` is valid, and `work.words` is not yet."
+        self.drafts = False
+        "Forced text is drafted."
+        self.accepted: list[int] = []
+        "Accepted drafts, which are consumed together with the token after them."
+        self._ahead_over = 0.0
+        "CPU time of masks behind drafts beyond MASK_SECONDS each."
 
     @property
     def words(self) -> Words:
@@ -85,13 +100,39 @@ class GrammarState:
         self.work = MaskWork(np.zeros_like(self.work.words), why)
 
     def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens of the text that the grammar forces next; waits for the mask. The last token of that text is left
-        out: the model may join it with what follows."""
-        self.mask()
-        matcher, vocabulary = self.work.matcher, self._masks.vocabulary
-        if matcher is None or vocabulary is None or self.error:
+        """Up to `most` tokens of the text that the grammar forces next. The last token of that text is left out: the model may
+        join it with what follows."""
+        vocabulary = self._masks.vocabulary
+        if not self.drafts:  # from now on the thread computes it
+            self.mask()
+            self.drafts = True
+            if self.work.matcher is not None and not self.error:
+                self.work.forced = self.work.matcher.forced()
+        elif self.consumed is not None and not self._masks.wait_consumed(self.consumed):
             return []
-        return vocabulary.guess(matcher.forced())[:-1][:most]
+        return [] if vocabulary is None or self.error else vocabulary.guess(self.work.forced)[:-1][:most]
+
+    def masks_ahead(self, drafts: Sequence[int], vocabulary: int) -> list[Words]:
+        """The mask of the next token, and those behind each of the drafts, on a copy of the state. A mask is empty behind a
+        draft that the grammar does not allow: no sampled token equals it. So are all of a sequence whose masks take too long:
+        its drafts are refused, and it goes on without."""
+        found, matcher = [self.mask_of(vocabulary)], self.work.matcher
+        late = self._masks.timed and self._ahead_over > MASK_SECONDS_OVER
+        copy = None if matcher is None or self.error or late else matcher.fork()
+        for token in drafts:
+            words = np.zeros(max(self.words.size, found[0].size), np.uint32)
+            if copy is not None and _allows(found[-1], token):
+                self._masks.report_alive()
+                begin = thread_time()
+                copy.advance((token,))
+                copy.fill(words)
+                self._ahead_over = max(0.0, self._ahead_over + thread_time() - begin - MASK_SECONDS)
+            found.append(words[: found[0].size])
+        return found
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Stores accepted drafts until the token behind them is known: only its mask is needed."""
+        self.accepted += tokens
 
     def consume(self, token: int) -> None:
         """Consumes a sampled token, and computes the next mask on a thread."""
@@ -113,8 +154,10 @@ class GrammarMasks:
     """Grammars of one worker. Called only from the worker's thread; two other threads share only a state's `work` with it: if
     nothing is pending, `work` belongs to the caller."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary] | None) -> None:
-        """`vocabulary`: called once, on a thread."""
+    def __init__(self, vocabulary: Callable[[], Vocabulary] | None, *, timed: bool = True) -> None:
+        """`vocabulary`: called once, on a thread. `timed`: masks have a budget of CPU time. Several ranks would spend it
+        differently, and must agree on every mask."""
+        self.timed = timed
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar compile")
         self._source = vocabulary
@@ -138,10 +181,25 @@ class GrammarMasks:
         return state
 
     def advance(self, sampled: list[tuple[GrammarState, int]]) -> None:
-        """Consumes the sampled tokens, and computes the next masks on a thread."""
-        task = self._threads.submit(_continue, [(state.work, token) for state, token in sampled])
+        """Consumes the sampled tokens, and accepted drafts before them, and computes the next masks on a thread."""
+        consumed = Event() if any(state.drafts for state, _ in sampled) else None
+        rows = [(state.work, (*state.accepted, token), state.drafts) for state, token in sampled]
+        task = self._threads.submit(_continue, rows, consumed, self.timed)
         for state, _ in sampled:
-            state.pending = task
+            state.pending, state.consumed = task, consumed
+            state.accepted.clear()
+
+    def wait_consumed(self, consumed: Event) -> bool:
+        """Waits until tokens are consumed. False: it takes too long, as the mask will."""
+        for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
+            if consumed.wait(_BEAT_SECONDS):
+                return True
+            self.report_alive()
+        return False
+
+    def report_alive(self) -> None:
+        """The worker waits for masks, or computes them, but is not stalled."""
+        self._advance()
 
     def wait(self, state: GrammarState) -> None:
         """Waits until the state's mask is computed, or gives up."""
@@ -150,8 +208,8 @@ class GrammarMasks:
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
             if task.done() or wait([task], _BEAT_SECONDS).done:
                 break
-            self._advance()  # the worker waits, but is not stalled
-        state.pending = None
+            self.report_alive()
+        state.pending = state.consumed = None
         if not task.done():
             state.give_up("its grammar takes too long")
         elif (error := task.exception()) is not None:
@@ -180,25 +238,50 @@ class GrammarMasks:
         work.words = np.zeros(self.vocabulary.words, np.uint32)
         work.matcher = compiled.copy(thinking)
         work.matcher.advance(outputs)
-        _fill(work, work.matcher)
+        _fill(work)
 
 
-def _continue(sampled: list[tuple[MaskWork, int]]) -> None:
-    """Runs on the mask thread."""
-    for work, token in sampled:
-        if work.matcher is not None and not work.error:
-            begin = thread_time()
-            work.matcher.advance((token,))
-            _fill(work, work.matcher)
-            work.seconds_over = max(0.0, work.seconds_over + thread_time() - begin - MASK_SECONDS)
-            if work.seconds_over > MASK_SECONDS_OVER and not work.error:
-                work.error = work.matcher.error = TOO_SLOW
-                work.words[:] = 0
+def _continue(rows: list[tuple[MaskWork, tuple[int, ...], bool]], consumed: Event | None, timed: bool) -> None:
+    """Runs on the mask thread. `rows`: tokens of a sequence, and whether its forced text is drafted."""
+    seconds = [_timed(work, partial(_consume, work, tokens, drafts)) for work, tokens, drafts in rows]
+    if consumed is not None:
+        consumed.set()
+    for (work, tokens, _), before in zip(rows, seconds, strict=True):
+        spent = before + _timed(work, partial(_fill, work))
+        work.seconds_over = max(0.0, work.seconds_over + spent - MASK_SECONDS * len(tokens))
+        if timed and work.seconds_over > MASK_SECONDS_OVER and work.matcher is not None and not work.error:
+            work.error = work.matcher.error = TOO_SLOW
+            work.words[:] = 0
 
 
-def _fill(work: MaskWork, matcher: Matcher) -> None:
-    matcher.fill(work.words)
-    work.error = matcher.error
+def _timed(work: MaskWork, part: Callable[[], None]) -> float:
+    """CPU time of a part of the work, unless that has failed. An exception fails this sequence, and no other of the step."""
+    if work.matcher is None or work.error:
+        return 0.0
+    begin = thread_time()
+    try:
+        part()
+    except Exception as error:
+        work.error = f"its grammar failed: {type(error).__name__}"
+        work.words[:] = 0
+    return thread_time() - begin
+
+
+def _consume(work: MaskWork, tokens: tuple[int, ...], drafts: bool) -> None:
+    assert work.matcher is not None
+    work.matcher.advance(tokens)
+    if drafts:
+        work.forced = work.matcher.forced()
+
+
+def _fill(work: MaskWork) -> None:
+    assert work.matcher is not None
+    work.matcher.fill(work.words)
+    work.error = work.matcher.error
+
+
+def _allows(words: Words, token: int) -> bool:
+    return token >> 5 < words.size and bool(words[token >> 5] & np.uint32(1 << (token & 31)))
 
 
 _NO_WORDS: Final[Words] = np.zeros(0, np.uint32)

@@ -62,6 +62,7 @@ def identity_of(opened: Opened, weights: bytes, config: WorkerConfig, layout: KV
         kernels=kernels,
         layout=layout.fingerprint(),
         block_size=layout.block_size,
+        tp_size=config.ranks,
     )
 
 

@@ -15,7 +15,7 @@ from baton.worker.input_batch import BatchLayout, InputBatch
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.sampling_columns import SamplingColumns
 
-NOBODY: Int64s = np.zeros(0, np.int64)
+NO_SEQUENCES: Int64s = np.zeros(0, np.int64)
 
 
 class BatchMembers:
@@ -39,20 +39,33 @@ class BatchMembers:
 
 
 class InFlightStep:
-    __slots__ = ("drafted", "due", "failed", "launched", "members", "places", "plan", "sampled")
+    __slots__ = (
+        *("began", "drafted", "due", "failed", "launched", "members", "modelled", "needs_tokens", "places", "plan", "rows"),
+        "sampled",
+        "waited",
+    )
 
     def __init__(self, plan: StepPlan, members: BatchMembers) -> None:
         self.plan = plan
         self.members = members
         self.launched: Launched | None = None
         "None: there was nothing to compute."
+        self.rows = 0
+        self.began = 0.0
+        "Time of the launch."
+        self.waited = False
+        "The plan waited for the tokens before it, so that drafts could follow them."
+        self.needs_tokens = False
+        "The step waits for them even without drafts. Known only where drafts have a price."
         self.due: Int64s | None = None
         "Which sequences of the layout get a token. None: all."
-        self.places = NOBODY
+        self.places = NO_SEQUENCES
         "Positions of their tokens (InputBatch.learn)."
         self.drafted: dict[int, int] = {}
         "Draft tokens by slot, if there are any."
-        self.sampled = Sampled(NOBODY)
+        self.modelled: dict[int, int] = {}
+        "Draft tokens of the draft model, by slot."
+        self.sampled = Sampled(NO_SEQUENCES)
         self.failed: dict[int, Failure] = {}
         "Slots that have failed since the launch, in this step or in an earlier one."
 

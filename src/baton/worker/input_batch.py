@@ -69,6 +69,7 @@ class InputBatch:
         self.incarnations[slot] = EMPTY
 
     def assign_slot(self, new: NewSequence) -> None:
+        """Fills an empty slot with a new sequence. Raises ProtocolError if the plan contradicts the state."""
         slot, known, held = new.slot, len(new.tokens), len(new.blocks)
         if not self._is_slot(slot) or self.incarnations[slot] != EMPTY:
             raise ProtocolError(f"the plan seats a sequence in slot {slot}, which is taken or does not exist")

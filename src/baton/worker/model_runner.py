@@ -14,7 +14,7 @@ which the worker's state is invalid.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -22,11 +22,14 @@ from msgspec import structs
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
+from baton.protocol.ids import Slot
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
-from baton.worker.drafters.base import Drafter
+from baton.worker.drafters.base import Drafter, Forced
+from baton.worker.drafters.model import ModelDrafter
 from baton.worker.drafters.price import DraftPrice
+from baton.worker.drafters.priced_model import PricedModel
 from baton.worker.executors.base import Executor
 from baton.worker.failure import Failure, off_grammar
 from baton.worker.grammar_masks import GrammarMasks
@@ -49,10 +52,11 @@ class ModelRunner:
         slots: int,
         grammars: GrammarMasks | None = None,
         drafter: Drafter | None = None,
+        draft_model: ModelDrafter | None = None,
         price: DraftPrice | None = None,
     ) -> None:
-        """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so is `grammars`. `price`: decides
-        how many drafts run; None: all."""
+        """`pool`: the pool that `executor` is bound to. Both are closed with the runner, and so are `grammars` and
+        `draft_model`, which drafts where `drafter` has nothing. `price`: decides how many drafts run; None: all."""
         layout = pool.layout
         if layout != kv_layout(executor.config, layout.block_size, layout.kind):
             raise ProtocolError(f"{layout} is not what a pool of this model looks like")
@@ -61,20 +65,26 @@ class ModelRunner:
         self.steps_ahead = executor.steps_ahead
         self.pool = pool
         self.grammars = grammars or GrammarMasks(None)
-        if drafter is not None and not executor.verifies_drafts:
+        if drafter is not None and not executor.draft_rows_max:
             raise InvalidConfig(f"--speculate: {executor.name} does not verify drafts: leave it out")
         self.drafter = drafter
         self._price = price
+        self._draft_model = None if draft_model is None else PricedModel(draft_model, price)
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
         self._in_flight: deque[InFlightStep] = deque()
         "Submitted and not collected, oldest first."
+        self._collected_at = 0.0
         self.clear()
 
     @property
     def _drafting(self) -> list[Drafter | DraftPrice]:
         """Objects with a state per slot, for drafts."""
         return [each for each in (self.drafter, self._price) if each is not None]
+
+    @property
+    def _drafts_at_all(self) -> bool:
+        return self.drafter is not None or self._draft_model is not None
 
     def clear(self) -> None:
         """Empties every slot, as at the start. Data in the pool stays, but is not referenced."""
@@ -95,23 +105,32 @@ class ModelRunner:
         self._advance = word.advance
         self.grammars.report_progress(word)
         self.executor.report_progress(word)
+        if self._draft_model is not None:
+            self._draft_model.report_progress(word)
 
     def must_wait(self, plan: StepPlan) -> bool:
-        """Whether all earlier steps must be collected before this one is submitted: steps_ahead is reached, or a sequence is
-        sampled on the host, which needs the tokens so far."""
+        """Whether all earlier steps must be collected before this one is submitted: steps_ahead is reached, a sequence is
+        sampled on the host, which needs the tokens so far, or drafts are in flight or wanted, which need them too."""
         if not self._in_flight:
             return False
         if len(self._in_flight) >= self.steps_ahead:
             return True
         on_host = self.executor.samples_on_host
-        if plan.run.drafts:
+        if any(one.drafted for one in self._in_flight):
+            return True
+        if plan.run.drafts and self._drafts_at_all and (self._price is None or self._price.worth_waiting(plan.step)):
             return True
         if any((sampled_on_host if on_host else waits_for_tokens)(params) for params in plan.sampling):
             return True
-        column = self.sampling.on_host if on_host else self.sampling.waits
-        return bool(column[list(plan.run.slots)].any())
+        return self._needs_tokens(plan.run)
+
+    def _needs_tokens(self, run: BatchRows) -> bool:
+        """Whether a sequence in its slot needs its tokens so far before its next step is launched, with or without drafts."""
+        column = self.sampling.on_host if self.executor.samples_on_host else self.sampling.waits
+        return bool(column[list(run.slots)].any())
 
     def submit(self, plan: StepPlan) -> InFlightStep:
+        """Applies the plan and launches its step. `collect` returns the result later, in the order of the plans."""
         if len(self._in_flight) >= self.steps_ahead:
             raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
@@ -119,13 +138,13 @@ class ModelRunner:
         in_flight = InFlightStep(plan, self._members(plan.run))
         layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
-            drafts = self._drafts(in_flight) if plan.run.drafts else {}
+            in_flight.needs_tokens = self._price is not None and self.steps_ahead > 1 and self._needs_tokens(plan.run)
+            drafts = self._drafts(in_flight) if plan.run.drafts and not self._in_flight else {}
             flat = self.batch.flatten_drafted(layout, drafts) if drafts else self.batch.flatten(layout)
             in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
-            began = perf_counter()
+            in_flight.rows, in_flight.began = len(flat.token_ids), perf_counter()
+            in_flight.waited = self._price is not None and self._price.has_waited(plan.step)
             in_flight.launched = self.executor.launch(flat, sampling)
-            if self._price is not None and not plan.new and max(plan.run.counts) == 1:
-                self._price.measured(len(flat.token_ids), perf_counter() - began)
             in_flight.places = self.batch.advance(layout, in_flight.of_due(layout.slots))
         self._in_flight.append(in_flight)
         return in_flight
@@ -136,6 +155,7 @@ class ModelRunner:
         if in_flight.launched is not None:
             in_flight.sampled = self.executor.collect(in_flight.launched)
         self._in_flight.popleft()
+        self._measure(in_flight)
         self._learn(in_flight)
         return in_flight.result()
 
@@ -146,12 +166,16 @@ class ModelRunner:
     def close(self) -> None:
         """Releases the pool: nothing can be run afterwards."""
         self.grammars.close()
+        if self._draft_model is not None:
+            self._draft_model.close()
         self.executor.close()
         self.pool.close()
 
     # The plan
 
     def _apply_plan(self, plan: StepPlan) -> None:
+        """Applies drops, new sequences and table changes of a plan to the slots. Raises ProtocolError if they contradict the
+        state."""
         if self._last_step is not None and plan.step != self._last_step + 1:
             raise ProtocolError(f"step {plan.step} follows step {self._last_step}: a plan was lost or came twice")
         self._last_step = plan.step
@@ -177,6 +201,8 @@ class ModelRunner:
             self.batch.fold(slot, place, block)
 
     def _assign_slot(self, new: NewSequence, sampling: SamplingParams, bad_words: BadWords | None) -> SequenceSampling:
+        """Fills the slot with a new sequence, and builds its sampling state. An invalid sequence gets harmless settings and
+        fails alone."""
         vocabulary = self.config.vocab_size
         if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
             self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
@@ -185,7 +211,9 @@ class ModelRunner:
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
         grammar = self.grammars.assign_slot(sampling, outputs)
         for each in self._drafting:
-            each.seat(new.slot, grammar)
+            each.assign_slot(new.slot, grammar)
+        if self._draft_model is not None:
+            self._draft_model.assign_slot(new.slot)
         made = SequenceSampling(sampling, new.index, vocabulary, prompt, outputs, bad_words, grammar)
         if made.bans_max > BANS_MAX:
             words = f"bad_words and min_tokens exclude {made.bans_max} tokens at a time, and at most {BANS_MAX} are allowed"
@@ -201,7 +229,7 @@ class ModelRunner:
     def _members(self, run: BatchRows) -> BatchMembers:
         """The members of a step: most steps run the sequences of the last one."""
         members = self._last_members
-        if members is None or members.run != run:
+        if members is None or members.run.slots != run.slots or members.run.counts != run.counts:
             self.batch.check_run(run)
             members = self._last_members = BatchMembers(run, self.batch, self.sampling, self._failed)
         return members
@@ -210,25 +238,53 @@ class ModelRunner:
         """Drafts by place in the layout, at most as many as the plan has room for. The values of all tokens are known
         (must_wait)."""
         run, slots, batch, drafter = in_flight.plan.run, in_flight.members.layout.slots.tolist(), self.batch, self.drafter
+        left = self.executor.draft_rows_max
         if len(run.drafts) != len(run.slots) or min(run.drafts) < 0:
             raise ProtocolError(f"step {in_flight.plan.step} has drafts for other rows than it runs")
-        if drafter is None:
+        if not self._drafts_at_all:
             return {}
         most, found = dict(zip(run.slots, run.drafts, strict=True)), dict[int, Sequence[int]]()
         for place, slot in enumerate(slots):
-            draft = drafter.propose(slot, batch.tokens[slot, : batch.lengths[slot]], most[slot]) if most[slot] else ()
+            room = min(left, most[slot])
+            draft = drafter.propose(slot, batch.tokens[slot, : batch.lengths[slot]], room) if drafter and room else ()
             if draft:
                 found[place] = draft
-        if self._price is not None and found:
-            found = self._that_pay(self._price, slots, found)
+                left -= len(draft)
+        if self._price is not None:
+            found = self._paying_drafts(self._price, in_flight, slots, found) if found else found
+        if self._draft_model is not None:
+            found |= self._modelled(self._draft_model, in_flight, slots, most, found)
+        if self._price is not None:
+            self._price.tried(found=bool(found))
         in_flight.drafted = {slots[place]: len(draft) for place, draft in found.items()}
         return found
 
-    def _that_pay(self, price: DraftPrice, slots: list[int], found: dict[int, Sequence[int]]) -> dict[int, Sequence[int]]:
-        """The drafts that are worth their rows."""
+    def _modelled(
+        self,
+        model: PricedModel,
+        in_flight: InFlightStep,
+        slots: list[int],
+        most: Mapping[Slot, int],
+        found: dict[int, Sequence[int]],
+    ) -> dict[int, Sequence[int]]:
+        """Drafts of the draft model, for sequences without others."""
+        others = {slot: most[Slot(slot)] for place, slot in enumerate(slots) if place not in found and most[Slot(slot)]}
+        if not others:
+            return {}
+        rows = len(slots) + sum(map(len, found.values()))
+        drafts = model.drafts(len(slots), rows, others, self.batch)
+        in_flight.modelled = {slot: len(draft) for slot, draft in drafts.items()}
+        return {slots.index(slot): draft for slot, draft in drafts.items()}
+
+    def _paying_drafts(
+        self, price: DraftPrice, in_flight: InFlightStep, slots: list[int], found: dict[int, Sequence[int]]
+    ) -> dict[int, Sequence[int]]:
+        """Drafts, shortened to those that are worth their rows. The price learns from the proposed drafts, run or not."""
         for place in found:
             price.known(slots[place], self.batch.tokens[slots[place], : self.batch.lengths[slots[place]]])
-        chosen = price.choose(len(slots), {slots[place]: len(draft) for place, draft in found.items()})
+            price.proposed(slots[place], forced=isinstance(found[place], Forced))
+        drafts = {slots[place]: len(draft) for place, draft in found.items()}
+        chosen = price.choose(len(slots), drafts, waits=not in_flight.needs_tokens)
         for place, draft in found.items():
             if slots[place] not in chosen:
                 price.not_run(slots[place], int(self.batch.lengths[slots[place]]), draft[0])
@@ -236,7 +292,26 @@ class ModelRunner:
 
     # Results of a step
 
+    def _measure(self, in_flight: InFlightStep) -> None:
+        """Teaches the price of a step without prompts. One that waited for tokens counts from their arrival on: the device is
+        idle in between. If it needs them even without drafts, drafts are not charged for that."""
+        plan, before, now = in_flight.plan, self._collected_at, perf_counter()
+        self._collected_at = now
+        if self._price is None or not in_flight.rows or plan.new or max(plan.run.counts) > 1:
+            return
+        if in_flight.needs_tokens or not in_flight.waited:
+            seconds = now - (before if in_flight.needs_tokens else max(before, in_flight.began))
+            self._price.measured(in_flight.rows, seconds)
+            if self._draft_model is not None:
+                self._draft_model.stepped(seconds)
+        elif in_flight.drafted:
+            self._price.measured(in_flight.rows, now - before, waited=True)
+        else:
+            self._price.waited_for_nothing(in_flight.rows, now - before)
+
     def _learn(self, in_flight: InFlightStep) -> None:
+        """Stores the sampled tokens of a collected step in the slots, their sampling states and grammars; fails sequences
+        without a token."""
         members, sampled = in_flight.members, in_flight.sampled
         for place, failure in sampled.failed.items():
             grammar = members.sampling.states[place].grammar
@@ -266,14 +341,19 @@ class ModelRunner:
         """Stores accepted drafts behind the known tokens. No later step is launched: its plan would have waited."""
         members, sampled = in_flight.members, in_flight.sampled
         places = np.arange(len(members.layout.slots)) if in_flight.due is None else in_flight.due
-        positions = dict(zip(places.tolist(), in_flight.places.tolist(), strict=True))
+        positions, drafting = dict(zip(places.tolist(), in_flight.places.tolist(), strict=True)), self._drafting
+        right: dict[int, int] = {}
         for place, slot in enumerate(members.layout.slots.tolist()):
             accepted = sampled.accepted.get(place, ())
             if accepted:
                 self.batch.accept(slot, positions[place], [*accepted, int(sampled.tokens[place])])
-            if slot in in_flight.drafted:
-                for each in self._drafting:
+            if slot in in_flight.modelled:
+                right[slot] = len(accepted)
+            elif slot in in_flight.drafted:
+                for each in drafting:
                     each.accepted(slot, in_flight.drafted[slot], len(accepted))
+        if self._draft_model is not None:
+            self._draft_model.verified(len(members.layout.slots), in_flight.modelled, right)
 
     def _fail_late(self, in_flight: InFlightStep, place: int, failure: Failure) -> None:
         """Fails the sequence in all launched steps that run it."""

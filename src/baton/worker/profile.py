@@ -79,10 +79,12 @@ def _sequence(slot: int, tokens: int, computed: int, blocks: tuple[int, ...]) ->
     return NewSequence(Slot(slot), Incarnation(1), (0,) * tokens, tokens, computed, numbers, 0, 0)
 
 
-def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConfig, share: float) -> int:
-    """The number of blocks. Raises InvalidConfig, with numbers and advice, if none fits."""
+def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConfig, share: float, *, beside: int = 0) -> int:
+    """The number of blocks. `beside`: bytes that each has in another pool. Raises InvalidConfig, with numbers and advice, if
+    none fits."""
     room = profile.pool_bytes(share) - int(config.memory_reserved_gib * GIB)
-    blocks = room // layout.block_bytes
+    block = layout.block_bytes + beside
+    blocks = room // block
     if blocks >= 1:
         return blocks
     total, used, step = (count / GIB for count in (profile.total_bytes, profile.used_bytes, profile.step_bytes))
@@ -90,6 +92,6 @@ def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConf
     raise InvalidConfig(
         f"no KV block fits: gpu_memory_utilization {share:g} of {total:.2f} GiB is {share * total:.2f} GiB; {used:.2f} GiB are "
         f"in use with the weights loaded, a step of {config.tokens_per_step} tokens and {config.slots} sequences needs "
-        f"{step:.2f} GiB more{host}, and a block {layout.block_bytes / GIB:.4f} GiB: raise gpu_memory_utilization, lower "
+        f"{step:.2f} GiB more{host}, and a block {block / GIB:.4f} GiB: raise gpu_memory_utilization, lower "
         "max_num_batched_tokens or max_num_seqs, or give the number of blocks with kv_blocks (--kv-blocks)"
     )

@@ -89,6 +89,7 @@ def _masks(rows: Sequence[SampleRow], vocabulary: int) -> Masks | None:
 
 
 def _adjust(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> None:
+    """Changes the logits of the touched rows in place: excluded tokens, bias, penalties, then a forced token."""
     forbidden = [(i, rows[i].state.forbidden(rows[i].outputs)) for i in touched]
     at = _places(forbidden)
     if at is not None:
@@ -106,6 +107,7 @@ def _adjust(logits: Floats, rows: Sequence[SampleRow], touched: list[int]) -> No
 
 
 def _penalise(logits: Floats, states: list[tuple[int, SequenceSampling]]) -> None:
+    """Applies repetition, frequency and presence penalties to the rows of these states, in place."""
     tallies = [(i, state.params, state.tally) for i, state in states if state.tally is not None]
     at = _places([(i, tally.ids) for i, _, tally in tallies])
     if at is None:

@@ -18,7 +18,7 @@ class SamplingBatch:
 
     __slots__ = (
         *("asks_prompts", "columns", "constrained", "draws", "excludes", "on_host", "plain", "pools"),
-        *("sequences", "slots", "states", "tallied", "tells"),
+        *("sequences", "slots", "states", "tallied", "token_logprobs"),
     )
 
     def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
@@ -35,7 +35,7 @@ class SamplingBatch:
         self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
         self.pools = [(place, state.pool) for place, state in enumerate(self.states) if state.pool is not None]
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
-        self.tells = any(state.params.logprobs is not None for state in self.states)
+        self.token_logprobs = any(state.params.logprobs is not None for state in self.states)
         "Some sequence requests log-probabilities of sampled tokens."
         self.on_host = any(state.on_host for state in self.states)
         self.constrained = [(place, state.grammar) for place, state in enumerate(self.states) if state.grammar is not None]

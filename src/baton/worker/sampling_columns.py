@@ -37,6 +37,10 @@ class SamplingColumns:
         self.waits[slot] = waits_for_tokens(state.params)
         self._changed[slot] = None
 
+    def changed(self, slot: int) -> None:
+        """Counts of its tokens have changed otherwise than by one token per step."""
+        self._changed[slot] = None
+
     def drop(self, slot: int) -> None:
         self.states[slot] = None
         self.on_host[slot] = self.waits[slot] = False

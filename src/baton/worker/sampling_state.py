@@ -162,7 +162,7 @@ class SequenceSampling:
         limited = rules is not None and rules.budget is not None and rules.end < vocab_size
         self.thought = Thought(rules) if limited and rules is not None else None
         self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
-        "Its logits may be changed before a token is chosen from those that its grammar allows."
+        "True: the logits may be changed before a token is chosen from those that its grammar allows."
         top_k = min(params.top_k, vocab_size)  # any number may be requested
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
         "draws.DRAW, without the uniform number."
@@ -180,10 +180,10 @@ class SequenceSampling:
             parts.append(self.bad_words.forbidden(outputs))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def bans(self, outputs: NDArray[np.int32]) -> Int32s:
+    def bans(self, outputs: NDArray[np.int32], mask: NDArray[np.uint32] | None = None) -> Int32s:
         """As forbidden(), without single bad words: [bans, 2], (last token that activates it or ANY, token). The last of
-        `outputs` may be FEEDBACK."""
-        early = self.stop_ids.size and self._keeps_going(outputs)
+        `outputs` may be FEEDBACK. `mask`: what the grammar allows after these outputs, if that is not its present mask."""
+        early = self.stop_ids.size and self._keeps_going(outputs, mask)
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
         return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
 
@@ -193,15 +193,18 @@ class SequenceSampling:
         stops = self.stop_ids.size if self.params.min_tokens else 0
         return int(stops) + (0 if self.bad_words is None else self.bad_words.bans_max)
 
-    def forced(self, outputs: NDArray[np.int32]) -> int | None:
-        """The only allowed next token, if there is only one. `outputs` must not contain FEEDBACK."""
-        return None if self.thought is None else self.thought.forced(outputs)
+    def forced(self, outputs: NDArray[np.int32], *, drafts: bool = False) -> int | None:
+        """The only allowed next token, if there is only one. `outputs` must not contain FEEDBACK. `drafts`: they end with
+        some."""
+        if self.thought is None:
+            return None
+        return self.thought.forced_behind(outputs) if drafts else self.thought.forced(outputs)
 
-    def _keeps_going(self, outputs: NDArray[np.int32]) -> bool:
+    def _keeps_going(self, outputs: NDArray[np.int32], mask: NDArray[np.uint32] | None = None) -> bool:
         """No stop id is drawn before min_tokens, unless the grammar allows nothing else."""
         if outputs.size >= self.params.min_tokens:
             return False
-        return self.grammar is None or not allows_only(self.grammar.mask(), self.stop_ids)
+        return self.grammar is None or not allows_only(self.grammar.mask() if mask is None else mask, self.stop_ids)
 
     def sampled(self, token: int) -> None:
         if self.tally is not None:

@@ -7,6 +7,7 @@ masks   a bit per allowed token (token_masks.py), for structured output
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +30,16 @@ def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
     if not sampling.excludes:
         return None
     slots, outputs, states = sampling.slots.tolist(), sampling.sequences.outputs, sampling.states
-    pairs = [states[place].bans(outputs(slots[place])) if states[place].excluded else NONE for place in places.tolist()]
+    return bans_from(
+        [states[place].bans(outputs(slots[place])) if states[place].excluded else None for place in places.tolist()]
+    )
+
+
+def bans_from(pairs: Sequence[Int32s | None]) -> Bans | None:
+    """pairs: per row. None: there are no bans."""
     ends = np.zeros(len(pairs) + 1, np.int32)
-    np.cumsum([len(part) for part in pairs], out=ends[1:])
-    return Bans(ends, np.concatenate(pairs)) if ends[-1] else None
+    np.cumsum([0 if part is None else len(part) for part in pairs], out=ends[1:])
+    return Bans(ends, np.concatenate([part for part in pairs if part is not None])) if ends[-1] else None
 
 
 def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
@@ -53,9 +60,12 @@ def forced_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> di
             continue
         token = state.forced(sampling.sequences.outputs(int(sampling.slots[place])))
         if token is not None:
-            bits = masks[place] = np.zeros(-(-vocabulary // 32), np.uint32)
-            bits[token // 32] = np.uint32(1 << (token % 32))
+            masks[place] = only(token, vocabulary)
     return masks
 
 
-NONE: Int32s = np.zeros((0, 2), np.int32)
+def only(token: int, vocabulary: int) -> NDArray[np.uint32]:
+    """The mask that allows one token."""
+    bits = np.zeros(-(-vocabulary // 32), np.uint32)
+    bits[token // 32] = np.uint32(1 << (token % 32))
+    return bits

@@ -8,6 +8,7 @@ OVER     for the rest of the answer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
 import numpy as np
@@ -34,11 +35,15 @@ class Thought:
         """The only allowed next token, if there is only one."""
         if self._state != "over":
             for token in outputs[self._read :]:
-                self._take(int(token))
+                self._advance(int(token))
         budget = self._rules.budget
         return self._rules.end if budget is not None and self._state == "open" and self._used >= budget else None
 
-    def _take(self, token: int) -> None:
+    def forced_behind(self, outputs: NDArray[np.int32] | Sequence[int]) -> int | None:
+        """As forced(), of outputs that end with drafts: they are not read for good."""
+        return copy(self).forced(outputs)
+
+    def _advance(self, token: int) -> None:
         self._read += 1
         if self._state == "before":
             if token == self._rules.start:

@@ -65,11 +65,13 @@ class Verification:
         while places.size:
             at = np.array([self._row_of[place] for place in places.tolist()]) + ahead
             chosen = self._choose(places, at, ahead)
-            going = [self._take(sampled, place, row, int(at[row]), chosen, ahead) for row, place in enumerate(places.tolist())]
+            going = [
+                self._accept(sampled, place, row, int(at[row]), chosen, ahead) for row, place in enumerate(places.tolist())
+            ]
             places, ahead = places[going], ahead + 1
 
-    def _take(self, sampled: Sampled, place: int, row: int, at: int, chosen: Chosen, ahead: int) -> bool:
-        """Keeps the token of one place. True: it is the draft of the next row, which is sampled next."""
+    def _accept(self, sampled: Sampled, place: int, row: int, at: int, chosen: Chosen, ahead: int) -> bool:
+        """Record the sampled token of one place. True: it equals the draft of the next row, which is then sampled next."""
         if row in chosen.failed:
             if ahead:
                 sampled.consumed.add(place)

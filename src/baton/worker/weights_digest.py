@@ -4,6 +4,8 @@ Reading gigabytes twice is expensive, so a file's digest is cached in a private 
 identify the file's state: device, inode, size, mtime and ctime. ctime cannot be set back, so a file that was changed in place
 is detected even if its mtime was restored. Threads compute the digest during loading, from the same mapped pages.
 
+Of several ranks, the first computes the digest; the others take it if they have mapped the same files in the same state.
+
     file = BLAKE2b over (size, BLAKE2b of each chunk)        weights = BLAKE2b over the sorted digests of their files
 """
 
@@ -22,6 +24,7 @@ from pathlib import Path
 from baton.errors import EngineError, ModelFileBroken
 from baton.models.files import MappedFile
 from baton.native.build_cache import open_folder, user_cache
+from baton.worker.collective.base import Collective
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +49,20 @@ class Digest:
 class DigestInProgress:
     """A context manager: at its end its threads are stopped."""
 
-    def __init__(self, files: Sequence[MappedFile], threads: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, files: Sequence[MappedFile], threads: int, folder: Path | None = None, collective: Collective | None = None
+    ) -> None:
+        """`collective`: of ranks that all make this call and then call result()."""
         self._files = files
+        self._collective = collective
+        self._computes = collective is None or _differs_from_first(files, collective) or collective.rank == 0
         self._store = DigestStore(folder)
         self._begun = time.perf_counter()
         self._ended = self._begun
         self._pool = ThreadPoolExecutor(max(1, threads), "weights-digest")
-        self._kept = [self._store.find(file) for file in files]
-        self._chunks = [[] if kept else self._begin(file) for file, kept in zip(files, self._kept, strict=True)]
+        computed = files if self._computes else ()
+        self._kept = [self._store.find(file) for file in computed]
+        self._chunks = [[] if kept else self._begin(file) for file, kept in zip(computed, self._kept, strict=True)]
 
     def _begin(self, file: MappedFile) -> list[Future[bytes]]:
         return [self._pool.submit(self._chunk, file, at) for at in range(0, len(file.buffer), CHUNK_BYTES)]
@@ -73,17 +82,25 @@ class DigestInProgress:
     def result(self) -> Digest:
         """Must be called after the weights are loaded. Raises ModelFileBroken if a file has changed: the loaded content is
         unknown."""
+        computed, read = self._computed() if self._computes else (bytes(DIGEST_BYTES), 0)
+        for file in self._files:
+            if _changed(file):
+                raise ModelFileBroken(f"{file.path}: it was changed while it was loaded; start again")
+        of_first = computed if self._collective is None else self._collective.notes(computed)[0]
+        return Digest(computed if self._computes else of_first, self._ended - self._begun, read)
+
+    def _computed(self) -> tuple[bytes, int]:
+        """The digest of all files, and the bytes that were read for it."""
         found: list[bytes] = []
         read = 0
         for file, kept, chunks in zip(self._files, self._kept, self._chunks, strict=True):
             digest = kept or _hash(FORMAT, len(file.buffer).to_bytes(8, "little"), *(chunk.result() for chunk in chunks))
-            if _changed(file):
-                raise ModelFileBroken(f"{file.path}: it was changed while it was loaded; start again")
             if not kept:
                 read += len(file.buffer)
-                self._store.keep(file, digest)
+                if not _changed(file):
+                    self._store.keep(file, digest)
             found.append(digest)
-        return Digest(_hash(FORMAT, *sorted(found)), self._ended - self._begun, read)
+        return _hash(FORMAT, *sorted(found)), read
 
 
 def _hash(*parts: bytes | memoryview) -> bytes:
@@ -100,6 +117,13 @@ def _changed(file: MappedFile) -> bool:
     except OSError:
         return False
     return now.st_ino == file.stat.st_ino and now.st_dev == file.stat.st_dev and _state(now) != _state(file.stat)
+
+
+def _differs_from_first(files: Sequence[MappedFile], collective: Collective) -> bool:
+    """Whether this rank has mapped other files than rank 0, or the same ones in another state."""
+    states = [f"{file.stat.st_dev} {file.stat.st_ino} {_state(file.stat)}\n".encode() for file in files]
+    state = _hash(FORMAT, *states)
+    return collective.notes(state)[0] != state
 
 
 def _state(stat: os.stat_result) -> str:

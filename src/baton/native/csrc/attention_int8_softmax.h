@@ -5,7 +5,7 @@
  *   keys     [head_dim / 4][16 tokens][4 dimensions]   bytes     then scales [16 tokens]   float
  *   values   [16 / 4 tokens][head_dim][4 tokens]       bytes     then scales [16 tokens]   float
  *
- * So four bytes of a query meet four bytes of each key in one lane, and no sum across lanes is needed; likewise four weights
+ * Hence four bytes of a query meet four bytes of each key in one lane, and no sum across lanes is needed; likewise four weights
  * and the values of four tokens. Queries and keys are rotated (hadamard.h), after RoPE, and then bytes with one scale a row
  * will do for both. Weights of a key tile, once they are multiplied by the scales of the values, get two digits to base 128:
  *
@@ -75,7 +75,7 @@ typedef struct { float *out, *totals, *maxima; } Part;  /* [rows][dim], [rows][L
 
 #define PART_FLOATS(rows, dim) ((rows) * ((dim) + LANES + 1))
 
-/* What is a vector lies where a vector does, if the memory does. */
+/* Every vector is aligned if the memory is. */
 ALWAYS Part part_in(float *memory, int64_t rows, int64_t dim) {
     return (Part){memory, memory + rows * dim, memory + rows * (dim + LANES)};
 }
@@ -103,7 +103,7 @@ typedef struct {
     float units[TILE_HEIGHT], keep[TILE_HEIGHT];
 } Int8Weights;
 
-/* What a weight of 1 at each token becomes, and what that counts. */
+/* Set `shares` to the bytes of a weight of 1 at each token; returns the value of one unit. */
 ALWAYS float of_scales(const float *scales, int64_t width, float *shares) {
     float most = largest_magnitude(scales, width), inverse = inverse_of(most, WEIGHT_MOST_OF_ALL);
     for (int64_t t = 0; t < width; t++) shares[t] = scales[t] * inverse;

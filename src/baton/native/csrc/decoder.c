@@ -28,7 +28,7 @@ int baton_allow(void) {
 
 /* Bytes of the structures that Python fills in (native/library.py), up to `count` of them; how many there are. */
 int64_t baton_sizes(int64_t *sizes, int64_t count) {
-    const int64_t all[] = {sizeof(Matrix), sizeof(Mixture), sizeof(LayerWeights), sizeof(Shape), sizeof(Experts), sizeof(Model), sizeof(Step)};
+    const int64_t all[] = {sizeof(Matrix), sizeof(Mixture), sizeof(LayerWeights), sizeof(Shape), sizeof(Experts), sizeof(Model), sizeof(Step), sizeof(Exchange)};
     const int64_t there = sizeof all / sizeof *all;
     for (int64_t i = 0; i < min_int(count, there); i++) sizes[i] = all[i];
     return there;
@@ -58,21 +58,26 @@ int64_t baton_threads(const Decoder *decoder) { return decoder->team->threads; }
 /* The calling thread advances this word from now on, several times per layer. NULL: no word. */
 void baton_progress(Decoder *decoder, _Atomic uint64_t *word) { decoder->team->progress = word ? word : &decoder->team->unwatched; }
 
-/* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory. */
+/* The hidden rows of the step, before the last norm: valid until the next call. NULL: not enough memory, or a rank is missing. */
 const float *baton_hidden(Decoder *decoder, const Step *step) {
+    Exchange *exchange = decoder->model->exchange;
     if (!buffers_fit(decoder, step->tokens, step->sequences)) return NULL;
+    if (exchange && step->tokens * decoder->model->hidden * 4 > exchange->slot_bytes) return NULL;
     const Shape *shape = &decoder->model->attention;
     KVKind kind = (KVKind)decoder->model->kv_kind;
     int64_t rows = item_starts(step, shape, kind, decoder->team->threads, decoder->shared.item_starts);
     int64_t items = decoder->shared.item_starts[step->sequences], splits = splits_of_items(step, shape, kind, decoder->team->threads, items);
     if (!parts_fit(decoder, part_floats(shape, items, splits))) return NULL;
-    Hidden job = {decoder, *step, rows, items, splits};
+    Hidden job = {decoder, *step, rows, items, splits, exchange ? exchange->meetings : 0};
     TEAM_RUN(decoder->team, hidden_job, &job, phases_of(decoder->model));
-    return decoder->shared.hidden;
+    if (exchange) exchange->meetings += (uint32_t)decoder->model->layers * MEETINGS_OF_A_LAYER;
+    return exchange && atomic_load(&exchange->missing) ? NULL : decoder->shared.hidden;
 }
 
-/* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory. */
-int baton_logits(Decoder *decoder, const float *hidden, int64_t rows, float *logits) { return run_logits(decoder, hidden, rows, logits, NULL); }
+/* logits: [rows][vocabulary]. 0, or 1 where there is not enough memory or a rank is missing. */
+int baton_logits(Decoder *decoder, const float *hidden, int64_t rows, float *logits) {
+    return run_logits(decoder, hidden, rows, logits, NULL) || gather_logits(decoder, rows, logits);
+}
 
 /* tokens: see head.h. */
 int baton_likeliest(Decoder *decoder, const float *hidden, int64_t rows, const uint32_t *const *allowed, int64_t *tokens) {
@@ -82,6 +87,12 @@ int baton_likeliest(Decoder *decoder, const float *hidden, int64_t rows, const u
 int baton_choose(Decoder *decoder, float *logits, const Draw *draws, const uint32_t *const *allowed, int64_t rows, int64_t *tokens) {
     return drawn_tokens(decoder, logits, draws, allowed, rows, tokens);
 }
+
+/* ---- ranks (exchange.h) ---- */
+
+int baton_sum(Exchange *exchange, float *numbers, int64_t count) { return exchange_sum(exchange, numbers, count); }
+
+int baton_gather(Exchange *exchange, const uint8_t *part, int64_t bytes, uint8_t *out) { return exchange_gather(exchange, part, bytes, out); }
 
 /* ---- for tests ---- */
 

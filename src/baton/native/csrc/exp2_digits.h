@@ -131,7 +131,7 @@ ALWAYS void store_digits(const f32v *x, int8_t *high, int8_t *low) {
 #endif
 #endif
 
-/* What a row's sum of weights begins with: zero; NaN where its largest score or its scale is not finite. */
+/* First value of a row's sum of weights: zero; NaN where its largest score or its scale is not finite. */
 #if defined(__aarch64__)
 ALWAYS float first_total(float top, float scale) { return (top - top) + (scale - scale); }
 #else
@@ -139,7 +139,7 @@ ALWAYS f32v exp2_of_weight(f32v x) { return exp2_lanes(x); }
 ALWAYS float first_total(float top, float scale) { return (void)top, (void)scale, 0.0f; }  /* exp2_lanes() keeps NaN */
 #endif
 
-/* What has to be added to score * scale for an exponent that is not above zero: -top * scale, where that is small. It is rounded,
+/* The number to add to score * scale for an exponent that is not above zero: -top * scale, where that is small. It is rounded,
  * and in one multiply-add what rounding took away comes back: of a large score so much that the likeliest token would weigh more
  * than 1, and its weight need a third digit. So large scores are taken against the top first, which is exact where it matters. */
 ALWAYS float below_top(float *restrict scores, int64_t width, float top, float scale) {

@@ -7,7 +7,7 @@
  *   down        the same, from the rows of the pairs to the outputs of the pairs
  *   sum         of each row: outputs times shares in the order of picks, then the shared expert's
  *
- * What a row gets depends on that row alone: every product has the same bits for any rows beside it (matrix.h), and no sum goes over
+ * The result of a row depends on that row alone: every product has the same bits for any rows beside it (matrix.h), and no sum goes over
  * rows. How many chunks a phase has depends on the number of rows and not on the picks: a member that comes late must know it, too.
  */
 #pragma once
@@ -77,21 +77,27 @@ static void cut_units(const ExpertBuffers *e, const int32_t *ends, int64_t count
     for (; unit < units; unit++) e->units[unit] = (Unit){0, 0, 0};
 }
 
-/* A phase of one chunk. */
+#define OF_ANOTHER_RANK -1
+
+ALWAYS int is_own(const Model *m, int64_t expert) { return expert >= m->experts.first && expert < m->experts.first + m->experts.own; }
+
+/* A phase of one chunk. Pairs of experts that another rank has are left out. */
 static void sort_pairs(Member *me, const Decoder *decoder, int64_t rows) {
     const Model *m = decoder->model;
     const ExpertBuffers *e = &decoder->shared.experts;
     int64_t k = m->experts.per_token, pairs = pairs_of(m, rows);
     while (next_chunk(me, 1) >= 0) {
-        int32_t next[m->experts.count + 1];  /* of each expert: where its next pair goes; when all are there, where they end */
+        int32_t next[m->experts.own + 1];  /* of each expert: where its next pair goes; when all are there, where they end */
         memset(next, 0, sizeof next);
-        for (int64_t i = 0; i < pairs; i++) next[e->picks[i] + 1]++;
-        for (int64_t x = 1; x <= m->experts.count; x++) next[x] += next[x - 1];
+        for (int64_t i = 0; i < pairs; i++)
+            if (is_own(m, e->picks[i])) next[e->picks[i] - m->experts.first + 1]++;
+        for (int64_t x = 1; x <= m->experts.own; x++) next[x] += next[x - 1];
         for (int64_t i = 0; i < pairs; i++) {
-            int32_t place = next[e->picks[i]]++;
-            e->places[i] = place, e->rows[place] = (int32_t)(i / k);
+            int32_t place = is_own(m, e->picks[i]) ? next[e->picks[i] - m->experts.first]++ : OF_ANOTHER_RANK;
+            e->places[i] = place;
+            if (place != OF_ANOTHER_RANK) e->rows[place] = (int32_t)(i / k);
         }
-        cut_units(e, next, m->experts.count, units_of(m, rows));
+        cut_units(e, next, m->experts.own, units_of(m, rows));
     }
     barrier(me, 1);
 }
@@ -179,6 +185,7 @@ static void sum_of_picks(const Decoder *decoder, int64_t row, float *restrict su
     int64_t k = m->experts.per_token;
     for (int64_t i = 0; i < m->hidden; i++) sum[i] = 0.0f;
     for (int64_t pick = row * k; pick < (row + 1) * k; pick++) {
+        if (e->places[pick] == OF_ANOTHER_RANK) continue;
         const float *restrict out = e->out + e->places[pick] * m->hidden;
         for (int64_t i = 0; i < m->hidden; i++) sum[i] = FMA(out[i], e->shares[pick], sum[i]);
     }
@@ -188,9 +195,16 @@ static void sum_of_picks(const Decoder *decoder, int64_t row, float *restrict su
     for (int64_t i = 0; i < m->hidden; i++) sum[i] = FMA(shared[i], gate, sum[i]);
 }
 
-/* A phase: what mixture() found is added to the residual, normed first where there is such a norm. */
-static void add_mixture(Member *me, const Decoder *decoder, const Norm *norm, int64_t rows) {
+/* A phase: what mixture() found is added to the residual, summed over ranks or normed first where that is due. */
+static void add_mixture(Member *me, const Decoder *decoder, const Norm *norm, int64_t rows, uint32_t meeting) {
     const Model *m = decoder->model;
+    if (m->exchange) {
+        float *slot = slot_of(m->exchange, m->exchange->rank, meeting);
+        for (int64_t row; (row = next_chunk(me, rows)) >= 0;) sum_of_picks(decoder, row, slot + row * m->hidden);
+        barrier(me, rows);
+        add_of_ranks(me, decoder, rows, norm, meeting);
+        return;
+    }
     for (int64_t row; (row = next_chunk(me, rows)) >= 0;) {
         float sum[m->hidden], normed[m->hidden], *hidden = decoder->shared.hidden + row * m->hidden;
         sum_of_picks(decoder, row, sum);

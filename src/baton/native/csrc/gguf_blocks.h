@@ -5,7 +5,7 @@
 
 #include "quantize_rows.h"
 
-/* What a row may be stored as. Matrices are of the first four kinds (float32, Q8_0, Q4_0, Q4_1) or MXFP4. */
+/* Formats of a stored row. Matrices are of the first four kinds (float32, Q8_0, Q4_0, Q4_1) or MXFP4. */
 typedef enum { F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 } Kind;
 
 /* Weights of eight bits are never multiplied as they are stored: both sides are rotated first (matmul_int8.h). */

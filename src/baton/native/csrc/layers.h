@@ -79,14 +79,22 @@ typedef struct {
     Decoder *decoder;
     Step step;
     int64_t item_rows, items, splits;
+    uint32_t meeting;  /* with other ranks: the first of this step */
 } Hidden;
 
-/* What attention or MLP gives is added to the residual: at once, or normed first. */
-static void add_product(Member *me, Decoder *decoder, const Matrix *matrix, const Rows *rows, int64_t tokens, const Norm *norm) {
+/* Add the result of attention or MLP to the residual: at once, or summed over ranks or normed first. */
+static void add_product(Member *me, Decoder *decoder, const Matrix *matrix, const Rows *rows, int64_t tokens, const Norm *norm,
+                        uint32_t meeting) {
     const Model *m = decoder->model;
     Buffers *b = &decoder->shared;
     uint8_t *scratch = decoder->scratch[me->number];
     int64_t hidden = m->hidden;
+    if (m->exchange) {
+        float *slot = slot_of(m->exchange, m->exchange->rank, meeting);
+        multiply(me, matrix, rows, tokens, scratch, &(Out){STORE, slot, hidden, hidden, NULL, NULL});
+        add_of_ranks(me, decoder, tokens, norm, meeting);
+        return;
+    }
     if (!norm->weight) {
         multiply(me, matrix, rows, tokens, scratch, &(Out){ADD, b->hidden, hidden, hidden, NULL, NULL});
         return;
@@ -116,14 +124,14 @@ static void begin_mlp(Member *me, Decoder *decoder, const LayerWeights *block, c
 }
 
 /* The rest of it. */
-static void end_mlp(Member *me, Decoder *decoder, const LayerWeights *block, int64_t tokens) {
+static void end_mlp(Member *me, Decoder *decoder, const LayerWeights *block, int64_t tokens, uint32_t meeting) {
     Buffers *b = &decoder->shared;
     if (block->mixture.gate_up) {
-        add_mixture(me, decoder, &block->mlp_post_norm, tokens);
+        add_mixture(me, decoder, &block->mlp_post_norm, tokens, meeting);
     } else {
         const Rows *gated = prepare(me, decoder, &(Source){b->down.plain, {NULL, NULL}, &block->down}, tokens, &b->down);
         PHASE(GATED)
-        add_product(me, decoder, &block->down, gated, tokens, &block->mlp_post_norm);
+        add_product(me, decoder, &block->down, gated, tokens, &block->mlp_post_norm, meeting);
     }
     PHASE(DOWN)
 }
@@ -136,6 +144,7 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     Buffers *b = &decoder->shared;
     uint8_t *scratch = decoder->scratch[me->number];
     int64_t tokens = step->tokens;
+    uint32_t meeting = job->meeting + (uint32_t)number * MEETINGS_OF_A_LAYER;
 
     const Rows *normed = prepare(me, decoder, &(Source){b->hidden, block->attention_norm, &block->qkv}, tokens, &b->normed);
     PHASE(NORM)
@@ -159,11 +168,11 @@ static void layer_phases(Member *me, const Hidden *job, int64_t number) {
     /* Side by side: the MLP reads the residual before attention is added to it. */
     if (m->parallel) begin_mlp(me, decoder, block, &block->attention_norm, tokens);
     const Rows *attended = prepare(me, decoder, &(Source){b->output.plain, none, &block->output}, tokens, &b->output);
-    add_product(me, decoder, &block->output, attended, tokens, &block->attention_post_norm);
+    add_product(me, decoder, &block->output, attended, tokens, &block->attention_post_norm, meeting);
     PHASE(OUTPUT)
 
     if (!m->parallel) begin_mlp(me, decoder, block, &block->mlp_norm, tokens);
-    end_mlp(me, decoder, block, tokens);
+    end_mlp(me, decoder, block, tokens, meeting + 1);
 }
 
 static void hidden_job(Member *me, const void *with) {

@@ -9,7 +9,7 @@
 #include "matmul_q4.h"
 #endif
 
-/* What matmul_q4.h and matmul_q4_amx.h both have:
+/* Functions that matmul_q4.h and matmul_q4_amx.h both have:
  *
  *   quantize_row_q8   floats of a row become what the products take
  *   plan_q4           groups of a matrix, and bytes of its scales and corrections
@@ -94,7 +94,7 @@ static Run run_number(int64_t number, int64_t panels, int64_t threads) {
     return (Run){first + number * length, first + (number + 1) * length};
 }
 
-/* Of a product: runs of panels, or where there are very many rows, (panel, rows). */
+/* Number of chunks of a product: runs of panels, or where there are very many rows, (panel, rows). */
 static int64_t chunks_of(const Matrix *m, int64_t rows, int64_t threads) {
     int64_t row_chunks = (rows + ROWS_PER_CHUNK - 1) / ROWS_PER_CHUNK;
     return row_chunks > 1 ? m->panels * row_chunks : runs_of(m->panels, threads);

@@ -3,7 +3,7 @@
  *   activations   rotated(input scale * x) = scale * byte                      bytes from -127 to 127
  *   weights       rotated(w / input scale) = unit * (byte - WEIGHT8_OFFSET)    the factor of the rotation is in the unit
  *
- * What rounding costs grows with the sizes of both rows. An *input scale* for each input, which makes activations smaller where they
+ * The error of rounding grows with the sizes of both rows. An *input scale* for each input, which makes activations smaller where they
  * are large and weights are not, halves it (native/balance.py).
  *
  * A product is one sum of integers, exact in any order, and one multiplication at its end: every kernel gives the same bits.

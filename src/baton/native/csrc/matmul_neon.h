@@ -17,7 +17,7 @@
 #define SDOT_ROWS 4      /* of a tile at most */
 #define STRIP 8          /* outputs of a tile of squares */
 
-/* Of a panel: bytes with scales as floats, nibbles, or bytes with scales as halves. */
+/* Form of a panel: bytes with scales as floats, nibbles, or bytes with scales as halves. */
 typedef enum { AS_BYTES, AS_NIBBLES, AS_STORED } Form;
 
 /* ---- dots ---- */

@@ -101,7 +101,7 @@ ALWAYS int any_wide(const int rows, const Rows *x, int64_t of) {
 
 /* ---- weights ---- */
 
-/* Of one group and output. */
+/* Bytes of the scale of one group and output. */
 ALWAYS int64_t scale_bytes(const int kind) { return kind == MXFP4 ? 1 : 2; }
 
 static void plan_q4(Matrix *m, int64_t sizes[3]) {
@@ -178,7 +178,7 @@ ALWAYS const uint8_t *group_of(const int rows, const int kind, const int bytes, 
     return bytes ? group_of_bytes(rows, kind, w, q, width, whole) : group_of_nibbles(rows, kind, w, q, width, whole);
 }
 
-/* What takes the offset of the weights back. */
+/* First value of the sums: takes the offset of the weights back. */
 ALWAYS i32v group_start(const int kind, int32_t sum) {
     return broadcast_int(-(kind == Q4_0 ? 8 : kind == MXFP4 ? E2M1_OFFSET : WEIGHT8_OFFSET) * sum);
 }

@@ -196,7 +196,7 @@ ALWAYS i32v add_group(const int kind, i32v sum, i32v of_group, int32_t of_row, i
 
 ALWAYS i8v numbers_of(const int kind, i8v nibbles) { return kind == MXFP4 ? bytes_of_e2m1(nibbles) : nibbles; }
 
-/* What numbers_of() has added. */
+/* The offset that numbers_of() has added. */
 ALWAYS int32_t number_offset(const int kind) { return kind == MXFP4 ? E2M1_OFFSET : 8; }
 
 /* Both halves at once: more sums that do not wait for each other, and two streams from memory. */
@@ -302,7 +302,7 @@ ALWAYS void split_groups(const int kind, const HalfPanel *side, int64_t begin, i
     }
 }
 
-/* What is split next lies behind what was split now: the first rows fetch it, some lines with each tile. All at once they would
+/* The tiles to split next lie behind those split now: the first rows fetch them, some lines with each tile. All at once they would
  * wait for each other. */
 typedef struct { const char *numbers, *linears; } Ahead;
 

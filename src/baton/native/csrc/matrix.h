@@ -11,7 +11,7 @@
  *   Q4_0, Q4_1,    [panel][group][4 pairs of fours][output][4]   two nibbles, fours p and p + 4
  *   MXFP4          (matmul_q4_amx.h: half of a panel's outputs first)
  *
- * What the numbers mean, how rows are quantized to meet them, and how they are multiplied:
+ * The meaning of the numbers, how rows are quantized to meet them, and how they are multiplied:
  *
  *   matmul_int8.h     weights of 8 bits: both sides rotated, then bytes with one scale for a row
  *   matmul_q4.h       GGUF's own numbers: weights of 4 bits, and the head in 8; activations in one or two bytes with a scale for every 32 of them

@@ -2,16 +2,20 @@
 #pragma once
 
 #include "attention_types.h"
+#include "exchange.h"
 #include "matmul.h"
 
 #define PHASES_OF_A_LAYER 13
 #define MORE_PHASES_WITH_EXPERTS 7
+#define MORE_PHASES_WITH_RANKS 4
+#define MEETINGS_OF_A_LAYER 2
+#define HEAD_UNIT 32  /* tokens (models/config.py) */
 
 typedef struct { const float *weight, *bias; } Norm;  /* weight NULL: there is none. bias NULL: nothing is added */
 
 /* In place of an MLP: experts.h. All experts of a layer are of one kind each, and take rows that were quantised for the first of them. */
 typedef struct {
-    const Matrix *gate_up, *down;  /* [experts]; NULL: the layer has an MLP */
+    const Matrix *gate_up, *down;  /* [experts of this rank]; NULL: the layer has an MLP */
     Matrix router;                 /* float32: an output for each expert, and with shared_gate one more */
     const float *correction;       /* [experts] that is added to shares to pick by, or NULL */
 } Mixture;
@@ -35,6 +39,7 @@ typedef struct {
     int32_t sigmoid;                  /* logits become shares by a sigmoid, and not by a softmax */
     int32_t normalised;               /* shares of the picked ones add up to 1 */
     float scale;                      /* of shares, in the end */
+    int64_t first, own;               /* experts that this rank has */
 } Experts;
 
 typedef struct {
@@ -55,6 +60,7 @@ typedef struct {
     const LayerWeights *blocks;
     Matrix head;
     void *pool;                    /* block 0, layer 0 */
+    Exchange *exchange;            /* with the other ranks; NULL: there is only one */
 } Model;
 
 static int64_t qkv_width(const Model *m) { return (m->attention.heads + 2 * m->attention.kv_heads) * m->attention.head_dim; }
@@ -64,8 +70,20 @@ static int norms_what_is_added(const Model *m) { return m->blocks[0].attention_p
 
 /* Upper bound, of any job. */
 static int64_t phases_of(const Model *model) {
-    return 4 + (PHASES_OF_A_LAYER + (model->experts.count ? MORE_PHASES_WITH_EXPERTS : 0)) * model->layers;
+    int64_t of_layer = PHASES_OF_A_LAYER + (model->experts.count ? MORE_PHASES_WITH_EXPERTS : 0);
+    return 4 + (of_layer + (model->exchange ? MORE_PHASES_WITH_RANKS : 0)) * model->layers;
 }
+
+/* Tokens [first, end) whose logits a rank computes (models/shard.py). */
+typedef struct { int64_t first, end; } HeadShare;
+
+static HeadShare head_share(const Model *m, int64_t rank) {
+    if (!m->exchange) return (HeadShare){0, m->vocabulary};
+    int64_t units = (m->vocabulary + HEAD_UNIT - 1) / HEAD_UNIT, ranks = m->exchange->ranks;
+    return (HeadShare){units * rank / ranks * HEAD_UNIT, min_int(units * (rank + 1) / ranks * HEAD_UNIT, m->vocabulary)};
+}
+
+static HeadShare own_head(const Model *m) { return head_share(m, m->exchange ? m->exchange->rank : 0); }
 
 /* ---- experts ---- */
 
@@ -77,5 +95,5 @@ typedef struct { int32_t expert, first, end; } Unit;
 /* As many as there can be, whatever is picked: some are empty. */
 static int64_t units_of(const Model *m, int64_t rows) {
     int64_t pairs = rows * m->experts.per_token;
-    return min_int(m->experts.count, pairs) + pairs / EXPERT_ROWS;
+    return min_int(m->experts.own, pairs) + pairs / EXPERT_ROWS;
 }

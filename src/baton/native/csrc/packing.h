@@ -27,13 +27,13 @@ typedef struct {
     _Atomic int failed;
 } Packing;
 
-/* What a thread needs beside. */
+/* Room of one thread. */
 typedef struct {
     float *x, *inverse;  /* [inputs] of a row, and one over the input scale */
     uint8_t *rows;       /* of a panel, on their way into it */
 } PackingRoom;
 
-/* Of a row on its way: Q4_1, Q8_0, or bytes. Not a power of two: rows that are read side by side would be in each other's place in the cache. */
+/* Bytes of a row on its way: Q4_1, Q8_0, or bytes. Not a power of two: rows that are read side by side would share cache sets. */
 static int64_t room_stride(const Matrix *m) {
     return m->groups * (m->kind == ROTATED_INT8 ? GROUP : m->kind == GROUPED_INT8 ? Q8_0_BYTES : Q4_1_BYTES) + LINE;
 }

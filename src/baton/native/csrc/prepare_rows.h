@@ -23,6 +23,21 @@ static void prepare_row(const Decoder *decoder, const Source *from, int64_t row,
     quantize_for(from->matrix, into, row);
 }
 
+/* Two phases: the slots of all ranks are added to the residual, as sums, normed first where there is such a norm. */
+static void add_of_ranks(Member *me, const Decoder *decoder, int64_t rows, const Norm *norm, uint32_t meeting) {
+    const Model *m = decoder->model;
+    while (next_chunk(me, 1) >= 0) meet(m->exchange, meeting);
+    barrier(me, 1);
+    for (int64_t row; (row = next_chunk(me, rows)) >= 0;) {
+        float sum[m->hidden], normed[m->hidden], *hidden = decoder->shared.hidden + row * m->hidden;
+        sum_slots(m->exchange, meeting, row * m->hidden, m->hidden, sum);
+        if (norm->weight) norm_of_row(m, norm, sum, m->hidden, normed);
+        const float *added = norm->weight ? normed : sum;
+        for (int64_t i = 0; i < m->hidden; i++) hidden[i] += added[i];
+    }
+    barrier(me, rows);
+}
+
 /* A phase: rows ready for a product. */
 static void prepare_shared(Member *me, const Decoder *decoder, const Source *from, int64_t rows, const Rows *into) {
     int64_t chunks = (rows + PREPARED_ROWS - 1) / PREPARED_ROWS;

@@ -1,6 +1,6 @@
 /* Rows on their way into a product: normed, and quantised as the weights want it (matmul_int8.h, matmul_q4.h, matmul_q4_amx.h).
  *
- * What becomes of a row depends on that row alone: the sums go through lanes of fixed meaning.
+ * The result of a row depends on that row alone: the sums go through lanes of fixed meaning.
  */
 #pragma once
 
@@ -36,7 +36,7 @@ static void rows_free(Rows *rows) {
     free(rows->scales), free(rows->scaled_sums), free(rows->sums), free(rows->low_sums);
 }
 
-/* Of a quantised row: bytes, and zeros up to a whole step of tiles. */
+/* Length of a quantised row: bytes, and zeros up to a whole step of tiles. */
 ALWAYS int64_t padded(const Rows *rows) { return round_up(rows->width, 2 * GROUP); }
 
 /* The largest magnitude; `count`: a multiple of 32. Compared as integers: the bits of numbers that are not negative have the order

@@ -2,7 +2,7 @@
  *
  * worker/draws.py says what a draw is, in numpy: the weights e^((logit - largest) / temperature), cut by min-p, top-k and top-p in this
  * order, and a uniform number looked up in their running sum; by token id where nothing is cut, else heaviest first.
- * What a row gives depends on nothing but the row: one member works on it from its first number to its last.
+ * The result of a row depends on nothing but the row: one member works on it from its first number to its last.
  *
  * Nothing is sorted that cannot be drawn. The weights come with the largest and the sum of every 64 of them; the k-th largest
  * of those largest ones is no larger than the k-th largest of all, and top-p leaves out at once what is in none of the heaviest
@@ -133,7 +133,7 @@ static int64_t gather(int64_t count, float least, const DrawRoom *room) {
     return found;
 }
 
-/* Of `found` words those in the heaviest classes that have the mass together: what is left cannot be in. */
+/* Keep those of `found` words that are in the heaviest classes with the mass together: no other word can be in. */
 static int64_t heaviest_classes(int64_t found, double mass, uint64_t *words) {
     double masses[CLASSES] = {0}, sum = 0.0;
     for (int64_t i = 0; i < found; i++) masses[float_bits(weight_of(words[i])) >> CLASS_SHIFT] += (double)weight_of(words[i]);
@@ -177,7 +177,7 @@ static int64_t draw_from_best(int64_t count, double mass, const Draw *draw, Draw
     return token_of(room->words[at]);
 }
 
-/* What is not allowed is minus infinity from here on. */
+/* Set the logits of tokens that are not allowed to minus infinity. */
 static void mask_row(float *logits, int64_t count, const uint32_t *allowed) {
     for (int64_t begin = 0; begin < count; begin += 32) {
         uint32_t word = allowed[begin / 32];

@@ -9,7 +9,6 @@ adjustments.py    penalties, bias, excluded tokens and log-probabilities; read_l
 experts.py        a mixture of experts in place of an MLP
 plain_executor.py the same steps in plain torch (--compute torch): slow, and the oracle
 kernels/          one Triton kernel per file, with the function that launches it
-plain.py          the same functions in plain torch, on any device and in any data type: the oracle of the kernels
 weights.py        a model's matrices in the layout of a step
 layer_steps.py    decoder layers: one body, whose products depend on the number of rows
 decoder_step.py   one forward pass over a flat batch, then a token per due sequence

@@ -20,6 +20,7 @@ from baton.worker.arrays import Int64s
 from baton.worker.cuda.columns import kind_of
 from baton.worker.cuda.kernels.adjust import BIASED, TALLIED, AdjustColumns, RowAdjustments
 from baton.worker.cuda.kernels.logprobs import WORDS, LogprobScratch
+from baton.worker.draft_rows import DraftCounts
 from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.sampling_state import BANS_MAX, SequenceSampling
 from baton.worker.step_rules import Bans
@@ -36,9 +37,9 @@ def sent(array: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Adjustments:
-    def __init__(self, columns: AdjustColumns, rows: int) -> None:
-        """columns: of as many slots as rows of logits are possible. rows: of a step, prompts included."""
-        device, (slots, vocabulary) = columns.bias.device, columns.bias.shape
+    def __init__(self, columns: AdjustColumns, rows: int, sampled: int) -> None:
+        """rows: of a step, prompts included. sampled: rows that get a token."""
+        device, vocabulary = columns.bias.device, columns.bias.shape[1]
 
         def column(count: int, value: int = 0) -> Tensor:
             return torch.full((count,), value, dtype=torch.int32, device=device)
@@ -47,16 +48,16 @@ class Adjustments:
         self.columns = columns
         words = -(-vocabulary // 32)
         self.rows = RowAdjustments(
-            ban_ends=column(slots + 1),
-            bans=torch.zeros(slots * BANS_MAX, 2, dtype=torch.int32, device=device),
-            masked=column(slots, -1),
-            masks=torch.zeros(slots, words, dtype=torch.int32, device=device),
-            adjusted=column(slots),
+            ban_ends=column(sampled + 1),
+            bans=torch.zeros(sampled * BANS_MAX, 2, dtype=torch.int32, device=device),
+            masked=column(sampled, -1),
+            masks=torch.zeros(sampled, words, dtype=torch.int32, device=device),
+            adjusted=column(sampled),
         )
-        kept = max(slots, PROMPT_ROWS_MIN)
+        kept = max(sampled, PROMPT_ROWS_MIN)
         self.raw = torch.zeros(kept, vocabulary, dtype=torch.float32, device=device)
         "The model's logits of adjusted rows. After the tokens are chosen: logits of prompts."
-        self.logprob_words = torch.zeros(slots, WORDS, dtype=torch.int32, device=device)
+        self.logprob_words = torch.zeros(sampled, WORDS, dtype=torch.int32, device=device)
         self.prompt_words = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
         self.scratch = LogprobScratch(kept, vocabulary, device)
         self.every_row = torch.arange(kept, dtype=torch.int32, device=device)
@@ -100,6 +101,14 @@ class Adjustments:
         return sent(np.concatenate([slot * self.vocabulary + part for slot, part in ids]), self.device)
 
     # By row
+
+    def write_draft_counts(self, drafts: DraftCounts) -> None:
+        """Writes the counts of draft rows of the next step, on the current stream."""
+        counts = self.columns.counts
+        to, slots = sent(np.stack((drafts.places, drafts.slots)), self.device)
+        counts.index_copy_(0, to, counts.index_select(0, slots))
+        flat, (at, added) = counts.view(-1), sent(drafts.tokens, self.device)
+        flat.index_copy_(0, at, (flat.index_select(0, at) | 1) + (2 * added).to(torch.int32))
 
     def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
         """Writes the rules of the next step, on the current stream."""

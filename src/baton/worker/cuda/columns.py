@@ -22,8 +22,8 @@ WIDE, NARROW = 3, 8
 
 
 class SlotColumns:
-    def __init__(self, slots: int, vocabulary: int, device: torch.device | str) -> None:
-        """Defaults: greedy, without adjustments."""
+    def __init__(self, slots: int, vocabulary: int, device: torch.device | str, *, drafts: int = 0) -> None:
+        """Defaults: greedy, without adjustments. drafts: rows with counts of their own, behind those of the slots."""
         padded = -(-slots // ALIGNED) * ALIGNED
         self._wide = torch.zeros(WIDE, padded, dtype=torch.int64, device=device)
         self._narrow = torch.zeros(NARROW, padded, dtype=torch.int32, device=device)
@@ -35,7 +35,7 @@ class SlotColumns:
         top_logprobs.fill_(-1)
         self.draws = DrawColumns(temperature, top_k, top_p, min_p, self._wide[2, :slots], sequence_index)
         bias = torch.zeros(slots, vocabulary, dtype=torch.float32, device=device)
-        counts = torch.zeros(slots, vocabulary, dtype=torch.int32, device=device)
+        counts = torch.zeros(slots + drafts, vocabulary, dtype=torch.int32, device=device)
         self.adjust = AdjustColumns(kinds, top_logprobs, repetition, presence, frequency, bias, counts)
 
     def write(self, host: SamplingColumns, slots: Int64s) -> None:
@@ -49,7 +49,7 @@ class SlotColumns:
         numbers = np.array([_numbers(state) for state in states], np.float32)
         rows[4:8] = np.vstack((draws["temperature"], numbers.T)).view(np.int32)
         rows[8], rows[9] = np.maximum(draws["top_k"], 0), host.indices[slots].view(np.int64)
-        rows[10:] = np.array([(kind_of(state), _told(state)) for state in states]).T
+        rows[10:] = np.array([(kind_of(state), _logprob_count(state)) for state in states]).T
         sent = torch.from_numpy(rows)
         if self._wide.is_cuda:
             sent = sent.pin_memory().to(self._wide.device, non_blocking=True)
@@ -65,7 +65,8 @@ def kind_of(state: SequenceSampling | None) -> int:
     return (BIASED.value if biased else 0) | (TALLIED.value if state.tally is not None else 0)
 
 
-def _told(state: SequenceSampling | None) -> int:
+def _logprob_count(state: SequenceSampling | None) -> int:
+    """Number of requested top log-probabilities; -1: none requested."""
     return -1 if state is None or state.params.logprobs is None else state.params.logprobs
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig
+from baton.models.ranks import TensorCollective, gather_logits
 from baton.worker.cuda.adjustments import Adjustments
 from baton.worker.cuda.columns import SlotColumns
 from baton.worker.cuda.kernels.add_norm import add_norm
@@ -17,7 +18,7 @@ from baton.worker.cuda.kernels.argmax import argmax
 from baton.worker.cuda.kernels.attention_decode import FIXED_TUNING, tuning_for
 from baton.worker.cuda.kernels.attention_prefill import rows_per_tile
 from baton.worker.cuda.kernels.embed import embed
-from baton.worker.cuda.kernels.finite_check import judge
+from baton.worker.cuda.kernels.finite_check import mark_not_finite
 from baton.worker.cuda.kernels.gemv import gemv
 from baton.worker.cuda.kernels.logprobs import write_logprobs
 from baton.worker.cuda.kernels.pool_rows import pool_rows
@@ -40,25 +41,26 @@ class DecoderStep(LayerSteps):
         limits: StepLimits,
         *,
         deterministic: bool = False,
+        collective: TensorCollective | None = None,
     ) -> None:
         """pool: [blocks, layers, 2, kv_heads, block_size, head_dim]. deterministic: the bits of a row do not depend on the
-        other rows of a step."""
-        super().__init__(config, weights, pool, limits, deterministic=deterministic)
+        other rows of a step. collective: the other ranks, if the weights are of one rank's part."""
+        super().__init__(config, weights, pool, limits, deterministic=deterministic, collective=collective)
         self.rows_per_tile = rows_per_tile(config.heads, config.kv_heads)
         self.last_hidden: Hidden = torch.empty(0), None
         "All rows of the last step with prompts, and the rows still to be added to them. Set by the replay of a graph."
-        rows, sequences, device = limits.rows, limits.sequences, self.device
+        rows, sequences, sampled, device = limits.rows, limits.sequences, limits.sampled, self.device
 
         def column(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
 
-        self._logits = self._buffer(sequences, config.vocab_size, torch.float32)
-        self._tokens, self._broken = column(sequences), column(rows)
+        self._logits = self._buffer(sampled, config.vocab_size, torch.float32)
+        self._tokens, self._broken = column(sampled), column(rows)
         self.last_tokens = column(sequences)
-        "[slots] last sampled token."
-        self.columns = SlotColumns(sequences, config.vocab_size, device)
-        self.adjustments = Adjustments(self.columns.adjust, rows)
-        self._sample_scratch = SampleScratch(sequences, config.vocab_size, device)
+        "[slots] last sampled token. Of a slot with drafts any of its rows: its next step has the token from the host."
+        self.columns = SlotColumns(sequences, config.vocab_size, device, drafts=limits.drafts)
+        self.adjustments = Adjustments(self.columns.adjust, rows, sampled)
+        self._sample_scratch = SampleScratch(sampled, config.vocab_size, device)
         self._row_scales = torch.zeros(2, rows, dtype=torch.float32, device=device)
         self._pooled = torch.zeros(sequences, config.hidden_size, dtype=torch.int64, device=device)
 
@@ -80,7 +82,7 @@ class DecoderStep(LayerSteps):
         added = self._run_layers(inputs, residual)
         self.last_hidden = residual, added
         if inputs.tiles is not None:
-            judge(residual, added, self._broken[:rows])
+            mark_not_finite(residual, added, self._broken[:rows])
 
     def choose_tokens(self, inputs: StepInputs, *, draws: bool) -> None:
         """Chooses tokens of the due sequences. Must follow run_layers."""
@@ -88,7 +90,7 @@ class DecoderStep(LayerSteps):
         if not due:
             return
         norm = self.weights.final_norm
-        if len(residual) == 1 and not (self.deterministic or norm.centred):
+        if len(residual) == 1 and added is None and self.collective is None and not (self.deterministic or norm.centred):
             gemv(residual, self.weights.head, self._logits[:1], norm=norm.weight, eps=eps, pdl=self.pdl)
         else:
             normed = self._normed[:due]
@@ -143,12 +145,17 @@ class DecoderStep(LayerSteps):
             return
         kept = self.adjustments
         columns, adjusted = kept.columns, kept.rows.adjusted
-        adjust(logits, kept.raw, slots, self.last_tokens, columns, kept.rows)
+        adjust(logits, kept.raw, slots, inputs.tallies, self.last_tokens, columns, kept.rows)
         argmax(logits, slots, scratch.argmax, tokens, self.last_tokens, adjusted)
         sample(logits, slots, inputs.outputs, self.columns.draws, scratch, tokens, self.last_tokens)
         write_logprobs(logits, kept.raw, adjusted, slots, tokens, columns.top_logprobs, kept.scratch, kept.logprob_words)
-        tally(slots, tokens, columns)
+        tally(slots, inputs.tallies, tokens, columns)
 
     def _head(self, x: Tensor, out: Tensor) -> None:
         """Logits are always float32: rounded to bfloat16 the likeliest tokens would often be equal."""
-        self._float_product(x, self.weights.head, out)
+        if self.collective is None:
+            self._float_product(x, self.weights.head, out)
+            return
+        part = out.new_empty(len(x), len(self.weights.head))
+        self._float_product(x, self.weights.head, part)
+        out.copy_(gather_logits(self.config, self.collective, part))

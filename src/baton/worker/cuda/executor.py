@@ -23,6 +23,7 @@ from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
+from baton.models.ranks import TensorCollective
 from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import cuda_arithmetic
 from baton.worker.arrays import Int64s
@@ -33,9 +34,11 @@ from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.cuda.pooled import pooled_rows, read_vectors
-from baton.worker.cuda.read_logprobs import AskedPrompt, asked_of_prompts, read_prompts, read_sampled
+from baton.worker.cuda.read_logprobs import AskedPrompt, prompt_requests, read_prompts, read_sampled
 from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
+from baton.worker.draft_rows import DraftRows
+from baton.worker.drafters.price import ROWS_MAX
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.failure import NOT_FINITE, NOTHING_LEFT, Failure
@@ -48,7 +51,14 @@ from baton.worker.token_masks import masks_of
 STEPS_AHEAD = 2
 
 
-def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progress: Progress | None) -> LoadedExecutor:
+def load_cuda(
+    opened: OpenedModel,
+    settings: WorkerConfig,
+    kind: KVKind,
+    progress: Progress | None,
+    collective: TensorCollective | None = None,
+) -> LoadedExecutor:
+    """`collective`: the other ranks, if `opened` is one rank's part."""
     config = opened.config
     fp8 = settings.quantization == "fp8"
     if fp8:
@@ -66,9 +76,11 @@ def load_cuda(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progres
     def with_pool(pool: Pool, context_tokens: int | None = None, /) -> CudaExecutor:
         assert isinstance(pool, DevicePool)
         context = context_tokens or min(config.context_tokens_max, pool.blocks * pool.layout.block_size)
-        limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context)
+        drafts = 0 if settings.speculate == "none" else ROWS_MAX
+        limits = StepLimits(rows=settings.tokens_per_step, sequences=settings.slots, context_tokens=context, drafts=drafts)
         with torch.inference_mode():
-            step = DecoderStep(config, weights, device_tensor(pool), limits, deterministic=settings.deterministic)
+            given = (config, weights, device_tensor(pool), limits)
+            step = DecoderStep(*given, deterministic=settings.deterministic, collective=collective)
             return CudaExecutor(DeviceSteps(step), torch.cuda.get_device_name())
 
     return LoadedExecutor(kind, with_pool)
@@ -86,6 +98,7 @@ class CudaLaunched:
     "Number of top log-probabilities per sequence; empty: none requested."
     prompts: tuple[AskedPrompt, ...] = ()
     pooled: tuple[PromptPart, ...] = ()
+    drafts: DraftRows | None = None
 
     def wait(self) -> None:
         self.device.done.synchronize()
@@ -94,10 +107,11 @@ class CudaLaunched:
 class CudaExecutor:
     steps_ahead = STEPS_AHEAD
     samples_on_host = False
-    verifies_drafts = False
+    row_cost = 0.02
 
     def __init__(self, steps: DeviceSteps, gpu: str) -> None:
         self._steps, self._step = steps, steps.step
+        self.draft_rows_max = self._step.limits.drafts
         dtype = str(self._step.weights.embedding.dtype).removeprefix("torch.")
         fp8, deterministic = bool(self._step.weights.in_fp8()), self._step.deterministic
         self.name = f"cuda ({gpu}, {dtype}{' fp8' * fp8})"
@@ -120,13 +134,15 @@ class CudaExecutor:
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> CudaLaunched:
         self._advance()
         self._write_changes(sampling)
+        if batch.drafts is not None:
+            return self._launch_drafts(DraftRows.of(batch, sampling))
         spans, sequences = batch.spans, len(batch.spans.slots)
         due = None if batch.due.all() else np.flatnonzero(batch.due)
         places = np.arange(sequences) if due is None else due
         bans = bans_of(sampling, places)
         width = self.config.vocab_size
         masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
-        prompts, prompt_rows = asked_of_prompts(batch, sampling) if sampling.asks_prompts else ((), None)
+        prompts, prompt_rows = prompt_requests(batch, sampling) if sampling.asks_prompts else ((), None)
         pooled = tuple(sampling.prompt_parts(batch)) if sampling.pools else ()
         for part in pooled:
             if part.pool.labels:
@@ -135,7 +151,7 @@ class CudaExecutor:
             *(batch.token_ids, spans.slots, spans.starts, spans.contexts, batch.due),
             outputs=sampling.sequences.output_counts(sampling.slots),
             draws=not sampling.plain or sampling.excludes,
-            tells=sampling.tells,
+            token_logprobs=sampling.token_logprobs,
             bans=bans,
             masks=masks,
             prompts=prompt_rows,
@@ -143,9 +159,27 @@ class CudaExecutor:
             of_prompt=self._of_prompt(batch, sampling),
         )
         device = self._steps.launch(step)
-        top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.tells else ()
+        top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.token_logprobs else ()
         starts = None if device.broken is None else spans.starts.copy()
         return CudaLaunched(device, due, starts, sequences, top_logprobs, prompts, pooled)
+
+    def _launch_drafts(self, rows: DraftRows) -> CudaLaunched:
+        """A step with drafts is a decode step with a row per draft: the graphs are the same."""
+        batch, sampling, width, count = rows.batch, rows.sampling, self.config.vocab_size, len(rows.places)
+        bans, masks = rows.rules(width)
+        tallies, draft_counts = rows.tallies(self._step.limits.sequences, width)
+        step = StepBatch(
+            *(batch.token_ids, rows.slots, np.arange(count + 1), batch.positions, np.ones(count, np.bool_)),
+            outputs=sampling.sequences.output_counts(rows.slots) + rows.ahead,
+            draws=not sampling.plain or sampling.excludes,
+            token_logprobs=sampling.token_logprobs,
+            bans=bans,
+            masks=masks,
+            tallies=tallies,
+            draft_counts=draft_counts,
+        )
+        top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.token_logprobs else ()
+        return CudaLaunched(self._steps.launch(step), None, None, len(sampling.states), top_logprobs, drafts=rows)
 
     def _label_logits(self, labels: tuple[int, ...], state: NDArray[np.float64]) -> bytes:
         """Logits of the labels, from a state after the last norm. A prompt has a few labels; the head's kernels compute all
@@ -153,7 +187,10 @@ class CudaExecutor:
         rows = self._label_rows.get(labels)
         if rows is None:
             self._label_rows.clear()  # the labels are the model's: another set is rare
-            found: NDArray[np.float64] = self._step.weights.head[list(labels)].double().cpu().numpy()
+            weights, of_ranks = self._step.weights, self._step.collective is not None
+            # Of several ranks each has a part of the head. Labels are refused unless it is the embedding (opening.py).
+            head = weights.embedding if of_ranks else weights.head
+            found: NDArray[np.float64] = head[list(labels)].double().cpu().numpy()
             rows = self._label_rows[labels] = found
         return (rows @ state).astype("<f4").tobytes()
 
@@ -174,7 +211,7 @@ class CudaExecutor:
         assert type(launched) is CudaLaunched
         launched.wait()
         self._advance()
-        return _sampled(launched)
+        return _sampled(launched) if launched.drafts is None else _verified(launched, launched.drafts)
 
     def report_progress(self, word: ProgressWord) -> None:
         self._advance = word.advance
@@ -195,6 +232,29 @@ class CudaExecutor:
                 self._step.adjustments.write(sampling.columns, changed)
 
 
+def _verified(launched: CudaLaunched, rows: DraftRows) -> Sampled:
+    """The tokens up to the first that differs from its draft. The host knows them all, so it advances the sequences' states."""
+    chosen = launched.device.tokens.numpy().astype(np.int64)
+    failures = {row: _failure(int(chosen[row])) for row in np.flatnonzero(chosen < 0).tolist()}
+    sampled = Sampled(np.zeros(launched.sequences, np.int64))
+    last = rows.accept(chosen, failures, sampled)
+    rows.consume(sampled)
+    if launched.device.logprob_words is not None:
+        words, told = launched.device.logprob_words.numpy(), launched.top_logprobs
+        by_row = read_sampled(words, chosen, np.arange(len(chosen)), [told[place] for place in rows.places.tolist()], failures)
+        for place, row in enumerate(last.tolist()):
+            if row in by_row:
+                sampled.logprobs[place] = by_row[row]
+                earlier = [by_row[other] for other in range(row - len(sampled.accepted.get(place, ())), row)]
+                if earlier:
+                    sampled.accepted_logprobs[place] = earlier
+    return sampled
+
+
+def _failure(token: int) -> Failure:
+    return NOT_FINITE if token == NOT_FINITE_ID else NOTHING_LEFT
+
+
 def _sampled(launched: CudaLaunched) -> Sampled:
     """The device's results."""
     chosen = launched.device.tokens.numpy().astype(np.int64)
@@ -213,7 +273,7 @@ def _sampled(launched: CudaLaunched) -> Sampled:
     if chosen.size and chosen.min() < 0:
         for row in np.flatnonzero(chosen < 0).tolist():
             place = row if places is None else int(places[row])
-            failed.setdefault(place, NOT_FINITE if chosen[row] == NOT_FINITE_ID else NOTHING_LEFT)
+            failed.setdefault(place, _failure(int(chosen[row])))
     sampled = Sampled(tokens, failed)
     if launched.device.logprob_words is not None:
         due = np.arange(launched.sequences) if places is None else places

@@ -50,8 +50,10 @@ class ExpertSteps:
         deterministic: bool,
         fp8: bool = False,
         activation: Activation = "silu",
+        own: range | None = None,
     ) -> None:
-        """fp8: the experts' matrices are in fp8."""
+        """fp8: the experts' matrices are in fp8. own: the experts of this rank; None: all."""
+        self._own = None if own is None or len(own) == experts.count else own
         self.experts, self.fixed, self.activation = experts, deterministic, activation
         padded = next_power_of_2(experts.count)  # so that one kernel can clear all counts
         self._scratch = RouteScratch(rows, padded, experts.per_token, (TILE_LEAST, TILE_MOST), device)
@@ -83,10 +85,10 @@ class ExpertSteps:
         activated, answers = self._activated[:pairs], self._answers[:pairs]
         self._product(routed.x, layer.gate_up, activated, routed, first=True)
         self._product(activated, layer.down, answers, routed, first=False)
-        combine(answers, out, scratch, add=add)
+        combine(answers, out, scratch, add=add, partly=self._own is not None)
 
     def _picking(self, router: RouterWeights) -> Picking:
-        return Picking(self.experts, router.bias, router.correction)
+        return Picking(self.experts, router.bias, router.correction, self._own)
 
     def _product(self, x: Tensor, of_all: LinearWeights, out: Tensor, routed: Routed, *, first: bool) -> None:
         weight, scales, rows_8_bits = of_all.weight, of_all.scales, self._rows_8_bits

@@ -89,15 +89,17 @@ class DeviceSteps:
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # In deterministic mode 8 rows are faster than 1 (measured), and padding changes no bits.
         least = 8 if step.deterministic else 1
-        fitting = [bucket for bucket in buckets if least <= bucket < limits.sequences]
-        self.buckets = [*fitting, limits.sequences]
+        fitting = [bucket for bucket in buckets if least <= bucket < limits.sampled]
+        self.buckets = [*fitting, limits.sampled]
+        self._records = step.collective is None or bool(getattr(step.collective, "in_graphs", False))
+        "Whether steps can be recorded: a collective that needs the host cannot."
         self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
         "By bucket, by whether it draws, and whether its sequences are even."
         self._memory: Any = None  # the graphs' shared memory pool; torch's type of it is private
-        ints = ints_needed(limits.rows, limits.sequences, step.rows_per_tile)
+        ints = ints_needed(limits.rows, limits.sampled, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
         self._mixed = MixedGraphs(step, self._inputs)
-        self._ring = [_Pinned(ints, limits.rows, limits.sequences) for _ in range(RING)]
+        self._ring = [_Pinned(ints, limits.rows, limits.sampled) for _ in range(RING)]
         self._next = 0
 
     def queueing(self) -> AbstractContextManager[object]:
@@ -113,6 +115,8 @@ class DeviceSteps:
 
     def capture(self) -> None:
         """Compiles and records all replayed steps, largest first: smaller ones then reuse its memory."""
+        if not self._records:
+            return
         self._mixed.capture(self._record)
         for bucket in reversed(self.buckets):
             for draws in (False, True):
@@ -139,7 +143,7 @@ class DeviceSteps:
     def launch(self, batch: StepBatch, *, recorded: bool = True) -> GraphLaunch:
         """recorded: a graph may be replayed. Graphs are bound to the pool of their recording."""
         limits = self.step.limits
-        if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sequences:
+        if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sampled:
             raise ValueError(f"{len(batch.token_ids)} rows of {len(batch.slots)} sequences are more than {limits}")
         pinned = self._ring[self._next]
         self._next = (self._next + 1) % RING
@@ -147,11 +151,13 @@ class DeviceSteps:
         with torch.cuda.stream(self.stream):
             if batch.draws:
                 self.step.adjustments.write_rules(batch.bans, batch.masks)
+            if batch.draft_counts is not None:
+                self.step.adjustments.write_draft_counts(batch.draft_counts)
             decodes = batch.decodes
             due = self._queue_decode(batch, pinned) if decodes else self._queue_mixed(batch, pinned, recorded=recorded)
             tokens, broken = pinned.tokens[:due], None
             tokens.copy_(self.step.tokens(due), non_blocking=True)
-            logprob_words = self._queue_logprobs(pinned, due) if batch.tells else None
+            logprob_words = self._queue_logprobs(pinned, due) if batch.token_logprobs else None
             prompts = self._queue_prompts(pinned, batch.prompts) if batch.prompts is not None else None
             pooled = self._queue_pooled(batch.pooled) if batch.pooled is not None else None
             if not decodes:
@@ -172,10 +178,14 @@ class DeviceSteps:
         sequences = len(batch.slots)
         bucket = next(bucket for bucket in self.buckets if bucket >= sequences)
         kind = (bucket, batch.draws, batch.even)
-        if kind not in self._graphs:
+        if self._records and kind not in self._graphs:
             self._capture(*kind)
-        self._send(pinned, self._packed(batch, bucket, pinned.packed))
-        self._graphs[kind].replay()
+        packing = self._packed(batch, bucket, pinned.packed)
+        self._send(pinned, packing)
+        if self._records:
+            self._graphs[kind].replay()
+        else:
+            self.step.run(decode_views(packing, self._inputs), draws=batch.draws, even=batch.even)
         return sequences
 
     def _queue_mixed(self, batch: StepBatch, pinned: _Pinned, *, recorded: bool) -> int:

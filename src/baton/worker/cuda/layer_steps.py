@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from baton.models.config import ModelConfig, RopeConfig
+from baton.models.ranks import TensorCollective
 from baton.models.rotary import RotaryTable
 from baton.worker.cuda.experts import ExpertSteps
 from baton.worker.cuda.kernels.add_norm import NormWeights, add_norm
@@ -48,6 +49,13 @@ class StepLimits:
     "Maximum of sequences per step; also the number of slots."
     context_tokens: int
     "Maximum of positions."
+    drafts: int = 0
+    "Maximum of draft rows per step (speculative decoding)."
+
+    @property
+    def sampled(self) -> int:
+        """Maximum of rows that get a token in one step."""
+        return min(self.rows, self.sequences + self.drafts)
 
 
 class ProductInput(NamedTuple):
@@ -70,10 +78,17 @@ class LayerSteps:
     """Allocates all memory at creation, so that the same calls can be recorded in a CUDA graph (graphs.py)."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, pool: Tensor, limits: StepLimits, *, deterministic: bool
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        pool: Tensor,
+        limits: StepLimits,
+        *,
+        deterministic: bool,
+        collective: TensorCollective | None = None,
     ) -> None:
         self.config, self.weights, self.pool, self.limits = config, weights, pool, limits
-        self.deterministic = deterministic
+        self.deterministic, self.collective = deterministic, collective
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.pdl = self._gpu = self.device.type == "cuda"
         "Programmatic dependent launch: a kernel is loaded onto the chip while the one before it ends."
@@ -90,13 +105,15 @@ class LayerSteps:
         if experts is not None:
             fp8 = any(one.weight.dim() == 3 for one in weights.in_fp8())
             given = (experts, rows, config.hidden_size, self.dtype, self.device)
-            self._experts = ExpertSteps(*given, deterministic=deterministic, fp8=fp8, activation=config.traits.activation)
+            self._experts = ExpertSteps(
+                *given, deterministic=deterministic, fp8=fp8, activation=config.traits.activation, own=config.own_experts
+            )
         self.tables = torch.zeros(sequences, -(-limits.context_tokens // pool.shape[4]), dtype=torch.int32, device=self.device)
         "[slots, width] block numbers; written by the executor."
         self._angles = _angles(config, limits.context_tokens, self.device)
         tunings = [FIXED_TUNING] if deterministic else None
         heads = (config.heads, config.kv_heads, config.head_dim)
-        self._decode_scratch = DecodeScratch(sequences, *heads, self.device, tunings)
+        self._decode_scratch = DecodeScratch(limits.sampled, *heads, self.device, tunings)
         self._make_products(inner)
 
     def _buffer(self, count: int, width: int, kind: torch.dtype | None = None) -> Tensor:
@@ -140,6 +157,8 @@ class LayerSteps:
     def _layer(
         self, number: int, layer: CudaLayerWeights, inputs: StepInputs, residual: Tensor, pending: PendingResidual | None
     ) -> PendingResidual | None:
+        """Queues one decoder layer. `pending`: rows of the layer before, still to be added. Returns those of this layer; None:
+        none."""
         rows = len(residual)
         qkv, attended = self._qkv[:rows], self._attended[:rows]
         x = self._normed_rows(residual, pending, layer.attention_norm)
@@ -158,6 +177,8 @@ class LayerSteps:
     def _mixture(
         self, x: ProductInput, layer: CudaLayerWeights, router: RouterWeights, inputs: StepInputs, residual: Tensor
     ) -> PendingResidual | None:
+        """The mixture of experts of a layer in place of its MLP. Adds to the residual, or returns the rows still to be
+        added."""
         if self._experts is None:
             raise ValueError("a layer with a router in a model without experts")
         rows, eps, post = len(residual), self.config.norm_eps, layer.mlp_post_norm
@@ -165,7 +186,7 @@ class LayerSteps:
             routed = self._experts.route(x.rows, inputs.row_slots, router, self._float_product)
         else:
             routed = self._experts.route_row(x.rows, x.norm, eps, router, self._normed[:1])
-        add = self._is_narrow(rows) and post is None
+        add = self._adds_itself(rows, post)
         out, pending = (residual, None) if add else (self._added[:rows], PendingResidual(self._added[:rows], post))
         if router.shared is not None:
             activated = ProductInput(self._gated(ProductInput(routed.x), router.shared.gate_up))
@@ -175,9 +196,13 @@ class LayerSteps:
                 self._product(activated, router.shared.down, self._shared[:rows])
                 add_gated(routed.x, router.shared_gate, self._shared[:rows], out, add=add)
         self._experts.run(routed, layer, out, add=add or router.shared is not None)
+        if self.collective is not None:
+            self.collective.sum(out)
         return pending
 
     def _attention(self, number: int, layer: CudaLayerWeights, inputs: StepInputs, qkv: Tensor, out: Tensor) -> None:
+        """Stores keys and values of the rows in the pool, then attends: `out` gets the attended rows. Queries in `qkv` are
+        rotated in place."""
         config, tables, norms = self.config, self.tables, layer.head_norms
         window, heads, scale = config.window(number), config.heads, config.attention_scale
         if norms is not None and config.traits.qk_norm_across_heads:
@@ -201,7 +226,7 @@ class LayerSteps:
                 fixed=self.deterministic,
             )
         # After the prompts: a tile may span decoded rows (StepBatch.of_prompt), and their results must win.
-        for some in torch.split(inputs.order, self.limits.sequences) if len(inputs.order) else ():
+        for some in torch.split(inputs.order, self.limits.sampled) if len(inputs.order) else ():
             attend_decode(
                 *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions),
                 *(None if len(qkv) == 1 else some, inputs.split_tokens, self._decode_scratch, out),
@@ -218,8 +243,11 @@ class LayerSteps:
     # Norms and sums
 
     def _is_narrow(self, rows: int) -> bool:
-        """Whether products add to the residual themselves."""
         return rows <= SKINNY_ROWS_MAX and not self.deterministic
+
+    def _adds_itself(self, rows: int, post: NormWeights | None) -> bool:
+        """Whether products add to the residual themselves: what they add is neither normed nor summed over ranks first."""
+        return self._is_narrow(rows) and post is None and self.collective is None
 
     def _uses_pdl(self, rows: int) -> bool:
         return self.pdl and self._is_narrow(rows)
@@ -243,11 +271,13 @@ class LayerSteps:
         self, x: ProductInput, linear: LinearWeights, residual: Tensor, post: NormWeights | None
     ) -> PendingResidual | None:
         """residual += norm(x @ linear); or returns the rows still to be added."""
-        if self._is_narrow(len(residual)) and post is None:
+        if self._adds_itself(len(residual), post):
             self._product(x, linear, residual, residual=residual)
             return None
         added = self._added[: len(residual)]
         self._product(x, linear, added)
+        if self.collective is not None:
+            self.collective.sum(added)
         return PendingResidual(added, post)
 
     # Products
@@ -295,6 +325,7 @@ class LayerSteps:
             )
 
     def _large_product(self, x: Tensor, linear: LinearWeights, out: Tensor) -> None:
+        """A product by the tensor cores: in 8 bits, in a fixed order, or by the library. out = x @ weight.t() + bias."""
         weight = linear.weight
         if linear.scales is not None:
             rows_8_bits = self._rows_8_bits

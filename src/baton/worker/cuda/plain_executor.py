@@ -11,6 +11,7 @@ from baton.kvpool.layout import KVKind
 from baton.models.decoder import Decoder
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
+from baton.models.ranks import TensorCollective
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.executors.base import LoadedExecutor
@@ -18,10 +19,16 @@ from baton.worker.executors.stepwise import Stepwise
 from baton.worker.forward.torch_forward import TorchForward
 
 
-def load_plain(opened: OpenedModel, settings: WorkerConfig, kind: KVKind, progress: Progress | None) -> LoadedExecutor:
+def load_plain(
+    opened: OpenedModel,
+    settings: WorkerConfig,
+    kind: KVKind,
+    progress: Progress | None,
+    collective: TensorCollective | None = None,
+) -> LoadedExecutor:
     raw = RawWeights(opened.weights, opened.config, progress)
     with DeviceWeights(raw, settings.dtype, opened.files) as weights:
-        decoder = Decoder(opened.config, weights)
+        decoder = Decoder(opened.config, weights, collective)
     raw.close()
 
     def with_pool(pool: Pool, context_tokens: int | None = None, /) -> Stepwise:

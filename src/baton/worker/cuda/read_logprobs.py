@@ -28,8 +28,9 @@ class AskedPrompt:
     top: int
 
 
-def asked_of_prompts(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[AskedPrompt, ...], PromptRows | None]:
-    """The row at position p has the log-probability of the token at p + 1. The first token has none."""
+def prompt_requests(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[AskedPrompt, ...], PromptRows | None]:
+    """Parts of prompts with requested log-probabilities, and their rows. The row at position p has the log-probability of the
+    token at p + 1; the first token has none."""
     asked, rows = [], []
     sequences, spans = sampling.sequences, batch.spans
     for place, (slot, state) in enumerate(zip(sampling.slots.tolist(), sampling.states, strict=True)):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from baton.worker.cuda.kernels.attention_decode import FIXED_SPLIT_TOKENS, split_tokens_for
 from baton.worker.cuda.kernels.attention_prefill import prefill_tiles
+from baton.worker.draft_rows import DraftCounts
 from baton.worker.step_rules import Bans
 from baton.worker.token_masks import Masks
 
@@ -55,10 +56,13 @@ class StepBatch:
     "[sequences] number of earlier output tokens: the position of a draw."
     draws: bool = True
     "Some sequence is not greedy. Otherwise fewer kernels are launched."
-    tells: bool = False
+    token_logprobs: bool = False
     "Some sequence requests log-probabilities of its token."
     bans: Bans | None = None
     masks: Masks | None = None
+    tallies: NDArray[np.integer] | None = None
+    "[sequences] place of the counts of tokens (kernels/adjust.py). None: the slot."
+    draft_counts: DraftCounts | None = None
     prompts: PromptRows | None = None
     pooled: Ints | None = None
     "[prompts, 2] first row and count of rows that are summed for embeddings (kernels/pool_rows.py)."
@@ -122,6 +126,8 @@ class StepInputs:
     "Rows that are decoded, longest first."
     split_tokens: Tensor
     due_slots: Tensor
+    tallies: Tensor
+    "Places of the counts of the due rows."
     outputs: Tensor
     due_rows: Tensor | None = None
     "None: all rows."
@@ -154,7 +160,7 @@ class InputPacking:
 
 def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
     """An upper bound of the packed size of a step."""
-    return 4 * rows + 7 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
+    return 6 * rows + 8 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
 
 
 def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> InputPacking:
@@ -162,6 +168,7 @@ def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixe
     packing.add("token_ids", batch.token_ids, bucket, 0)
     packing.add("positions", batch.contexts, bucket)
     packing.add("row_slots", batch.slots, bucket)
+    packing.add("tallies", batch.slots if batch.tallies is None else batch.tallies, bucket)
     packing.add("outputs", batch.outputs, bucket, 0)
     longest_first = np.argsort(-batch.contexts, kind="stable")
     packing.add("order", np.concatenate((longest_first, np.arange(len(longest_first), bucket))))
@@ -180,6 +187,8 @@ NO_PADDING = MixedPadding(0, 0, 0, 0)
 def pack_mixed(
     batch: StepBatch, run: Ints, kv_heads: int, rows_per_tile: int, *, fixed: bool, padding: MixedPadding = NO_PADDING
 ) -> InputPacking:
+    """Packs a step with prompts into `run`. `rows_per_tile`: of the prefill kernel. `fixed`: splits independent of the batch.
+    `padding`: sizes of a recorded graph."""
     packing = InputPacking(run)
     counts = np.diff(batch.starts)
     of_row = np.repeat(np.arange(len(counts)), counts)
@@ -211,7 +220,8 @@ def tiles_of(batch: StepBatch, rows_per_tile: int) -> int:
 
 
 def mixed_views(packing: InputPacking, run: Tensor) -> StepInputs:
-    return StepInputs(**packing.views(run))
+    views = packing.views(run)
+    return StepInputs(**views, tallies=views["due_slots"])
 
 
 def _split_tokens(lengths: NDArray[np.integer], kv_heads: int, *, fixed: bool) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ class LinearWeights:
     scales: Scales | None = None
     "Set if weights are in fp8 (kernels/fp8.py); for experts, scales of all outputs in order."
     exponents: Tensor | None = None
-    "uint8 [outputs, inputs / 32] if weights are in MXFP4: `weight` then has two per byte (kernels/grouped_gemm_mxfp4.py)."
+    "uint8 [outputs, inputs / 32] of experts in MXFP4: `weight` then has two per byte (kernels/grouped_gemm_mxfp4.py)."
 
     def of_experts(self, count: int) -> LinearWeights:
         """The same as [experts, outputs, inputs]."""
@@ -86,7 +87,7 @@ class DecoderWeights:
     layers: tuple[CudaLayerWeights, ...]
     final_norm: NormWeights
     head: Tensor
-    "[vocabulary, hidden]; the embedding itself if tied."
+    "[vocabulary of this rank, hidden]; rows of the embedding if tied."
 
     def in_fp8(self) -> list[LinearWeights]:
         """Matrices of layers in 8 bits, including experts."""
@@ -108,7 +109,7 @@ def take_weights(
         embedding=embedding,
         layers=tuple(taker.layer(layer) for layer in range(config.layers)),
         final_norm=taker.norm("final_norm"),
-        head=embedding if config.tied_embeddings else take([LM_HEAD]),
+        head=embedding[config.head_rows.start : config.head_rows.stop] if config.tied_embeddings else take([LM_HEAD]),
     )
 
 
@@ -121,6 +122,7 @@ class _Taker:
     fp8: bool
 
     def layer(self, layer: int) -> CudaLayerWeights:
+        """Loads the matrices and norms of one layer."""
         traits, prefix = self.config.traits, f"layers.{layer}."
         names = layer_norms(self.config)
         norms = [self.norm(f"{prefix}{name}") if name in names else None for name in NORMS]
@@ -169,10 +171,10 @@ class _Taker:
     def experts(self, layer: int) -> MlpWeights:
         experts = self.config.experts
         assert experts is not None
-        count, found = experts.count, []
+        own, found = self.config.own_experts, []
         for parts in (["gate", "up"], ["down"]):
-            of_all = self.matrices(expert_names(layer, count, *parts)).of_experts(count)
-            bias = self.take(expert_names(layer, count, *parts, kind="bias")) if experts.bias else None
+            of_all = self.expert_matrices(expert_names(layer, own, *parts)).of_experts(len(own))
+            bias = self.take(expert_names(layer, own, *parts, kind="bias")) if experts.bias else None
             found.append(replace(of_all, bias=bias))
         return MlpWeights(*found)
 
@@ -180,11 +182,15 @@ class _Taker:
         without = self.matrices([f"{name}.weight" for name in names])
         return replace(without, bias=self.take([f"{name}.bias" for name in names])) if bias else without
 
-    def matrices(self, names: Sequence[str]) -> LinearWeights:
+    def expert_matrices(self, names: Sequence[str]) -> LinearWeights:
+        """MXFP4 stays packed: grouped_gemm_mxfp4.py computes with it. Other products do not, so `take` unpacks."""
         packed = self.take_mxfp4(names)
-        if packed is not None:
-            weight, exponents = split_mxfp4(packed)
-            return LinearWeights(weight, None, exponents=exponents)
+        if packed is None:
+            return self.matrices(names)
+        weight, exponents = split_mxfp4(packed)
+        return LinearWeights(weight, None, exponents=exponents)
+
+    def matrices(self, names: Sequence[str]) -> LinearWeights:
         weight, scales = self.take_fp8(names) or (self.take(names), None)
         if self.fp8 and scales is None:
             weight, scales = quantise(weight)
@@ -205,6 +211,8 @@ def random_weights(
     def take(names: Sequence[str]) -> Tensor:
         rows = sum(shapes[name][0] for name in names)
         shape = (rows, *shapes[names[0]][1:])
+        if not config.shard.is_whole:  # by name: what every rank has is the same on every rank, whatever else it has
+            generator.manual_seed(zlib.crc32(f"{seed} {names[0]}".encode()))
         made = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         if names[0].endswith("norm.weight"):
             return made.mul_(0.1).add_(1.0)

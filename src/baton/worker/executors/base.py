@@ -42,7 +42,7 @@ class Sampled:
     consumed: set[int] = field(default_factory=set)
     "Sequences whose sampling state has consumed the entry of `tokens` too: the position behind it failed."
     accepted_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
-    "Those of `accepted`, one by one, for sequences that requested them."
+    "Log-probabilities of `accepted`, one by one, for sequences that requested them."
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
     "For complete prompts that requested them (../pooling.py)."
@@ -64,8 +64,10 @@ class Executor(Protocol):
     "Executors with different values may round differently: neither can use the keys and values of the other."
     steps_ahead: int
     "Maximum of launched and uncollected steps."
-    verifies_drafts: bool
-    "Whether launch() accepts a batch with drafts."
+    draft_rows_max: int
+    "Maximum of drafts in a batch that launch() accepts. 0: none."
+    row_cost: float
+    "Assumed cost of one more decoded row, as a share of a step with one row, until steps are measured."
     samples_on_host: bool
     "Penalties and the like are computed on the host: such a sequence's next step is launched when its tokens are known."
 

@@ -47,7 +47,8 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
 class Stepwise:
     steps_ahead = 1
     samples_on_host = True
-    verifies_drafts = True
+    draft_rows_max = 1 << 20
+    row_cost = 0.2
 
     def __init__(self, forward: Forward) -> None:
         self.name = forward.name
@@ -115,6 +116,7 @@ class Stepwise:
     # Sampling
 
     def _sample(self, batch: FlatBatch, sampling: SamplingBatch, hidden: Floats, failed: dict[int, Failure]) -> Sampled:
+        """Samples a token for each due sequence that has not failed, and verifies drafts where the batch has some."""
         due = batch.due
         if failed:
             due = due.copy()

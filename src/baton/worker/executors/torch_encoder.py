@@ -34,7 +34,7 @@ GENERATES_NOTHING = Failure("the model is an encoder: it gives vectors or classe
 NO_SUCH_CLASS = Failure("the model has no class of this number")
 TOO_LONG = Failure("the prompt has more tokens than the encoder has positions")
 Pooled = tuple[Tensor, PromptPool]
-"""States of a prompt, and what is asked of them."""
+"""States of a prompt, and the pooling that its request wants."""
 
 
 def encoder_on_host(config: EncoderConfig, raw: RawWeights, threads: int) -> Encoder:
@@ -52,7 +52,8 @@ def loaded_encoder(encoder: Encoder, kind: KVKind, tokens_per_step: int) -> Load
 class EncoderExecutor:
     steps_ahead = 1
     samples_on_host = True
-    verifies_drafts = False
+    draft_rows_max = 0
+    row_cost = 0.0
 
     def __init__(self, encoder: Encoder, tokens_at_once: int, context_tokens: int | None = None) -> None:
         """`tokens_at_once`: prompts that end in one step are computed in runs of at most that many tokens, or one by one."""
@@ -112,7 +113,7 @@ class EncoderExecutor:
 
     @torch.inference_mode()
     def _vectors(self, pooled: Mapping[int, Pooled]) -> dict[int, bytes | Failure]:
-        """By place, of those that ask for no classes. All of a run come to the host in one copy."""
+        """Vectors of prompts without requested classes, by batch index. One copy brings all vectors of a run to the host."""
         asked = {place: _pooled(states, pool.kind) for place, (states, pool) in pooled.items() if not pool.labels}
         if not asked:
             return {}
@@ -122,7 +123,7 @@ class EncoderExecutor:
 
     @torch.inference_mode()
     def _logits(self, pooled: Mapping[int, Pooled]) -> dict[int, bytes | Failure]:
-        """By place, of those that ask for classes."""
+        """Logits of prompts with requested classes, by batch index."""
         head, asked = self.config.head, {place: each for place, each in pooled.items() if each[1].labels}
         if head is None or not asked:
             return dict.fromkeys(asked, NO_SUCH_CLASS)

@@ -14,6 +14,7 @@ from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.native.balance import balance
 from baton.native.decoder import Addresses, NativeDecoder
+from baton.native.exchange import RankExchange
 from baton.native.library import KV_BLOCK, KV_F16, KV_F32, KV_INT8, KV_WIDTH, Library, NativeStep
 from baton.native.packing import PackedModel
 from baton.protocol.progress import ProgressWord
@@ -33,16 +34,20 @@ KV_KINDS: dict[KVKind, int] = {
 
 
 def load_native(
-    library: Library, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None
+    library: Library,
+    opened: OpenedModel,
+    settings: WorkerConfig,
+    progress: Progress | None = None,
+    exchange: RankExchange | None = None,
 ) -> LoadedForward:
-    """Reads the weights. `settings.threads` is a resolved number of threads."""
+    """Reads the weights. `settings.threads` is a resolved number of threads. `exchange`: with the other ranks of a set."""
     weights = RawWeights(opened.weights, opened.config, progress)
     packed = PackedModel(library, opened.config, weights, settings.quantization, settings.threads)
-    balance(library, packed)
+    balance(library, packed, exchange)
 
     def with_pool(pool: Pool) -> NativeForward:
         assert isinstance(pool, KVPool)
-        return NativeForward(library, packed, pool, settings.threads)
+        return NativeForward(library, packed, pool, settings.threads, exchange)
 
     return LoadedForward(kv_kind_for(library, opened.config, settings), with_pool)
 
@@ -68,7 +73,9 @@ def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) ->
 
 
 class NativeForward:
-    def __init__(self, library: Library, packed: PackedModel, pool: KVPool, threads: int) -> None:
+    def __init__(
+        self, library: Library, packed: PackedModel, pool: KVPool, threads: int, exchange: RankExchange | None = None
+    ) -> None:
         layout = pool.layout
         self.name = f"native ({library.variant.name})"
         self.arithmetic = native_arithmetic(library.variant)
@@ -83,6 +90,7 @@ class NativeForward:
             half_block=layout.half,
             kv_kind=KV_KINDS[layout.kind],
             threads=threads,
+            exchange=exchange,
         )
         self._pool: KVPool | None = pool  # the library has only its address
         self._flat: FlatBatch | None = None

@@ -13,21 +13,52 @@ from baton.models.layers.norm import LayerNorm
 from baton.models.load import build_model
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
+from baton.models.ranks import TensorCollective
+from baton.native.exchange import RankExchange
 from baton.protocol.progress import ProgressWord
 from baton.worker.arithmetic import TORCH
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.attention.gathered import GatheredAttention
+from baton.worker.collective.base import Collective
 from baton.worker.draws import Draws, choose, likeliest
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import LoadedForward, torch_kv_kind
 from baton.worker.token_masks import Masks
 
 
-def load_torch(opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedForward:
-    """Reads the weights. `settings.threads` is a resolved number of threads."""
+def load_torch(
+    opened: OpenedModel,
+    settings: WorkerConfig,
+    progress: Progress | None = None,
+    collective: TensorCollective | None = None,
+) -> LoadedForward:
+    """Reads the weights. `settings.threads` is a resolved number of threads. `collective`: the other ranks of a set."""
     torch.set_num_threads(settings.threads)
-    decoder = build_model(opened.config, opened.weights, quantization=settings.quantization, progress=progress)
+    decoder = build_model(
+        opened.config, opened.weights, quantization=settings.quantization, progress=progress, collective=collective
+    )
     return LoadedForward(torch_kv_kind(settings), lambda pool: TorchForward(decoder, GatheredAttention(opened.config, pool)))
+
+
+class HostTensors:
+    """Exchanges tensors of the main memory through memory that the ranks share."""
+
+    def __init__(self, exchange: RankExchange) -> None:
+        self._exchange = exchange
+
+    def sum(self, rows: Tensor) -> None:
+        self._exchange.sum(rows.numpy())
+
+    def gather(self, part: Tensor) -> Tensor:
+        return torch.from_numpy(self._exchange.gather(part.numpy()))
+
+
+def of_tensors(collective: Collective | None) -> TensorCollective | None:
+    """The same exchange, of tensors."""
+    if isinstance(collective, RankExchange):
+        return HostTensors(collective)
+    assert collective is None or isinstance(collective, TensorCollective)
+    return collective
 
 
 class TorchForward:

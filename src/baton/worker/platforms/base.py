@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from baton.config import WorkerConfig
 from baton.config.device_defaults import StepDefaults
@@ -21,7 +21,9 @@ from baton.kvpool.memory import MemoryFacts
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
+from baton.worker.collective.base import Collective
 from baton.worker.executors.base import LoadedExecutor
 
 
@@ -50,10 +52,23 @@ class Platform(Protocol):
         """Runs the callable, and returns the bytes that it needed temporarily."""
         ...
 
-    def create_pool(self, layout: KVLayout, blocks: int) -> Pool: ...
+    def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> Pool:
+        """`incarnation`: given to the ranks of a worker set, whose pools belong together. None: a random one."""
+        ...
 
     def attach_pool(self, fd: int, announced: PoolReady) -> Pool:
         """Attaches to a pool that another process created and announced. The descriptor now belongs to this process."""
+        ...
+
+
+@runtime_checkable
+class RankedPlatform(Protocol):
+    """A platform that can compute a model as one of several ranks."""
+
+    def load_part(
+        self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective
+    ) -> LoadedExecutor:
+        """Like Platform.load(), of one rank's part (models/loaders/sharded.py). The executor's steps are collective."""
         ...
 
 

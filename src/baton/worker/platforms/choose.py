@@ -3,7 +3,8 @@
 --device   cuda   an NVIDIA GPU, or an error with what is missing
            cpu    torch is not imported
            NAME   the plug-in of that name (plug_ins.py)
-           auto   cuda if torch sees a GPU and the model is not a GGUF file (a CPU computes on its blocks directly)
+           auto   cuda if torch sees a GPU and the model is not a GGUF file: a CPU computes on its blocks directly, a GPU on
+                  16-bit weights
 """
 
 from __future__ import annotations
@@ -35,10 +36,6 @@ def choose(config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
     if device == "auto":
         why = no_cuda_for(path)
         device, why = ("cpu", why) if why else ("cuda", "torch sees an NVIDIA GPU")
-    elif device == "cuda" and path.is_file():
-        raise InvalidConfig(
-            "--device cuda: a GGUF file is computed on a CPU only; give a folder with safetensors, or take --device cpu"
-        )
     if device == "cuda":
         platform, resolved = _cuda(config)
     elif device == "cpu":
@@ -57,12 +54,12 @@ def no_cuda_for(path: Path) -> str:
     if not has_driver():  # first: importing torch takes seconds
         return NO_DRIVER
     if path.is_file():
-        return "a GGUF file is computed on a CPU"
+        return "a GGUF file is computed on a CPU unless --device cuda is given"
     return missing_for_cuda()
 
 
 def missing_for_cuda() -> str:
-    """What is missing for a GPU. Empty: nothing."""
+    """Name the package or device that is missing for a GPU. Empty: none."""
     try:
         from baton.worker.platforms.cuda import missing_gpu
     except ModuleNotFoundError as error:
@@ -71,6 +68,7 @@ def missing_for_cuda() -> str:
 
 
 def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
+    """The CUDA platform, with settings resolved for it. Raises InvalidConfig for settings that a GPU does not support."""
     missing = missing_for_cuda()
     if missing:
         raise InvalidConfig(f"--device cuda: {missing}; or take --device cpu")

@@ -20,8 +20,11 @@ from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
 from baton.native.build import NoCompiler
+from baton.native.exchange import RankExchange
 from baton.native.library import Library, load_best
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
+from baton.worker.collective.base import Collective
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.executors.stepwise import stepwise
 from baton.worker.forward.base import torch_kv_kind
@@ -60,17 +63,30 @@ class CpuPlatform:
         return torch_kv_kind(settings)
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
-        settings = replace(settings, threads=settings.threads or usable_cores())
+        return self._loaded(opened, settings, progress, None)
+
+    def load_part(
+        self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective
+    ) -> LoadedExecutor:
+        return self._loaded(opened, settings, progress, collective)
+
+    def _loaded(
+        self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective | None
+    ) -> LoadedExecutor:
+        """Loads the model in C if the kernels support it, else in torch. Raises if the chosen or the only way is not
+        possible."""
+        settings = replace(settings, threads=settings.threads or max(1, usable_cores() // settings.ranks))
+        exchange = collective if isinstance(collective, RankExchange) else None
         why = ""
         if settings.compute != "torch":
             native = self._native(opened.config)
             if isinstance(native, Library):
-                return stepwise(load_native(native, opened, settings, progress))
+                return stepwise(load_native(native, opened, settings, progress, exchange))
             if settings.compute == "native":
                 raise native
             why = str(native)
         try:
-            from baton.worker.forward.torch_forward import load_torch  # a second and 200 MiB: only if needed
+            from baton.worker.forward.torch_forward import load_torch, of_tensors  # a second and 200 MiB: only if needed
         except ModuleNotFoundError as error:
             if settings.compute == "torch":
                 raise InvalidConfig("--compute torch: torch is not installed: pip install torch") from error
@@ -80,7 +96,7 @@ class CpuPlatform:
             ) from error
         if why:
             log.warning("the model runs in torch, which is several times slower: %s", why)
-        return stepwise(load_torch(opened, settings, progress))
+        return stepwise(load_torch(opened, settings, progress, of_tensors(collective)))
 
     def memory(self) -> MemoryFacts:
         return main_memory()
@@ -88,8 +104,8 @@ class CpuPlatform:
     def memory_of_step(self, run: Callable[[], object]) -> int:
         return transient_bytes(run)
 
-    def create_pool(self, layout: KVLayout, blocks: int) -> KVPool:
-        return KVPool.create(layout, blocks)
+    def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> KVPool:
+        return KVPool.create(layout, blocks, incarnation=incarnation)
 
     def attach_pool(self, fd: int, announced: PoolReady) -> KVPool:
         return KVPool.attach(fd, announced)

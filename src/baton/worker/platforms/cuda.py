@@ -16,9 +16,13 @@ from baton.kvpool.memory import GIB, MemoryFacts
 from baton.models.config import ModelConfig
 from baton.models.loaders.weights import Progress
 from baton.models.open import OpenedModel
+from baton.models.ranks import TensorCollective
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
+from baton.worker.collective.base import Collective
 from baton.worker.cuda.plain_executor import load_plain
 from baton.worker.executors.base import LoadedExecutor
+from baton.worker.forward.torch_forward import of_tensors
 from baton.worker.platforms.lacks import cuda_lacks
 
 log = logging.getLogger(__name__)
@@ -54,6 +58,16 @@ class CudaPlatform:
         return KVKind(kv_dtype(settings), "token-major")
 
     def load(self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None = None) -> LoadedExecutor:
+        return self._loaded(opened, settings, progress, None)
+
+    def load_part(
+        self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective
+    ) -> LoadedExecutor:
+        return self._loaded(opened, settings, progress, of_tensors(collective))
+
+    def _loaded(
+        self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: TensorCollective | None
+    ) -> LoadedExecutor:
         torch.cuda.set_device(DEVICE)
         kind = self.kv_kind(opened.config, settings)
         lacks = cuda_lacks(opened.config)
@@ -62,10 +76,10 @@ class CudaPlatform:
         if lacks:
             log.warning("the model runs in torch, which is several times slower: no kernel computes %s", ", ".join(lacks))
         if lacks or settings.compute == "torch":
-            return load_plain(opened, settings, kind, progress)
+            return load_plain(opened, settings, kind, progress, collective)
         from baton.worker.cuda.executor import load_cuda  # imports triton
 
-        return load_cuda(opened, settings, kind, progress)
+        return load_cuda(opened, settings, kind, progress, collective)
 
     def memory(self) -> MemoryFacts:
         torch.cuda.synchronize()
@@ -88,8 +102,8 @@ class CudaPlatform:
         torch.cuda.empty_cache()
         return max(0, peak - torch.cuda.memory_reserved(DEVICE))
 
-    def create_pool(self, layout: KVLayout, blocks: int) -> DevicePool:
-        self._pool = DevicePool.create(layout, blocks, DEVICE)
+    def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> DevicePool:
+        self._pool = DevicePool.create(layout, blocks, DEVICE, incarnation)
         return self._pool
 
     def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from baton.config import WorkerConfig
 from baton.config.values import PLATFORMS
 from baton.errors import EngineError, InvalidConfig
-from baton.worker.platforms.base import Platform
+from baton.worker.platforms.base import Platform, PlatformOpener
 
 
 def open_plug_in(device: str, config: WorkerConfig, path: Path) -> tuple[Platform, WorkerConfig]:
@@ -23,7 +23,8 @@ def open_plug_in(device: str, config: WorkerConfig, path: Path) -> tuple[Platfor
     if others:
         raise InvalidConfig(f"--device {device}: {len(found)} packages bring this name; uninstall all but one")
     try:
-        platform, resolved = entry.load()(config, path)
+        opener: PlatformOpener = entry.load()
+        platform, resolved = opener(config, path)
     except EngineError:
         raise
     except Exception as error:

@@ -6,7 +6,8 @@ Each of our processes sees exactly one GPU, with number 0. So other code needs n
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 from baton.errors import DeviceError
@@ -29,6 +30,11 @@ def visible_gpus() -> int:
         return cuda_driver.device_count()
     except DeviceError:  # no device: cuInit fails
         return 0
+
+
+def without_peer_access(gpus: Sequence[int]) -> tuple[int, int] | None:
+    """The first two of these GPUs of which one cannot read the other's memory. None: all can."""
+    return next(((one, other) for one, other in permutations(gpus, 2) if not cuda_driver.can_read_peer(one, other)), None)
 
 
 def use_only(device_index: int, environment: MutableMapping[str, str] = os.environ) -> None:

@@ -3,7 +3,8 @@
 By slot, written when a sequence gets it (../adjustments.py):
 
   bias     added to each logit; minus infinity for bad words of one token
-  counts   0 for an unseen token, else 2 * (its count in the output) + 1; `tally` adds the token of a step
+  counts   0 for an unseen token, else 2 * (its count in the output) + 1; `tally` adds the token of a step. A draft row has a
+           copy behind those of the slots, with the drafts before it: `tallies` has the place of each row
 
 By row, written before a step:
 
@@ -43,7 +44,7 @@ class AdjustColumns(NamedTuple):
     bias: torch.Tensor
     "float32 [slots, vocabulary]."
     counts: torch.Tensor
-    "int32 [slots, vocabulary]."
+    "int32 [slots and draft rows, vocabulary]."
 
 
 class RowAdjustments(NamedTuple):
@@ -63,7 +64,7 @@ class RowAdjustments(NamedTuple):
 
 @triton.jit
 def _adjust(
-    logits, raw, slots, last_tokens, kinds, top_logprobs, repetitions, presences, frequencies, bias, counts,
+    logits, raw, slots, tallies, last_tokens, kinds, top_logprobs, repetitions, presences, frequencies, bias, counts,
     ban_ends, bans, masked, masks, adjusted, row_stride, raw_stride, vocabulary, words,
     BIASED: tl.constexpr, TALLIED: tl.constexpr, CHUNK: tl.constexpr, BANS: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +91,8 @@ def _adjust(
     if (kind & BIASED) != 0:
         x += tl.load(bias + of_slot + at, mask=inside, other=0.0)
     if (kind & TALLIED) != 0:
-        seen = tl.load(counts + of_slot + at, mask=inside, other=0)
+        of_row = tl.load(tallies + row).to(tl.int64) * vocabulary
+        seen = tl.load(counts + of_row + at, mask=inside, other=0)
         count = (seen >> 1).to(tl.float32)
         repetition = tl.load(repetitions + slot)
         turned = tl.where(x > 0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
@@ -118,15 +120,16 @@ def adjust(
     logits: torch.Tensor,
     raw: torch.Tensor,
     slots: torch.Tensor,
+    tallies: torch.Tensor,
     last_tokens: torch.Tensor,
     columns: AdjustColumns,
     rows: RowAdjustments,
 ) -> None:
     """logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for adjusted rows with
-    log-probabilities."""
+    log-probabilities. tallies: int32 [rows], place of the row's counts."""
     count, vocabulary = logits.shape
     _adjust[(count, cdiv(vocabulary, CHUNK))](
-        *(logits, raw, slots, last_tokens, *columns, *rows),
+        *(logits, raw, slots, tallies, last_tokens, *columns, *rows),
         *(logits.stride(0), raw.stride(0), vocabulary, rows.masks.shape[1]),
         BIASED=BIASED,
         TALLIED=TALLIED,
@@ -138,7 +141,7 @@ def adjust(
 
 
 @triton.jit
-def _tally(slots, tokens, kinds, counts, vocabulary, TALLIED: tl.constexpr):
+def _tally(slots, tallies, tokens, kinds, counts, vocabulary, TALLIED: tl.constexpr):
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     if slot < 0:
@@ -146,10 +149,11 @@ def _tally(slots, tokens, kinds, counts, vocabulary, TALLIED: tl.constexpr):
     token = tl.load(tokens + row)
     if (token < 0) | ((tl.load(kinds + slot) & TALLIED) == 0):
         return
-    place = counts + slot.to(tl.int64) * vocabulary + token
+    place = counts + tl.load(tallies + row).to(tl.int64) * vocabulary + token
     tl.store(place, (tl.load(place) + 2) | 1)
 
 
-def tally(slots: torch.Tensor, tokens: torch.Tensor, columns: AdjustColumns) -> None:
-    """Adds this step's tokens to the counts of their slots."""
-    _tally[(len(tokens),)](slots, tokens, columns.kinds, columns.counts, columns.counts.shape[1], TALLIED=TALLIED, num_warps=1)
+def tally(slots: torch.Tensor, tallies: torch.Tensor, tokens: torch.Tensor, columns: AdjustColumns) -> None:
+    """Adds this step's tokens to the counts of their rows."""
+    kinds, counts = columns.kinds, columns.counts
+    _tally[(len(tokens),)](slots, tallies, tokens, kinds, counts, counts.shape[1], TALLIED=TALLIED, num_warps=1)

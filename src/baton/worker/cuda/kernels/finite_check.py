@@ -17,7 +17,7 @@ def _judge(residual, added, broken, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOC
     tl.store(broken + row, tl.max(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), 0))
 
 
-def judge(residual: torch.Tensor, added: torch.Tensor | None, broken: torch.Tensor) -> None:
+def mark_not_finite(residual: torch.Tensor, added: torch.Tensor | None, broken: torch.Tensor) -> None:
     """residual + added: [rows, width] -> broken int32 [rows], 1 for rows that are not finite."""
     rows, width = residual.shape
     _judge[(rows,)](

@@ -215,7 +215,8 @@ def grouped_gemm(
 @triton.jit
 def _combine(
     parts, picked, counts, out,
-    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, PARTLY: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     if row == 0:  # the counts are not used any more
@@ -229,13 +230,16 @@ def _combine(
     if ADD:
         sums += tl.load(here, mask=inside, other=0.0).to(tl.float32)
     for one in tl.static_range(PER_TOKEN):
+        if PARTLY:  # some pairs are of other ranks
+            width = tl.where(tl.load(picked + row * PER_TOKEN + one) >= 0, WIDTH, 0)
         part = parts + (row.to(tl.int64) * PER_TOKEN + one) * WIDTH + at
         sums += tl.load(part, mask=at < width, other=0.0).to(tl.float32)
     tl.store(here, sums.to(out.dtype.element_ty), mask=inside)
 
 
-def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, add: bool) -> None:
-    """parts: [pairs, width] -> their sums per row, written to out [rows, width] or added to it."""
+def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, add: bool, partly: bool = False) -> None:
+    """parts: [pairs, width] -> their sums per row, written to out [rows, width] or added to it. partly: some experts are on
+    other ranks."""
     rows, width = out.shape
     _combine[(rows,)](
         *(parts, scratch.picked, scratch.counts, out),
@@ -243,6 +247,7 @@ def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, ad
         PER_TOKEN=scratch.picked.shape[1],
         WIDTH=width,
         ADD=add,
+        PARTLY=partly,
         BLOCK=next_power_of_2(width),
         num_warps=4,
     )

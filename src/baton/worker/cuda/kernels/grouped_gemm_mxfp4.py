@@ -44,7 +44,8 @@ def split_mxfp4(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """uint8 [rows, 17 bytes per 32 inputs] (models/dequantise.py) -> weights [rows, inputs / 2] and exponents [rows, inputs /
     32]."""
     blocks = stored.view(len(stored), -1, GROUP // 2 + 1)
-    return blocks[:, :, 1:].reshape(len(stored), -1), blocks[:, :, 0].contiguous()
+    weights = blocks[:, :, 1:].reshape(len(stored), -1)  # of a single block: a view of the stored bytes
+    return weights.contiguous(), blocks[:, :, 0].contiguous()
 
 
 @triton.jit

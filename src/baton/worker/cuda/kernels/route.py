@@ -56,6 +56,8 @@ class Picking(NamedTuple):
     "[experts], added to the logits."
     correction: torch.Tensor | None = None
     "[experts], added to the shares for the choice."
+    own: range | None = None
+    "Experts of this rank: only their pairs are placed. None: all."
 
     def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`other` replaces missing tensors."""
@@ -63,7 +65,10 @@ class Picking(NamedTuple):
 
     def constants(self) -> dict[str, object]:
         experts = self.experts
+        own = range(experts.count) if self.own is None else self.own
         return {
+            "FIRST": own.start,
+            "OWN": len(own),
             "EXPERTS": experts.count,
             "PER_TOKEN": experts.per_token,
             "NORMALISED": experts.normalised,
@@ -111,7 +116,8 @@ def pick_next(share, order, at, LEAST: tl.constexpr):
 def _route(
     logits, slots, bias, correction, picked, shares, numbers, counts,
     EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr, SCALE: tl.constexpr,
-    BIAS: tl.constexpr, CORRECTED: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr,
+    BIAS: tl.constexpr, CORRECTED: tl.constexpr, BLOCK: tl.constexpr, LEAST: tl.constexpr, FIRST: tl.constexpr,
+    OWN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     here = row * PER_TOKEN
@@ -126,9 +132,15 @@ def _route(
     for one in tl.static_range(PER_TOKEN):
         expert, part, order = pick_next(share, order, at, LEAST)
         total += part
-        tl.store(picked + here + one, expert)
         tl.store(shares + here + one, part * SCALE)
-        tl.store(numbers + here + one, tl.atomic_add(counts + expert, 1, sem="relaxed"))
+        if OWN == EXPERTS:
+            tl.store(picked + here + one, expert)
+            tl.store(numbers + here + one, tl.atomic_add(counts + expert, 1, sem="relaxed"))
+        elif (expert >= FIRST) & (expert < FIRST + OWN):
+            tl.store(picked + here + one, expert - FIRST)
+            tl.store(numbers + here + one, tl.atomic_add(counts + expert - FIRST, 1, sem="relaxed"))
+        else:  # of another rank
+            tl.store(picked + here + one, -1)
     if NORMALISED:
         tl.debug_barrier()
         for one in tl.static_range(PER_TOKEN):

@@ -19,7 +19,8 @@ def _route_row(
     x, norm, router, bias, correction, logits, normed, picked, shares, members, tiles, arrived, eps,
     WIDTH: tl.constexpr, EXPERTS: tl.constexpr, PER_TOKEN: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr,
     SCALE: tl.constexpr, BIAS: tl.constexpr, CORRECTED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    ALL: tl.constexpr, SOME: tl.constexpr, PROGRAMS: tl.constexpr, LEAST: tl.constexpr,
+    ALL: tl.constexpr, SOME: tl.constexpr, PROGRAMS: tl.constexpr, LEAST: tl.constexpr, FIRST: tl.constexpr,
+    OWN: tl.constexpr,
 ):  # fmt: skip
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
@@ -65,7 +66,8 @@ def route_row(
     tile: int,
     picking: Picking,
 ) -> int:
-    """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; returns the number of tiles. logits: float32."""
+    """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; returns the number of tiles. logits: float32.
+    For one rank: with several, the sum of the attention comes before this norm."""
     experts, width = router.shape
     programs = cdiv(experts, EXPERTS_PER_PROGRAM)
     _route_row[(programs,)](
