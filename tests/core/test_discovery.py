@@ -13,8 +13,8 @@ import pytest
 from baton.core.discovery import (
     ADDRESSES_MAX,
     GONE_SECONDS,
-    LOOK_SECONDS,
-    LOOK_SECONDS_MIN,
+    LOOKUP_SECONDS,
+    LOOKUP_SECONDS_MIN,
     Dial,
     Discovery,
     DiscoveryEffect,
@@ -79,8 +79,8 @@ def test_every_address_is_dialled_and_looked_up_again():
     assert rig(DiscoveryTick(), 100.0) == [], "one lookup at a time, however long it takes"
     assert rig.due is None
     assert rig(Found("dns", ("b", "a"))) == [Dial("a"), Dial("b")]
-    assert rig.due == LOOK_SECONDS
-    assert rig(DiscoveryTick(), LOOK_SECONDS) == [LookUp("dns")]
+    assert rig.due == LOOKUP_SECONDS
+    assert rig(DiscoveryTick(), LOOKUP_SECONDS) == [LookUp("dns")]
     assert rig(Found("dns", ("a", "b", "c"))) == [Dial("c")]
 
 
@@ -92,9 +92,9 @@ def test_no_answer_an_empty_one_and_a_rotated_one_change_nothing_and_are_logged_
         Found("dns", ()),
         Found("dns", ("b", "a")),
     ]:
-        rig(DiscoveryTick(), LOOK_SECONDS)
+        rig(DiscoveryTick(), LOOKUP_SECONDS)
         rig(answer)
-    rig(DiscoveryTick(), LOOK_SECONDS)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
     rig(Found("dns", ("a", "b", "a")))
     assert rig.dialled == {"a", "b"}
     stay = "; routers stay as they were"
@@ -105,7 +105,7 @@ def test_an_address_without_a_session_is_given_up_at_once():
     rig = Rig("dns")
     rig(DiscoveryTick())
     rig(Found("dns", ("a", "b")))
-    rig(DiscoveryTick(), LOOK_SECONDS)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
     assert rig(Found("dns", ("b",))) == [GiveUp("a")]
 
 
@@ -115,13 +115,13 @@ def test_an_open_session_lasts_a_while_after_its_address_is_gone():
     rig(Found("dns", ("a", "b", "c", "d")))
     for address in ("a", "b", "c"):
         rig(SessionOpened(address))
-    rig(DiscoveryTick(), LOOK_SECONDS)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
     assert rig(Found("dns", ("d",))) == []
     assert rig(SessionLost("b"), 1.0) == [GiveUp("b")], "it is not dialled again"
-    rig(DiscoveryTick(), LOOK_SECONDS)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
     assert rig(Found("dns", ("c", "d"))) == [], "a short answer ends no session"
-    rig(DiscoveryTick(), LOOK_SECONDS)
-    rig(Found("dns", ("c", "d")), GONE_SECONDS - 2 * LOOK_SECONDS - 1.5)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
+    rig(Found("dns", ("c", "d")), GONE_SECONDS - 2 * LOOKUP_SECONDS - 1.5)
     assert "a" in rig.dialled
     assert rig.due == 0.5
     assert rig(DiscoveryTick(), 0.5) == [GiveUp("a")]
@@ -134,12 +134,12 @@ def test_a_lost_session_is_a_reason_to_look_soon_and_not_more_often():
     rig(Found("dns", ("a",)))
     rig(Found("file", ("b",)))
     assert rig(SessionLost("a"), 0.25) == []
-    assert rig.due == LOOK_SECONDS_MIN - 0.25
+    assert rig.due == LOOKUP_SECONDS_MIN - 0.25
     assert rig(SessionLost("a"), 1.0) == [LookUp("dns")], "the other source is not concerned"
     assert rig(SessionLost("a")) == []
     rig(Found("dns", ("a",)))
     assert rig(SessionLost("stranger")) == []
-    assert rig.due == LOOK_SECONDS - 1.25, "of the file"
+    assert rig.due == LOOKUP_SECONDS - 1.25, "of the file"
 
 
 def test_an_address_of_two_sources_is_dialled_once_and_kept_by_either():
@@ -147,7 +147,7 @@ def test_an_address_of_two_sources_is_dialled_once_and_kept_by_either():
     assert rig(DiscoveryTick()) == [LookUp("dns"), LookUp("file"), Dial("f")]
     assert rig(Found("dns", ("a", "f"))) == [Dial("a")]
     assert rig(Found("file", ("a",))) == []
-    rig(DiscoveryTick(), LOOK_SECONDS)
+    rig(DiscoveryTick(), LOOKUP_SECONDS)
     assert rig(Found("dns", ("b",))) == [Dial("b")]
     assert rig(Found("file", ("c",))) == [Dial("c"), GiveUp("a")]
     assert "f" in rig.dialled
@@ -213,7 +213,7 @@ def draw(seed: int) -> None:
         before, was = set(rig.dialled), rig.now
         looking += [effect.source for effect in rig(event, rng.choice([0.0, 0.5, 5.0, 30.0])) if isinstance(effect, LookUp)]
         assert len(looking) == len(set(looking))
-        assert len(looking) == 2 or (rig.due is not None and rig.due <= LOOK_SECONDS), "a source is looked up, or will be"
+        assert len(looking) == 2 or (rig.due is not None and rig.due <= LOOKUP_SECONDS), "a source is looked up, or will be"
         match event:
             case SessionOpened(name) if name in before:
                 opened.add(name)

@@ -26,6 +26,7 @@ from baton.protocol.control import (
     CacheHello,
     CacheStats,
     ClearCache,
+    CollectiveShared,
     InstanceReady,
     InstanceStats,
     LoadProgress,
@@ -45,6 +46,7 @@ from baton.protocol.control import (
 )
 from baton.protocol.handoff import Adopted, Forget, Offer, PeerOffer, Prefill, Release, Released, Reserve, Reserved
 from baton.protocol.instance import (
+    CachedKeys,
     ClusterView,
     Heartbeat,
     InstanceHello,
@@ -71,7 +73,7 @@ from baton.protocol.pool import (
     ReadRefused,
 )
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, Refused, SamplingParams
-from baton.protocol.step import BatchRows, NewSequence, RowFailure, RowLogprobs, StepPlan, StepResult, TokenLogprob
+from baton.protocol.step import BatchRows, NewSequence, RowFailure, RowLogprobs, StepDigest, StepPlan, StepResult, TokenLogprob
 from baton.protocol.versions import VERSIONS
 
 from .strategies import values_of
@@ -101,6 +103,8 @@ KIND = {
     SleepInstance: 22,
     WakeInstance: 23,
     ModelChanged: 24,
+    StepDigest: 25,
+    CollectiveShared: 26,
     StorageQuery: 40,
     StorageAnswer: 41,
     StorageIdentity: 48,
@@ -134,6 +138,7 @@ KIND = {
     InstanceRefused: 62,
     Heartbeat: 63,
     RouterHeartbeat: 64,
+    CachedKeys: 66,
     ClusterView: 65,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
@@ -160,6 +165,8 @@ SAMPLE = {
     Ping: Ping(3),
     Pong: Pong(3, "stalled"),
     ProgressShared: ProgressShared(2),
+    StepDigest: StepDigest(1, 1, b"12345678"),
+    CollectiveShared: CollectiveShared(2, 4),
     SleepInstance: SleepInstance(9),
     WakeInstance: WakeInstance(10, "a model"),
     ModelChanged: ModelChanged("a model", b"identity"),
@@ -206,6 +213,7 @@ SAMPLE = {
     InstanceRefused: InstanceRefused("another model"),
     Heartbeat: Heartbeat("no progress", 0.001, stalled=True, preempted=("r1",)),
     RouterHeartbeat: RouterHeartbeat(),
+    CachedKeys: CachedKeys(True, bytes(12), bytes(6)),
     ClusterView: ClusterView("r", "serving", 1, 2, (InstanceView("d-0", "decode", "alive"),), {"replays": 1}),
 }
 

@@ -13,7 +13,7 @@ def test_every_refusal_is_a_sentence(reason):
     assert len(said.split()) >= 4
 
 
-@pytest.mark.parametrize("reason", ["never_fits", "queue_full", "queue_tokens_full", "worker_gone"])
+@pytest.mark.parametrize("reason", ["never_fits", "queue_full", "queue_tokens_full", "queued_too_long", "worker_gone"])
 def test_refusals_by_size_name_both_numbers(reason):
     said = str(Refused(reason, needed=1234, limit=567))
     assert "1234" in said

@@ -34,7 +34,7 @@ def read(asked: list[str], answered: list[Values], failures: tuple[RowFailure, .
     return read_rows(plan, unfinished, StepResult.of(1, 1, [*rows, *[(9, 1, (77,))] * late], failures))
 
 
-def test_the_sentinel_is_what_the_blueprint_says():
+def test_the_sentinel_is_what_the_pages_say():
     assert PREEMPTED_TOKEN_ID == -9
 
 
@@ -116,7 +116,7 @@ def drafted(length: int, planned: int = 3, made: int = 2, **more: object) -> Row
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_row_answers_one_token_and_its_accepted_drafts(length):
     rows = drafted(length)
-    assert (rows.sampled, rows.drafted) == ([(1, 7)], [(0, tuple(range(length)), 3)])
+    assert (rows.sampled, rows.drafted) == ([(1, 7)], [(0, tuple(range(length)), 3, 2)])
 
 
 @pytest.mark.parametrize("wrong", [{"length": 0}, {"length": 4}, {"length": 1, "made": 4}, {"length": 1, "made": -1}])

@@ -4,7 +4,7 @@
            |          GONE_SECONDS later: one short answer of a name server ends no session
            `-> NotFound, or an empty answer: all addresses stay as they were
 
-A source is looked up LOOK_SECONDS after its last answer, and sooner after a failed dial or a lost session.
+A source is looked up LOOKUP_SECONDS after its last answer, and sooner after a failed dial or a lost session.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
-LOOK_SECONDS: Final = 5.0
+LOOKUP_SECONDS: Final = 5.0
 """Time from an answer of a source to its next lookup."""
-LOOK_SECONDS_MIN: Final = 1.0
+LOOKUP_SECONDS_MIN: Final = 1.0
 """The same after a failed dial or a lost session."""
 GONE_SECONDS: Final = 60.0
 """A session with an address that its source no longer has may last this much longer: a router that leaves has requests open."""
@@ -98,7 +98,7 @@ class _Source:
 
     def __init__(self) -> None:
         self.addresses: tuple[str, ...] = ()
-        "Its last answer that was not empty."
+        "The last answer that was not empty."
         self.answered = Instant(0.0)
         self.due: Instant | None = Instant(0.0)
         "Time of the next lookup. None: a lookup is under way."
@@ -132,8 +132,8 @@ class Discovery:
                 self._dialled[address].opened = True
             case SessionLost(address) if address in self._dialled:
                 self._dialled[address].opened = False
-                self._look_soon(address, now)
-        return [*effects, *self._look(now), *self._reconcile(now)]
+                self._hasten_lookup(address, now)
+        return [*effects, *self._lookups_due(now), *self._reconcile(now)]
 
     def next_deadline(self) -> Instant | None:
         looks = [source.due for source in self._sources.values() if source.due is not None]
@@ -141,7 +141,7 @@ class Discovery:
         return min([*looks, *ends], default=None)
 
     def check(self) -> None:
-        wanted = self._wanted()
+        wanted = self._wanted_addresses()
         stray = [address for address, one in self._dialled.items() if (address in wanted) != (one.gone is None)]
         missing = [address for address in wanted if address not in self._dialled]
         if stray or missing:
@@ -149,7 +149,7 @@ class Discovery:
 
     def _on_answer(self, name: str, addresses: tuple[str, ...], why: str, now: Instant) -> list[DiscoveryEffect]:
         source = self._sources[name]
-        source.answered, source.due = now, Instant(now + LOOK_SECONDS)
+        source.answered, source.due = now, Instant(now + LOOKUP_SECONDS)
         names = sorted({*addresses})  # name servers rotate their answers
         text = f"routers at {', '.join(names[:ADDRESSES_MAX])}" if names else f"{why}; routers stay as they were"
         if len(names) > ADDRESSES_MAX:
@@ -161,24 +161,28 @@ class Discovery:
         source.text = text
         return [SourceChanged(name, text, bool(names))]
 
-    def _look_soon(self, address: str, now: Instant) -> None:
+    def _hasten_lookup(self, address: str, now: Instant) -> None:
+        """Look up soon the sources that have this address: a dial failed, or a session was lost."""
         for source in self._sources.values():
             if source.due is not None and address in source.addresses:
-                source.due = min(source.due, Instant(max(now, source.answered + LOOK_SECONDS_MIN)))
+                source.due = min(source.due, Instant(max(now, source.answered + LOOKUP_SECONDS_MIN)))
 
-    def _look(self, now: Instant) -> list[DiscoveryEffect]:
+    def _lookups_due(self, now: Instant) -> list[DiscoveryEffect]:
+        """Return a lookup for each source whose time has come."""
         due = [name for name, source in self._sources.items() if source.due is not None and source.due <= now]
         for name in due:
             self._sources[name].due = None
         return [LookUp(name) for name in due]
 
-    def _wanted(self) -> dict[str, None]:
+    def _wanted_addresses(self) -> dict[str, None]:
+        """Fixed addresses, and those of all sources, in order and each once."""
         found = (address for source in self._sources.values() for address in source.addresses)
         return dict.fromkeys([*self._fixed, *found])
 
     def _reconcile(self, now: Instant) -> list[DiscoveryEffect]:
+        """Dial addresses that are new, and give up those that no source has had for GONE_SECONDS, or that have no session."""
         effects: list[DiscoveryEffect] = []
-        wanted = self._wanted()
+        wanted = self._wanted_addresses()
         for address in wanted:
             if address in self._dialled:
                 self._dialled[address].gone = None

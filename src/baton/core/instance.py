@@ -131,6 +131,8 @@ class Instance:
     # The machine
 
     def handle(self, event: Event, now: Instant) -> list[Effect]:
+        """Handle one event, then everything that may follow from it: deadlines, suspects, loads, hand-offs, the next plans, and
+        output."""
         self._now = self.board.now = max(self._now, now)  # a clock may go backwards; time here does not
         self._handlers[type(event)](event)
         self._expire()
@@ -138,7 +140,7 @@ class Instance:
             self._suspects.settle(self.board)
         tiers = self.board.tiers
         if tiers.enabled:
-            self._loader.look_at_newcomers(self._now)
+            self._loader.query_storage_for_new(self._now)
         if self.board.awaiting:
             self._handoff.grant(self._now, self._steps.last_step)
         self._pump()

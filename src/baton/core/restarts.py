@@ -1,4 +1,5 @@
-"""How often, and how soon, a lost process is started again: a worker, a cache service, a front, an instance of `baton up`."""
+"""The delay before a lost process is started again, and the limit of restarts: a worker, a cache service, a front, an instance
+of `baton up`."""
 
 from __future__ import annotations
 

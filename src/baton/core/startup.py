@@ -51,10 +51,6 @@ class StartupPlan:
         """The processes in the order of their start. No others are started."""
         return tuple(step.process for step in self.steps if step.action == "start")
 
-    def attaches(self, process: str) -> bool:
-        """Does the process attach to a pool that another process creates?"""
-        return process != PROCESS_OF[self.creator] and process in [PROCESS_OF[user] for user in self.attachers]
-
 
 def plan_startup(*, blocks_given: bool, role: Role, tiers: bool) -> StartupPlan:
     sizing = () if blocks_given else (StartupStep("size", "worker"),)

@@ -46,6 +46,8 @@ Message = (
     | Annotated[control.SleepInstance, 22, "router"]
     | Annotated[control.WakeInstance, 23, "router"]
     | Annotated[control.ModelChanged, 24, "instance"]
+    | Annotated[step.StepDigest, 25]
+    | Annotated[control.CollectiveShared, 26]
     | Annotated[pool.PeerSocket, 30]
     | Annotated[pool.PoolSized, 31]
     | Annotated[pool.PoolReady, 32, "peer"]
@@ -80,6 +82,7 @@ Message = (
     | Annotated[node.Heartbeat, 63, "instance"]
     | Annotated[node.RouterHeartbeat, 64, "router"]
     | Annotated[node.ClusterView, 65]
+    | Annotated[node.CachedKeys, 66, "instance"]
 )
 """Each message with its number, which never changes, and the senders that may send it from another machine."""
 

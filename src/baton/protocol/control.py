@@ -44,6 +44,14 @@ class ProgressShared(Struct, frozen=True, array_like=True):
     epoch: WorkerEpoch
 
 
+class CollectiveShared(Struct, frozen=True, array_like=True):
+    """Comes with the descriptor of an empty memory file that all ranks of a worker set share: the first message that each of
+    them gets on its descriptor socket. A set of one rank gets none."""
+
+    epoch: WorkerEpoch
+    ranks: Positive
+
+
 class PauseInstance(Struct, frozen=True, array_like=True):
     number: int
     "Number of this order; the answer names it."

@@ -37,9 +37,9 @@ class FrameBuffer:
             at += needed
             yield decode_body(kind, view[at - length : at])
             needed = HEADER_BYTES
-        self._keep(at, end, needed)
+        self._make_room(at, end, needed)
 
-    def _keep(self, at: int, end: int, needed: int) -> None:
+    def _make_room(self, at: int, end: int, needed: int) -> None:
         """Move the begun frame to the start of a buffer that has room for all of it."""
         old, size = self._view, max(needed, BUFFER_BYTES)
         if size != len(old):

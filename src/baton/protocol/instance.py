@@ -11,7 +11,7 @@ with their session: the instance aborts the router's requests, the router replay
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -20,6 +20,10 @@ from baton.protocol.ids import RequestId
 from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 
 Role = Literal["mixed", "prefill", "decode"]
+
+CACHED_KEYS_MAX: Final = 4096
+"""Keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
+CACHED_BYTES_MAX: Final = 6 * CACHED_KEYS_MAX
 
 
 class Build(Struct, frozen=True):
@@ -57,7 +61,7 @@ class InstanceHello(Struct, frozen=True, array_like=True):
     capabilities: tuple[str, ...] = ()
     "Optional features of its build (protocol/versions.py)."
     build: Build = Build()
-    step_tokens: int = 0
+    step_tokens: Natural = 0
     "Most prompt tokens that it computes in one step. 0: unknown."
 
 
@@ -93,6 +97,16 @@ class Heartbeat(Struct, frozen=True, array_like=True):
     "The worker is stalled: requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
     preempted: tuple[RequestId, ...] = ()
     "Requests of this router that were preempted there and do not run now; the longest waiting, if there are many."
+
+
+class CachedKeys(Struct, frozen=True, array_like=True):
+    """Changes of an instance's cache since its last message, as short keys (core/kv/marks.py) of marked blocks on the device
+    and in the host tier. Sent after heartbeats, to routers that list the capability `cached_keys`."""
+
+    whole: bool = False
+    "All earlier keys are void: `added` begins the list anew."
+    added: Annotated[bytes, Meta(max_length=CACHED_BYTES_MAX)] = b""
+    removed: Annotated[bytes, Meta(max_length=CACHED_BYTES_MAX)] = b""
 
 
 class RouterHeartbeat(Struct, frozen=True, array_like=True):
@@ -133,7 +147,7 @@ class RefusedView(Struct, frozen=True):
     """An instance that the router does not accept, for users."""
 
     name: str
-    "Its name; its address, if the session ended before its hello."
+    "Name of the instance; its address, if the session ended before its hello."
     reason: str
     times: int
     "Refusals so far."
@@ -157,5 +171,7 @@ class ClusterView(Struct, frozen=True):
     "Mean of the last hand-offs, from the last computed block to the adoption."
     failed_paths: tuple[PathView, ...] = ()
     "Pairs of instances between which the last hand-off did not arrive, at most 100."
+    prefix_keys: int = 0
+    "Keys of cached blocks that the router knows, of all instances together."
     refused: tuple[RefusedView, ...] = ()
     "Instances that were refused in the last minutes and have not joined since."

@@ -51,7 +51,7 @@ class BlockMove(Struct, frozen=True, array_like=True):
     seconds_max: float = 0.0
     "Put, fetch and pull: time limit. Blocks not moved by then are not moved."
     peer: str = ""
-    "Pull: the addresses of the messenger that serves the other pool (instance.py)."
+    "Pull: the addresses of the messenger that serves the other pool (instance.py); in the core a line for each rank."
     peer_pool: PoolIncarnation = PoolIncarnation(0)
     peer_blocks: tuple[BlockId, ...] = ()
     tokens: bytes = b""

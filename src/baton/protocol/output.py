@@ -45,6 +45,10 @@ class Ended(Struct, frozen=True, array_like=True):
     "Cached tokens that came from the host tier."
     storage_tokens: Natural = 0
     "Cached tokens that came from storage."
+    drafted_tokens: Natural = 0
+    "Draft tokens that were verified for it (speculative decoding)."
+    accepted_tokens: Natural = 0
+    "Draft tokens that were accepted: they are among the output tokens."
 
 
 class Begun(Struct, frozen=True, array_like=True):
@@ -62,7 +66,7 @@ class Begun(Struct, frozen=True, array_like=True):
 
 
 RowTokens = TokenId | Annotated[list[TokenId], Meta(min_length=1)]
-"""One token, or a list of several in order (speculative decoding). Every row has one token today, and a list for each of them
+"""One token, or a list of several in order (speculative decoding). Most rows have one token, and a list for each of them
 would cost an engine with 256 sequences a twentieth of its step."""
 TokenRow = tuple[RequestId, Count, Natural, Natural, RowTokens]
 """(request, attempt, sequence index, position of the first token in its output, tokens). A receiver accepts each position

@@ -7,10 +7,25 @@ instances (kvcache/pool_server.py, kvcache/tcp_server.py). The others go over th
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.numbers import Counter, Natural, Positive
+
+RANK_BITS: Final = 6
+
+
+def set_incarnation(bits: int) -> PoolIncarnation:
+    """The incarnation of a set of pools, which is that of rank 0's, from 57 random bits."""
+    return PoolIncarnation(bits << RANK_BITS)
+
+
+def of_rank(pool: PoolIncarnation, rank: int) -> PoolIncarnation:
+    """The incarnation of a rank's pool. The core names all pools of a set by that of rank 0; no rank takes another one's pool
+    for its own."""
+    return PoolIncarnation(pool + rank)
 
 
 class PeerSocket(Struct, frozen=True, array_like=True):
@@ -33,6 +48,8 @@ class CreatePool(Struct, frozen=True, array_like=True):
     blocks: Positive
     layout: bytes = b""
     "As in PoolSized. Empty: no worker has sent it; it follows from the worker's settings."
+    incarnation: PoolIncarnation = PoolIncarnation(0)
+    "Incarnation of rank 0's pool (`of_rank`). 0: a random one, for a single rank."
 
 
 class DeviceMemory(Struct, frozen=True, array_like=True):
@@ -57,6 +74,8 @@ class PoolReady(Struct, frozen=True, array_like=True):
     "As in ReadPool, of the process that answers one."
     name: str = ""
     "Name of the instance that answers a ReadPool over a network."
+    keyed: str = ""
+    "Algorithm of keyed digests, chosen from `ReadPool.digests`. Empty: `ReadPool.keyed`."
 
 
 class HostPoolReady(Struct, frozen=True, array_like=True):
@@ -81,6 +100,8 @@ class ReadPool(Struct, frozen=True, array_like=True):
     "Name of the reader's instance. Empty: unknown, or on this machine."
     keyed: str = ""
     "Algorithm of keyed digests (kvcache/digests.py) that the reader wants of a peer with the capability. Empty: checksums."
+    digests: tuple[str, ...] = ()
+    "Algorithms of keyed digests that the reader has, the best first. A peer that knows this field chooses one."
 
 
 class ReadRefused(Struct, frozen=True, array_like=True):
@@ -88,15 +109,17 @@ class ReadRefused(Struct, frozen=True, array_like=True):
 
 
 class ReadBlocks(Struct, frozen=True, array_like=True):
-    """Over a network: send these blocks of the opened pool. The answer is a BlocksFollow for each run, in this order, followed
-    by its bytes."""
+    """Over a network: send these blocks of the opened pool. The answer is a BlocksFollow for each piece, in this order,
+    followed by its bytes."""
 
     runs: tuple[tuple[Natural, Positive], ...]
     "First block, number of blocks."
+    pieces: tuple[Positive, ...] = ()
+    "Number of runs in each piece; sent to peers with the capability. Empty: each run is a piece."
 
 
 class BlocksFollow(Struct, frozen=True, array_like=True):
-    """The raw bytes of a run follow this message."""
+    """The raw bytes of a piece follow this message."""
 
     nbytes: Counter
     digest: bytes

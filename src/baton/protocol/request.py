@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from baton.protocol.grammar import Grammar, grammar_bytes
 from baton.protocol.ids import RequestId
+from baton.protocol.numbers import Counter
 from baton.protocol.repetition import RepetitionStop
 from baton.protocol.thinking import THINKING_BYTES_MAX, Thinking
 
@@ -63,6 +64,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: Pooling | None = None
     """The prompt's hidden states, after the last norm, become one vector of length 1, delivered with the first token: their
     mean or the first one ("cls"), for which the whole prompt is computed whatever is cached, or the last one."""
+    drafts_max: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    "Maximum of draft tokens per step (speculative decoding), below that of the instance. It changes no token."
     label_ids: tuple[TokenId, ...] = ()
     """With `pooling`: the logits of these labels replace the vector. Labels are tokens of the output head, for which `pooling`
     is "last", or classes of a model with a classification head."""
@@ -177,6 +180,7 @@ RefusalReason = Literal[
     "never_queued",
     "queue_full",
     "queue_tokens_full",
+    "queued_too_long",
     "duplicate_id",
     "draining",
     "paused",
@@ -189,8 +193,8 @@ class Refused(Struct, frozen=True):
     """The answer to a request that is refused: at once, as a whole, with the numbers."""
 
     reason: RefusalReason
-    needed: int = 0
-    limit: int = 0
+    needed: Counter = 0
+    limit: Counter = 0
 
     def __str__(self) -> str:
         match self.reason:
@@ -207,6 +211,8 @@ class Refused(Struct, frozen=True):
                 return f"{self.needed} sequences would wait and the queue holds {self.limit}"
             case "queue_tokens_full":
                 return f"{self.needed} prompt tokens would wait and the queue holds {self.limit}"
+            case "queued_too_long":  # only from a router to its own API: it is never sent to another process
+                return f"the request waited {self.needed} s for an instance with room (limit {self.limit} s)"
             case "duplicate_id":
                 return "a request with this id is still running"
             case "draining":

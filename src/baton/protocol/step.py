@@ -12,13 +12,15 @@ columns here, at the boundary; no other code compares an int with a sentinel.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 
 from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
+from baton.protocol.numbers import Natural
 from baton.protocol.request import SamplingParams, TokenId
 
 PREEMPTED_TOKEN_ID: Final = -9
@@ -107,7 +109,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
     token: TokenId
     logprob: float
-    rank: int
+    "Without a range: -inf is an excluded token, and a NaN of one prompt must not end the session of its worker."
+    rank: Natural
     "1 for the likeliest."
     top: tuple[tuple[TokenId, float], ...] = ()
     "The likeliest tokens, best first."
@@ -119,7 +122,7 @@ class RowLogprobs(Struct, frozen=True, array_like=True):
     slot: Slot
     incarnation: Incarnation
     sampled: TokenLogprob | None = None
-    prompt_from: int = 0
+    prompt_from: Natural = 0
     "Position of the first of `prompt`. A prompt computed twice is reported twice; the receiver keeps one."
     prompt: tuple[TokenLogprob, ...] = ()
     embedding: bytes = b""
@@ -170,6 +173,27 @@ class StepResult(Struct, frozen=True, array_like=True):
         return list(zip(self.slots, self.incarnations, pieces, strict=True))
 
 
+DIGEST_BYTES: Final = 8
+
+
+class StepDigest(Struct, frozen=True, array_like=True):
+    """The answer of every rank but the first: all ranks of a worker set compute the same result, and one of them sends it."""
+
+    step: StepNo
+    epoch: WorkerEpoch
+    digest: bytes
+
+
+def digest_of(result: StepResult) -> StepDigest:
+    """Log-probabilities and reasons of failures are left out: no state depends on them."""
+    failed = [(failure.slot, failure.incarnation, failure.error) for failure in result.failures]
+    rows = (result.slots, result.incarnations, result.lengths, result.values, result.drafted, failed)
+    return StepDigest(result.step, result.epoch, blake2b(_ROWS.encode(rows), digest_size=DIGEST_BYTES).digest())
+
+
+_ROWS: Final = msgpack.Encoder()
+
+
 class Rows(Struct):
     """A result's rows by meaning, in row order. No code above this file compares an int with a sentinel."""
 
@@ -179,8 +203,9 @@ class Rows(Struct):
     "Slots with a chunk of a prompt that is not the last, or a row that failed."
     acks: list[Slot]
     "Slots whose drop is executed."
-    drafted: list[tuple[Slot, tuple[int, ...], int]] = []
-    "Slots with planned drafts: their tokens, of which the last one is no draft, and the number of planned drafts."
+    drafted: list[tuple[Slot, tuple[int, ...], int, int]] = []
+    """Slots with planned drafts: their tokens, of which the last one is no draft, the number of planned drafts, and of drafts
+    that were verified."""
 
 
 def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> Rows:
@@ -229,13 +254,14 @@ def _check_lengths(plan: StepPlan, unfinished: Collection[Slot], result: StepRes
 
 def _rows_with_drafts(plan: StepPlan, result: StepResult, acks: list[Slot]) -> Rows:
     rows, at = Rows([], [], acks, []), 0
-    for slot, length, drafts in zip(plan.run.slots, result.lengths, plan.run.drafts, strict=False):
+    verified = result.drafted or (0,) * len(plan.run.slots)
+    for slot, length, drafts, ran in zip(plan.run.slots, result.lengths, plan.run.drafts, verified, strict=False):
         tokens = result.values[at : at + length]
         at += length
         if not length:
             rows.chunks.append(slot)
         elif drafts:
-            rows.drafted.append((slot, tokens, drafts))
+            rows.drafted.append((slot, tokens, drafts, ran))
         else:
             rows.sampled.append((slot, tokens[0]))
     return rows

@@ -28,5 +28,7 @@ class Versions(NamedTuple):
 VERSIONS: Final = Versions(8, 8)
 """Versions of this build."""
 
-CAPABILITIES: Final[tuple[str, ...]] = ("keyed_digest",)
+CACHED_KEYS: Final = "cached_keys"
+"""Instances report what they have cached, as keys of 6 bytes. Builds with keys of 8 bytes called it `digests`."""
+CAPABILITIES: Final[tuple[str, ...]] = ("keyed_digest", "pieces", CACHED_KEYS)
 """Optional features of this build, by name. Messages that need one are sent only to peers that list it."""

@@ -242,7 +242,7 @@ class FrontMachine:
         self.away = None
         effects: list[FrontEffect] = []
         for ledger in list(self.ledgers.values()):
-            if other and not ledger.untouched:
+            if other and ledger.has_tokens:
                 effects += self._fail(ledger.id, Unavailable(OTHER_WEIGHTS))
             else:
                 ledger.attempt += 1

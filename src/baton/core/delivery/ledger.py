@@ -22,7 +22,7 @@ TIMEOUT_SECONDS_MIN: Final = 0.001
 
 
 class Ledger:
-    __slots__ = ("attempt", "begun", "id", "open", "request", "sink", "withdrawn")
+    __slots__ = ("attempt", "begun", "closed_tokens", "id", "open", "request", "sink", "withdrawn")
 
     def __init__(self, request: GenerateRequest, now: Instant, sink: Any = None) -> None:
         """`sink`: where the shell delivers. Opaque to the ledger."""
@@ -33,6 +33,8 @@ class Ledger:
         self.attempt = request.attempt
         self.open: dict[int, array[int]] = {index: array("i", request.delivered(index)) for index in request.wanted}
         "Delivered tokens of each sequence that has not ended."
+        self.closed_tokens = 0
+        "Number of delivered tokens of all sequences that have ended."
         self.withdrawn: dict[int, FinishReason] = {}
         "Sequences that the engine was asked to end and has not ended."
         self.sink = sink
@@ -45,9 +47,15 @@ class Ledger:
         return sum(map(len, self.open.values()))
 
     @property
+    def has_tokens(self) -> bool:
+        """The client has received a token: other weights would continue the answer differently. A sequence that was withdrawn
+        before its first token is no part of the answer."""
+        return self.closed_tokens + self.delivered_tokens > sum(map(len, self.request.outputs))
+
+    @property
     def untouched(self) -> bool:
-        """The client has received nothing: the request can be refused, or begin anew with other weights."""
-        return len(self.open) == len(self.request.wanted) and self.delivered_tokens == sum(map(len, self.request.outputs))
+        """The client has received nothing, no end either: the request can be refused."""
+        return len(self.open) == len(self.request.wanted) and not self.has_tokens
 
     @property
     def prompt_owed(self) -> bool:
@@ -118,7 +126,9 @@ class Ledger:
     def close(self, index: int) -> int:
         """End the sequence and return the number of its tokens."""
         self.withdrawn.pop(index, None)
-        return len(self.open.pop(index))
+        tokens = len(self.open.pop(index))
+        self.closed_tokens += tokens
+        return tokens
 
     def end(self, index: int, reason: FinishReason) -> Ended:
         """Close the sequence and build an end that no engine reports."""

@@ -56,6 +56,7 @@ def take(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
 
 
 def _take_gathered(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
+    """`take` for an emit with ends, log-probabilities or begins: everything of a sequence goes into one delta."""
     gaps: list[Ledger] = []
     sinks: dict[RequestId, Sink] = {}
 
@@ -121,16 +122,16 @@ def _sifted(
     row: LogprobRow, owed: Mapping[RequestId, bool], verdicts: dict[tuple[RequestId, int], deque[bool]]
 ) -> LogprobRow | None:
     """A token's log-probabilities are delivered with it; those of the prompt once."""
-    request, index, thought = row
-    if thought.sampled is not None:
+    request, index, row_logprobs = row
+    if row_logprobs.sampled is not None:
         verdict = verdicts.get((request, index))
         if not (verdict and verdict.popleft()):
-            thought = replace(thought, sampled=None)
-    if thought.prompt and not owed.get(request):
-        thought = replace(thought, prompt_from=0, prompt=())
-    if thought is row[2]:
+            row_logprobs = replace(row_logprobs, sampled=None)
+    if row_logprobs.prompt and not owed.get(request):
+        row_logprobs = replace(row_logprobs, prompt_from=0, prompt=())
+    if row_logprobs is row[2]:
         return row
-    return (request, index, thought) if thought.sampled is not None or thought.prompt else None
+    return (request, index, row_logprobs) if row_logprobs.sampled is not None or row_logprobs.prompt else None
 
 
 def deliver(emit: Emit, sinks: Mapping[RequestId, Sink]) -> None:
@@ -148,17 +149,17 @@ def deliver(emit: Emit, sinks: Mapping[RequestId, Sink]) -> None:
 def _gathered(emit: Emit, sinks: Mapping[RequestId, Sink]) -> dict[tuple[RequestId, int], Delta]:
     """One delta per sequence: the last token goes with its end, a token with its log-probabilities."""
     deltas: dict[tuple[RequestId, int], Delta] = {}
-    thoughts: dict[tuple[RequestId, int], list[TokenLogprob]] = {}
+    logprobs: dict[tuple[RequestId, int], list[TokenLogprob]] = {}
     for request, index, row in emit.logprobs:
         if index == 0 and (sink := sinks.get(request)) is not None:
             sink.add_prompt(row)
         if row.sampled is not None:
-            thoughts.setdefault((request, index), []).append(row.sampled)
+            logprobs.setdefault((request, index), []).append(row.sampled)
     for request, _, index, _, tokens in emit.tokens:
         delta = deltas.setdefault((request, index), Delta(index, [], []))
         delta.tokens += tokens_of(tokens)
     for key, delta in deltas.items():
-        delta.logprobs = thoughts.get(key, [])
+        delta.logprobs = logprobs.get(key, [])
     for begun in emit.begun:
         if (known := deltas.get((begun.request, begun.index))) is not None:
             known.begun = begun

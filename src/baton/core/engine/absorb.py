@@ -19,7 +19,7 @@ from baton.protocol.step import RowLogprobs, Rows, StepResult
 def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
     """`rows`: the result's rows, grouped by meaning. `chunks`: tokens that a slot computed in this step, where that is not
     one."""
-    drafted: dict[Slot, list[RowLogprobs]] = {slot: [] for slot, _, _ in rows.drafted}
+    drafted: dict[Slot, list[RowLogprobs]] = {slot: [] for slot, *_ in rows.drafted}
     for logprobs in result.logprobs:  # before the tokens, which may end their sequence
         sequence = board.slots.occupant_of(logprobs.slot, logprobs.incarnation)
         if sequence is not None and sequence.phase is not Phase.CLOSING:
@@ -37,8 +37,10 @@ def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult
         if sequence.blocks:
             _confirm(board, sequence, chunks.get(slot, 1))
     _absorb_tokens(board, chunks, rows)
-    for slot, tokens, planned in rows.drafted:
-        _absorb_drafted(board, board.slots.slot_owner(slot), tokens, planned, drafted[slot])
+    for slot, tokens, planned, verified in rows.drafted:
+        sequence = board.slots.slot_owner(slot)
+        sequence.drafted_tokens += verified
+        _absorb_drafted(board, sequence, tokens, planned, drafted[slot])
     if result.drafted:
         board.stats.drafted(result)
     for slot in rows.acks:
@@ -92,6 +94,7 @@ def _absorb_drafted(
         count += 1
         if (reason := sequence.finish) is not None:
             break
+    sequence.accepted_tokens += min(count, len(tokens) - 1)
     if sequence.blocks:
         sequence.computed += count
         sequence.scheduled -= 1 + planned - count

@@ -1,25 +1,18 @@
 """Limits that can keep the head of the queue from being admitted. Admission asks a list, cheap limits first; a feature adds an
 entry, not a branch.
 
-A limit returns None, or a Shortage whose reason is also the metric label. It is asked about a `Room`: that of the step being
-planned, or the room left if certain victims were gone (preemption.py). Running sequences are not asked.
+A limit returns None, or the reason, which is also the metric label. A limit sees a `Room`: that of the step being
+planned, or the room left if certain victims were gone (preemption.py). Running sequences are not limited here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from baton.core.engine.board import Board
 from baton.core.engine.request import Sequence
 from baton.core.engine.stats import HeldBack
 from baton.protocol.request import SamplingParams, sampling_bytes
-
-
-class Shortage(Struct, frozen=True):
-    reason: HeldBack
-    short_by: int
 
 
 class Room:
@@ -76,33 +69,33 @@ class Room:
         return size
 
 
-Limit = Callable[[Sequence, Room, Board], Shortage | None]
+Limit = Callable[[Sequence, Room, Board], HeldBack | None]
 
 
-def token_budget(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def token_budget(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """The step has room for at least one prompt token."""
-    return None if room.prefill_left > 0 else Shortage("budget", 1)
+    return None if room.prefill_left > 0 else "budget"
 
 
-def slots(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def slots(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """A slot is free. A slot whose drop is not acknowledged is still taken."""
-    return None if room.slots_free > 0 else Shortage("slots", 1)
+    return None if room.slots_free > 0 else "slots"
 
 
-def order(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def order(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """No sequence overtakes a preempted, more urgent sequence that is not back in the queue yet."""
     if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
-        return Shortage("order", 1)
+        return "order"
     return None
 
 
-def plan_bytes(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def plan_bytes(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """The new sequences of a step fit into a plan. One is always admitted."""
     over = room.new_bytes + room.bytes_for(head) - room.new_bytes_max
-    return Shortage("plan", over) if over > 0 and room.new_bytes else None
+    return "plan" if over > 0 and room.new_bytes else None
 
 
-def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def blocks(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """All needed blocks are available at once, besides the reserve for the growth of all holders, and those that an earlier
     reservation waits for."""
     if head.blocks:
@@ -111,13 +104,13 @@ def blocks(head: Sequence, room: Room, board: Board) -> Shortage | None:
     missing = need.new + need.hit_idle + room.reserve(board, head.priority) - room.available
     if board.awaiting:
         missing += board.claimed(head)
-    return Shortage("blocks", missing) if missing > 0 else None
+    return "blocks" if missing > 0 else None
 
 
 LIMITS: tuple[Limit, ...] = (token_budget, slots, order, plan_bytes, blocks)
 
 
-def shortage(head: Sequence, room: Room, board: Board) -> Shortage | None:
+def shortage(head: Sequence, room: Room, board: Board) -> HeldBack | None:
     """The first shortage that a limit reports."""
     for limit in LIMITS:
         short = limit(head, room, board)

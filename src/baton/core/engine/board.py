@@ -24,6 +24,7 @@ from baton.core.engine.stats import Stats
 from baton.core.engine.waiting import WaitingQueue
 from baton.core.kv.block_hash import BlockHasher
 from baton.core.kv.block_pool import BlockPool
+from baton.core.kv.digest import CacheDigest
 from baton.core.kv.eviction import POLICIES
 from baton.core.kv.pool_trust import PoolTrust
 from baton.core.kv.prefix_cache import PrefixCache
@@ -57,6 +58,7 @@ class Board:
         "block_size",
         "cache",
         "decoding",
+        "digest",
         "drafts_ahead",
         "drops",
         "folds",
@@ -66,9 +68,9 @@ class Board:
         "kept",
         "kept_until",
         "leased",
-        "lined_up",
         "loading",
         "new_bytes_max",
+        "newly_queued",
         "now",
         "out",
         "pool",
@@ -90,6 +92,9 @@ class Board:
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
         self.pool = PoolTrust()
         self.tiers = Tiers(config.tiers, self.cache, self.pool, config.kv.block_size)
+        self.digest = CacheDigest(self.tiers.host.__contains__) if config.kv.digest and config.kv.prefix_caching else None
+        "Digest of the cache for routers. None: no router asks for it."
+        self.cache.digest = self.tiers.host.digest = self.digest
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client still waits for an end."
         self.waiting = WaitingQueue()
@@ -104,7 +109,7 @@ class Board:
         "LOADING sequences whose reservation waits for blocks, the most urgent first (handoff/reservation_queue.py). Few."
         self.loading = 0
         "Number of LOADING sequences."
-        self.lined_up: list[Sequence] = []
+        self.newly_queued: list[Sequence] = []
         "Sequences that joined the queue in this event; lower tiers are searched for them (loading.py)."
         self.kept: dict[RequestId, PinnedBlocks] = {}
         "Prompts computed for another instance. Their blocks are held beyond the life of their sequence. Few."
@@ -123,8 +128,9 @@ class Board:
         self.folds: list[tuple[Sequence, Incarnation, int, BlockId]] = []
         "Table entries replaced since the last plan."
         self.new_bytes_max = config.scheduler.new_bytes_max
-        self.drafts_ahead = config.scheduler.drafts_max * config.scheduler.steps_in_flight
-        "Maximum of drafts of one sequence in flight. Its blocks may hold this many tokens more than it has."
+        drafts, steps = config.scheduler.drafts_max, config.scheduler.steps_in_flight
+        self.drafts_ahead = drafts * steps + steps - 1 if drafts else 0
+        "Tokens that the blocks may hold beyond those of a sequence: drafts in flight, and a token per plan ahead of them."
         self.reserve = GrowthReserve(config.scheduler, config.kv.block_size)
         self.out = Outbox()
         self.now = Instant(0.0)
@@ -153,15 +159,15 @@ class Board:
             if sequence.queued:
                 self.queued += 1
                 self.queued_tokens += sequence.prompt_tokens
-        self._line_up(group.sequences[0])
+        self._enqueue(group.sequences[0])
 
-    def _line_up(self, sequence: Sequence) -> None:
+    def _enqueue(self, sequence: Sequence) -> None:
         """Put the sequence in the queue; lower tiers are searched for it at the end of the event."""
         self.waiting.join(sequence)
         sequence.tiers_asked = False
         sequence.load_anyway = None
         if self.tiers.enabled:
-            self.lined_up.append(sequence)
+            self.newly_queued.append(sequence)
 
     def release_siblings(self, group: Group) -> None:
         """Called when the leader's prompt is in the cache, or will never be."""
@@ -172,7 +178,7 @@ class Board:
     def release(self, sequence: Sequence) -> None:
         """Move a held sequence to the queue."""
         sequence.advance(Fact.RELEASED)
-        self._line_up(sequence)
+        self._enqueue(sequence)
 
     def hold(self, sequence: Sequence) -> None:
         """A suspect leaves the queue until its turn comes (recovery.py)."""
@@ -440,7 +446,7 @@ class Board:
             if sequence.in_flight:
                 raise InvariantBroken(f"{sequence!r}: dropped with {sequence.in_flight} tokens in flight", invariant=32)
             self.preempting.remove(sequence)
-            self._line_up(sequence)
+            self._enqueue(sequence)
 
     def clear_worker(self) -> None:
         """The worker is dead: every occupant leaves its slot without an acknowledgement."""
@@ -455,7 +461,7 @@ class Board:
             if sequence.phase is Phase.WAITING:
                 if sequence.preemptions:
                     self.away[sequence] = None
-                self._line_up(sequence)
+                self._enqueue(sequence)
         self.running.clear()
         self.preempting.clear()
         self.drops.clear()

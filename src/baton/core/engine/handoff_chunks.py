@@ -1,4 +1,4 @@
-"""How large the chunks are in which a prompt is computed for another instance.
+"""Sizes of the chunks in which a prompt is computed for another instance.
 
 That instance copies a chunk while the next one is computed, so what is left to copy after the last one delays the second token:
 

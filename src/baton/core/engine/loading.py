@@ -74,20 +74,20 @@ class Loader:
 
     # In the queue
 
-    def look_at_newcomers(self, now: Instant) -> None:
+    def query_storage_for_new(self, now: Instant) -> None:
         """Query storage for the KV of sequences that have joined the queue."""
         unasked = self._unasked
-        unasked.extend(self._board.lined_up)
-        self._board.lined_up.clear()
+        unasked.extend(self._board.newly_queued)
+        self._board.newly_queued.clear()
         while unasked and self._tiers.questions < self._tiers.config.queries_max:
             sequence = unasked.popleft()
             if sequence.phase is Phase.WAITING and not sequence.tiers_asked:
-                self._ask(sequence, now)
+                self._query_storage(sequence, now)
         if len(unasked) > 2 * len(self._board.waiting) + 64:  # most entries have left the queue
             waiting = [s for s in unasked if s.phase is Phase.WAITING and not s.tiers_asked]
             self._unasked = deque(dict.fromkeys(waiting))
 
-    def _ask(self, sequence: Sequence, now: Instant) -> bool:
+    def _query_storage(self, sequence: Sequence, now: Instant) -> bool:
         """Query storage for one sequence. True: it has left the queue."""
         sequence.tiers_asked = True
         if not (self._tiers.config.storage and self._may_load(sequence)):
@@ -105,7 +105,7 @@ class Loader:
             if self._tiers.questions >= self._tiers.config.queries_max:
                 return False
             links = self._tiers.links
-            run = links.asked(keys, here, full, sequence.tokens) if links is not None else NO_RUN
+            run = links.chain_of(keys, here, full, sequence.tokens) if links is not None else NO_RUN
             under_way = self._tiers.query(keys[here:full], run, now)
             if under_way is None:
                 return False
@@ -131,9 +131,11 @@ class Loader:
     # At the head of the queue
 
     def consider(self, head: Sequence, room: Room, now: Instant, step: StepNo) -> LoadDecision:
+        """Decide about the head of the queue: load its KV from the host, let it wait for a load, or let it be admitted and
+        computed."""
         if not self._tiers.host.total or not self._may_load(head):
             return LoadDecision.PROCEED
-        if not head.tiers_asked and self._ask(head, now):
+        if not head.tiers_asked and self._query_storage(head, now):
             return LoadDecision.LEFT
         tiers = self._tiers
         keys, have, full = self._missing(head)
@@ -150,7 +152,7 @@ class Loader:
             return LoadDecision.PROCEED  # admission reports the shortage itself
         self._board.lease(head)
         load = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
-        self._bring(load)
+        self._note_keys(load)
         self._wait(head, load, begin=have)
         return LoadDecision.LEFT
 
@@ -180,7 +182,8 @@ class Loader:
             self._held_until = Instant(now + self._patience_for(run))
         return self._held_until is not None and now < self._held_until
 
-    def _bring(self, move: Move) -> None:
+    def _note_keys(self, move: Move) -> None:
+        """Record that the move brings its keys, so that other sequences wait for it."""
         for key in move.keys:
             self._bringing[key] = move
 
@@ -211,7 +214,7 @@ class Loader:
         if fetch is None:
             self._release(waiters)
             return
-        self._bring(fetch)
+        self._note_keys(fetch)
         for waiter in waiters:
             waiter.wait_for(fetch)
 

@@ -25,6 +25,7 @@ class Outbox:
         self.begun.append(Begun(sequence.request.id, sequence.attempt, sequence.index, *cached, seconds))
 
     def end(self, sequence: Sequence, reason: FinishReason, error: EndError | None, detail: str) -> None:
+        """Report the end of a sequence, with its usage."""
         self.ended.append(
             Ended(
                 request=sequence.request.id,
@@ -39,6 +40,8 @@ class Outbox:
                 attempt=sequence.attempt,
                 host_tokens=sequence.host_tokens,
                 storage_tokens=sequence.storage_tokens,
+                drafted_tokens=sequence.drafted_tokens,
+                accepted_tokens=sequence.accepted_tokens,
             )
         )
 

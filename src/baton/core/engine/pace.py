@@ -1,4 +1,4 @@
-"""How many prompt tokens fit into a step while other sequences decode: as many as their next token can wait for.
+"""Limits the prompt tokens of a step while other sequences decode: as many as their next token can wait for.
 
 A fixed number is wrong on every machine but one, and for every model but one. So the price of a prompt token is learned from
 the steps themselves. A step is limited to `decode_gap_seconds`; where decoding alone takes long, to three times that time, and

@@ -14,6 +14,8 @@ def check_board(board: Board) -> None:
     board.cache.pool.check(_held(board), board.tiers.pinned())
     board.tiers.check()
     board.cache.check()
+    if board.digest is not None:
+        board.digest.check(board.cache.marked_keys(), board.tiers.host.index())
     _check_sequences(board)
 
 

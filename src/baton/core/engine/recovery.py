@@ -87,7 +87,7 @@ class Suspects:
         for group in board.groups.values():
             for sequence in group.sequences:
                 if sequence.phase in OPEN and sequence.suspect != (_name(sequence) in watched):
-                    raise InvariantBroken(f"{sequence!r} is a suspect, and nobody looks at it; or the other way", invariant=47)
+                    raise InvariantBroken(f"{sequence!r} is a suspect and not listed, or listed and no suspect", invariant=47)
 
     def _count_against(self, board: Board, sequence: Sequence) -> None:
         """Count a loss with evidence against the only suspect."""

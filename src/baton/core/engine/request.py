@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from baton.config.values import DRAFTS_MAX
 from baton.core.engine.phase import NEXT, Fact, Phase
 from baton.core.repetition import tokens_until_repetition
 from baton.errors import InvariantBroken
@@ -41,7 +42,7 @@ class PinnedBlocks:
     copying instance asks, before it uses its copy, whether they were kept all the time.
     """
 
-    __slots__ = ("blocks", "chunk", "finished", "keep_seconds", "offered", "sequence", "tokens", "void")
+    __slots__ = ("blocks", "chunk", "finished", "keep_seconds", "left", "offered", "sequence", "tokens", "void")
 
     def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
         self.sequence = sequence
@@ -53,6 +54,8 @@ class PinnedBlocks:
         "Number of blocks that were offered."
         self.chunk = 0
         "Maximum of tokens per step, while no other prompt is computed (handoff_chunks.py). 0: not chosen yet."
+        self.left = 0
+        "Tokens to compute when `chunk` was last used: if there are more, the prompt begins anew."
         self.tokens = 0
         "Tokens that the blocks cover, once the sequence has ended."
         self.finished = False
@@ -74,6 +77,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "accepted_tokens",
         "admissions",
         "admitted_at",
         "attempt",
@@ -83,7 +87,9 @@ class Sequence:
         "check_length",
         "computed",
         "declared_tokens",
+        "drafted_tokens",
         "drafts",
+        "drafts_max",
         "fetched_blocks",
         "group",
         "host_tokens",
@@ -163,6 +169,10 @@ class Sequence:
         self.in_flight = 0
         self.drafts = 0
         "Draft tokens that are planned and not answered."
+        self.drafts_max = DRAFTS_MAX if sampling.drafts_max is None else sampling.drafts_max
+        "Maximum per step, by the request."
+        self.drafted_tokens = self.accepted_tokens = 0
+        "Draft tokens that were verified, and accepted."
         self.slot = Slot(-1)
         self.incarnation = Incarnation(0)
         self.cached_tokens = 0
@@ -260,7 +270,7 @@ class Group:
         "The request's own name space in the cache. Empty: shared with all of the same salt."
         self.deadline = deadline
         self.sequences: list[Sequence] = []
-        self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens, repetition_stop=None)
+        self.settings = replace(request.sampling, max_tokens=SamplingParams().max_tokens, repetition_stop=None, drafts_max=None)
         "Sampling without the fields that only the scheduler needs, so that all prompts of a list share it on the wire."
         self.open = len(request.wanted)
         "Number of sequences that have not ended for the client."

@@ -1,4 +1,4 @@
-"""How many blocks admission leaves for the growth of running sequences.
+"""The number of blocks that admission leaves for the growth of running sequences.
 
 Too few, and every admission is paid for by a preemption; too many, and the pool stays empty. A request's `max_tokens` is no
 measure: most end long before. So the reserve is learned: `ratio` is the share of its declared length that a sequence uses,

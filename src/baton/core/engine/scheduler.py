@@ -5,8 +5,8 @@ prompts of a more urgent class, also those admitted in this very step. Within a 
 
 Plans run ahead of results: `scheduled` counts planned tokens, `computed` confirmed ones (absorb.py).
 
-Drafts (speculative decoding) get what a step without prompts leaves: tokens of its budget, and blocks that no decoding sequence
-needs for its next token. The worker decides how many of them it makes.
+Drafts (speculative decoding) get what a step without prompts leaves: tokens of its budget, and blocks that nothing else needs
+(_plan_drafts). The worker decides how many of them it makes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,17 @@ class PlanInFlight(Struct, frozen=True):
 
 
 class Scheduler:
-    __slots__ = ("_board", "_chunk_max", "_drafts_max", "_loader", "_pace", "_prompts_at_once", "_tokens_per_step")
+    __slots__ = (
+        "_ahead",
+        "_board",
+        "_chunk_max",
+        "_drafts_max",
+        "_grown_meanwhile",
+        "_loader",
+        "_pace",
+        "_prompts_at_once",
+        "_tokens_per_step",
+    )
 
     def __init__(self, config: SchedulerConfig, board: Board, pace: StepPace, loader: Loader) -> None:
         self._board = board
@@ -77,6 +87,10 @@ class Scheduler:
         self._pace = pace
         self._tokens_per_step = config.tokens_per_step
         self._drafts_max = config.drafts_max
+        self._ahead = config.steps_in_flight - 1
+        "Maximum of plans between a plan and its result."
+        self._grown_meanwhile = 1 + (config.drafts_max + self._ahead) * (1 + config.drafts_max) // board.block_size
+        "Maximum of blocks that a sequence fills until another one has reached a block that it took for drafts."
         self._chunk_max = config.chunk_tokens_max or config.tokens_per_step
         self._prompts_at_once = config.prompts_at_once
 
@@ -142,8 +156,10 @@ class Scheduler:
         kept, board = sequence.kept, self._board
         if kept is None or board.waiting.waiting or len(board.running) - board.decoding > 1:
             return self._chunk_max
-        if not kept.chunk:
-            kept.chunk = self._pace.chunks.size(sequence.target - sequence.scheduled)
+        left = sequence.target - sequence.scheduled
+        if not kept.chunk or left > kept.left:  # the first time, or it begins anew
+            kept.chunk = self._pace.chunks.size(left)
+        kept.left = left
         return min(self._chunk_max, kept.chunk)
 
     # Running sequences
@@ -203,22 +219,37 @@ class Scheduler:
         return True
 
     def _plan_drafts(self, draft: Draft) -> None:
-        """Plan drafts behind the token of each decoding sequence, most urgent first. No sequence gives way for a draft."""
-        board, left = self._board, self._tokens_per_step - len(draft.slots)
+        """Plan drafts behind the token of each decoding sequence, most urgent first. No sequence gives way for a draft.
+
+            capacity    |------------- blocks of the sequence -------------|
+            position    |-- planned --|
+            drafts                    |---------- drafts ---------|- ahead -|
+
+        Plans ahead of this plan's result begin behind all its drafts, though most may be refused. The `ahead` positions are for
+        their tokens: a sequence that needs a block for its token has no drafts in flight, and truly is at its end.
+        """
+        left, ahead = self._tokens_per_step - len(draft.slots), self._ahead
         drafts = []
         for slot in draft.slots:
-            sequence = board.slots.slot_owner(slot)
-            position = sequence.scheduled
-            wanted = min(self._drafts_max, left, sequence.stop_position - position)
-            while sequence.capacity < position + wanted and board.cache.available > board.decoding:
-                self._grow(sequence, draft)
-            count = max(0, min(wanted, sequence.capacity - position))
+            sequence = self._board.slots.slot_owner(slot)
+            position, stop = sequence.scheduled, sequence.stop_position
+            wanted = min(self._drafts_max, sequence.drafts_max, left, stop - position)
+            count = self._room_for_drafts(sequence, wanted, min(position + wanted + ahead, stop), draft) if wanted > 0 else 0
             sequence.scheduled = position + count
             sequence.drafts += count
             drafts.append(count)
             left -= count
         if any(drafts):
             draft.drafts = tuple(drafts)
+
+    def _room_for_drafts(self, sequence: Sequence, wanted: int, end: int, draft: Draft) -> int:
+        """How many of the drafts fit. Blocks up to `end` are taken early only if nothing waits for blocks, and if all decoding
+        sequences have enough until this one needs them for its tokens."""
+        board = self._board
+        if sequence.capacity < end and not (board.waiting.waiting or board.preempting or board.awaiting):
+            while sequence.capacity < end and board.cache.available > board.decoding * self._grown_meanwhile:
+                self._grow(sequence, draft)
+        return wanted if sequence.capacity >= end else max(0, sequence.capacity - sequence.scheduled - self._ahead)
 
     # Prompts
 
@@ -256,7 +287,7 @@ class Scheduler:
         wanted = [self._chunk(sequence, draft.chunks.get(sequence, 0)) for sequence in prompts]
         for sequence, count in zip(prompts, divide(room, wanted, remaining), strict=True):
             if count > 0:
-                self._give(sequence, count, draft)
+                self._plan_chunk(sequence, count, draft)
 
     def _leaves_room(self, sequence: Sequence, draft: Draft) -> bool:
         """Another prompt of the class waits, and not too many are under way: each holds blocks until it is computed."""
@@ -265,7 +296,8 @@ class Scheduler:
             return False
         return sum(other.priority == sequence.priority for other in draft.prompts) < self._prompts_at_once
 
-    def _give(self, sequence: Sequence, count: int, draft: Draft) -> None:
+    def _plan_chunk(self, sequence: Sequence, count: int, draft: Draft) -> None:
+        """Plan `count` more prompt tokens of the sequence in this step."""
         draft.room.prefill_left -= count
         draft.chunks[sequence] = draft.chunks.get(sequence, 0) + count
         sequence.scheduled += count
@@ -299,10 +331,10 @@ class Scheduler:
             short = shortage(head, room, board)
             if short is None:
                 self._admit_head(head, draft)
-            elif short.reason == "blocks" and board.revoke_lease(behind=head.order):
+            elif short == "blocks" and board.revoke_lease(behind=head.order):
                 room.refresh(board)
             else:
-                board.stats.held_back[short.reason] += 1
+                board.stats.held_back[short] += 1
                 draft.closed = True
 
     def _admit_head(self, head: Sequence, draft: Draft) -> None:
@@ -314,9 +346,10 @@ class Scheduler:
         if wanted > left:
             draft.prompts.append(head)
             left -= left // 2 if self._leaves_room(head, draft) else 0
-        self._give(head, min(wanted, self._chunk_limit(head), left), draft)
+        self._plan_chunk(head, min(wanted, self._chunk_limit(head), left), draft)
 
     def _seal(self, draft: Draft, step: StepNo, epoch: WorkerEpoch, decoding: int, now: Instant) -> PlanInFlight:
+        """Build the plan from the draft, and take over the drops and table changes that the board has collected."""
         board = self._board
         deduplicated: tuple[tuple[Slot, int, BlockId], ...] = ()
         if board.folds:

@@ -28,6 +28,7 @@ class ServiceMode:
         "Numbers of pauses that are not done yet."
 
     def pause(self, event: Pause, now: Instant) -> list[Effect]:
+        """Begin to drain, or join a drain under way. The order is answered when the instance is paused."""
         effects: list[Effect] = []
         if self.mode is Mode.SERVING:
             self.mode = Mode.DRAINING

@@ -218,7 +218,7 @@ class Destination:
         reservation.offered = end
         tiers = self._board.tiers
         if first < end and tiers.up and not reservation.void and message.peers:
-            peer = Peer(message.peers[0], offer.pool, offer.blocks[first - offer.place : end - offer.place])
+            peer = Peer("\n".join(message.peers), offer.pool, offer.blocks[first - offer.place : end - offer.place])
             pull = Pull(reservation, first, end - first)
             pull.wait_for(tiers.pull(peer, table[first:end], reservation.fence))
             reservation.pulls.append(pull)
@@ -274,7 +274,7 @@ class Destination:
         if not sequence.blocks:
             tokens = board.need(sequence).hit * board.block_size
             if board.tiers.enabled:
-                board.lined_up.append(sequence)  # a lower tier may have what was not handed over
+                board.newly_queued.append(sequence)  # a lower tier may have what was not handed over
         self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, tokens, reservation.fault))
 
     def _adopt(self, reservation: Reservation) -> None:
