@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton.sim import campaign, world
-from baton.sim.campaign import CHUNK, LARGE, Campaign, Part, check_seed, part_of, run_campaign
+from baton.sim.campaign import CHUNK, LARGE, Campaign, SeedTotals, check_seed, part_of, run_campaign
 from baton.sim.outcome import Outcome
 from baton.sim.sometimes import CLUSTER_SOMETIMES, FRONT_SOMETIMES
 from baton.sim.sometimes import INSTANCE_SOMETIMES as SOMETIMES
@@ -60,6 +60,7 @@ def test_counts_are_of_seeds_not_of_sightings(seeds_60: Campaign):
     assert seeds_60.sometimes["mode: paused"] == 60
 
 
+@pytest.mark.slow
 def test_any_number_of_jobs_gives_the_same_sums():
     seeds = range(40, 40 + 3 * CHUNK + 1)
     one, two = run_campaign(seeds, jobs=1), run_campaign(seeds, jobs=2)
@@ -106,7 +107,7 @@ def test_a_large_campaign_must_reach_everything(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("reached_in", "missing"), [(1, True), (2, False)])
 def test_a_state_must_be_reached_in_a_thousandth_of_the_seeds(reached_in: int, missing: bool):
-    total = Part()
+    total = SeedTotals()
     for seed in range(2 * LARGE):
         total.add(part_of(fake(seed, reached=SOMETIMES if seed < reached_in else SOMETIMES[:-1])))
     assert (SOMETIMES[-1] in total.campaign(1.0, 1).missing) is missing
@@ -122,7 +123,7 @@ def test_a_scenario_that_cannot_be_built_is_a_finding(monkeypatch: pytest.Monkey
     assert "ZeroDivisionError: no blocks" in violation.message
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_ends_the_campaign_with_what_was_done(jobs: int):
     def interrupt(done: int, found: int) -> None:
         raise KeyboardInterrupt
@@ -161,12 +162,12 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_only_the_parent_acts()
 def test_what_a_process_sends_home_is_bytes():
     sent = campaign._send_chunk(3, 5, 1)
     assert type(sent) is bytes
-    part = msgspec.msgpack.decode(sent, type=Part)
+    part = msgspec.msgpack.decode(sent, type=SeedTotals)
     assert (part.seeds, part.digest.hex()) == (2, run_campaign(range(3, 5)).digest)
 
 
 def test_pairs_of_faults_that_never_met_are_listed():
-    total = Part()
+    total = SeedTotals()
     for faults in (["cut", "kill"], ["kill", "sleep"], ["kill"]):
         total.add(part_of(msgspec.structs.replace(fake(1), faults=faults)))
     ran = total.campaign(1.0, 1)

@@ -152,7 +152,7 @@ def test_one_way_stalls_hold_up_one_way():
 
 def test_a_frozen_worker_gives_its_requests_up_and_goes_on_when_things_are_healed():
     world = played(pair(ClusterFault("worker_freeze", stage="H8", party="decode", seconds=300.0), requests=2))
-    assert "a worker stood still for long, and its requests were moved" in world.watch.sometimes
+    assert "a worker was stalled for long, and its requests were moved" in world.watch.sometimes
     assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
 
 

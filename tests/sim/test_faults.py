@@ -73,6 +73,15 @@ def test_what_has_begun_ends_and_the_rest_begins_with_the_other_weights():
     assert (after.weights, set(after.ended)) == (1, {"length"})
 
 
+@pytest.mark.parametrize("change", range(4), ids=("sizes", "layout", "weights", "epoch"))
+def test_a_rank_that_says_another_hello_ends_the_start_of_its_set(change: int):
+    """The simulator had one hello for all ranks, so no run reached `agreed_hello`."""
+    world = run(scenario(ranks=3, nudges=[Nudge(0.05, "rank_hello", change), Nudge(0.05, "crash")]))
+    assert world.watch.sometimes["a rank said another hello"] == 1
+    assert world.machine.stats.worker_losses == 2, "the worker that was killed, and the set that did not agree"
+    assert set(ends(world)) == {"length"}
+
+
 def test_an_abort_that_comes_first_is_not_remembered():
     made = scenario()
     made.clients[3].abort_at = 0.01
@@ -96,8 +105,8 @@ def test_log_probabilities_come_with_their_tokens():
     for client in made.clients:
         client.logprobs, client.prompt_logprobs = 1, 0
     seen = run(made).watch.sometimes
-    assert seen["a log-probability was told"] == 6
-    assert seen["a prompt's log-probabilities were told"] == 4
+    assert seen["a log-probability was delivered"] == 6
+    assert seen["a prompt's log-probabilities were delivered"] == 4
 
 
 def test_restarts_in_a_row_wait_longer_and_longer():
@@ -108,6 +117,18 @@ def test_restarts_in_a_row_wait_longer_and_longer():
         reference.restarted(delay)
     with pytest.raises(InvariantBroken, match="waits"):
         reference.restarted(0.0)
+
+
+def test_growth_may_preempt_what_an_urgent_head_would():
+    """An equally urgent prompt leaves the head no room, and the victim of growth is also the first victim of the head (52)."""
+    outcome = PlainWorld(generate(700148)).run()
+    assert outcome.invariant is None, outcome.violation
+
+
+def test_host_memory_that_is_lost_while_the_instance_is_frozen():
+    """The instance handles the start of the service before first, whose host memory was kept, and then the loss (12)."""
+    outcome = PlainWorld(generate(1795041433005)).run()
+    assert outcome.invariant is None, outcome.violation
 
 
 def test_kinds_of_seeds():
@@ -130,6 +151,7 @@ def test_every_kind_of_fault_is_drawn():
     assert wanted <= kinds
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_at_once():
     seed = BURST_EVERY - 1
     world = run(generate(seed))

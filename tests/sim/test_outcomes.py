@@ -20,6 +20,7 @@ WITHOUT = {
     65: "import baton.sim.world as m; m.check_tier_outcomes = lambda *_: None",
     67: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m.handled = lambda *_: None",
     68: "from baton.sim.world import PlainWorld as m; m._close_circuits = lambda *_: None",
+    74: "from baton.sim.tier_outcomes import RepeatedPrompt as m; m.check = lambda *_: None",
 }
 """By invariant: code that turns its check off."""
 
@@ -35,6 +36,9 @@ MUTANTS = {
     "room-that-is-free-is-not-given": 67,
     "circuit-never-closes": 68,
     "storage-is-not-tried-again": 68,
+    "host-copies-are-not-found": 74,
+    "slow-loads-are-not-tried-again": 74,
+    "what-storage-has-is-not-fetched": 74,
 }
 
 

@@ -31,6 +31,21 @@ def test_a_file_of_an_earlier_version_is_upgraded(tmp_path, monkeypatch):
     assert Scenario.load(tmp_path / "new.json") == made, "one that has the version is left alone"
 
 
+def test_version_1_called_instances_nodes():
+    old = {"seed": 1, "cluster": {"nodes": [{"role": "mixed"}], "policy": "load"}}
+    assert module.upgrade(old) == {"seed": 1, "cluster": {"instances": [{"role": "mixed"}], "policy": "load"}}
+    assert module.upgrade({"seed": 1}) == {"seed": 1}, "a plain instance has no cluster"
+
+
+@pytest.mark.parametrize("policy", ["two_choices", "round_robin"])
+def test_version_2_had_two_more_policies(policy):
+    old = {"version": 2, "cluster": {"instances": [], "policy": policy}}
+    assert module.upgrade(old) == {"cluster": {"instances": [], "policy": "load"}}
+    kept = {"instances": [], "policy": "prefix"}
+    assert module.upgrade({"version": 2, "cluster": kept}) == {"cluster": kept}
+    assert module.upgrade({"version": 2, "seed": 1}) == {"seed": 1}
+
+
 @pytest.mark.parametrize("version", [0, VERSION + 1, "1"])
 def test_a_version_that_is_not_known_is_refused(tmp_path, version):
     (tmp_path / "s.json").write_text(json.dumps({"version": version, **msgspec.to_builtins(generate(7))}))

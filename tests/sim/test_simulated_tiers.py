@@ -42,7 +42,8 @@ class Run:
         def query(asked: StorageQuery, _: object) -> None:
             stalls = stalled(asked)
             self.stalls += stalls
-            answer = StorageAnswered(StorageAnswer(asked.id, 0, None))
+            found = next((place for place, key in enumerate(asked.keys) if key not in cache.storage), len(asked.keys))
+            answer = StorageAnswered(StorageAnswer(asked.id, found, None))
             cache.later(STALL if stalls else 0.0, lambda: world.instance._hear(answer))
 
         def plan(effect: object) -> None:
@@ -158,7 +159,7 @@ def test_storage_that_wants_token_ids_changes_no_answer():
     world = PlainWorld(by_tokens())
     outcome = world.run()
     assert outcome.invariant is None, outcome.violation
-    assert "storage was told token ids" in outcome.sometimes
+    assert "storage was sent token ids" in outcome.sometimes
 
 
 PROMPT = [4, 4, 4, 4, 4, 4, 4, 4, 4, 3]

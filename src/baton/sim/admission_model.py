@@ -8,7 +8,8 @@ How prompts share the tokens of a step is not modelled: urgency_watch.py checks 
 as urgent as the head could use all tokens, no sequence need be preempted for the head.
 
     7    an admission leaves the reserve alone               53   a head that fits is admitted
-    52   a preemption for urgency lets the head in, with as few victims as possible; no other one without need
+    52   a preemption for urgency lets the head in, with as few victims as possible; no other one without need. No sequence
+         gives way for drafts, and no request waits for their blocks
     54   the reserve learns from ends, and from growth that had to preempt, and from nothing else
 
 Only for instances without lower tiers, as cache_model.py.
@@ -53,7 +54,7 @@ class AdmissionModel:
         self._prefill: dict[int, int] = {}
         "Tokens to prefill, by slot."
         self._victims_due: list[Place] = []
-        self._may_wait = False
+        self._may_wait = self._prompts_ahead = False
         "Prompts that are as urgent as the head may use up the tokens of the step: its victims may stay."
         self._unsure = False
         self.forced = False
@@ -128,13 +129,13 @@ class AdmissionModel:
         """The sequences that the next plan should preempt; `_line` does not know the plan yet."""
         self._unsure = self.forced or self._growths > 0  # the reserve for this plan is not known
         self.forced = False
-        self._may_wait = False
+        self._may_wait = self._prompts_ahead = False
         self._victims_due = [] if self._unsure else self._victims()
 
     def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
         """`dropped`: the preempted sequences. `places`: new sequences, by slot. `_line` knows the plan now."""
         if dropped or self._victims_due:
-            self._check_preempted(plan, dropped, self._growing())
+            self._check_preempted(plan, dropped, len(self._growing()))
         self.cache.tick += 1
         self.cache.fresh.clear()
         for slot, _ in plan.drops:
@@ -144,8 +145,10 @@ class AdmissionModel:
                 self.cache.release(gone)
         sure = not dropped and not self._unsure and bool(self._line.waiting)
         room = self._prompt_room(self._decoding())
+        needed = self._growing()
         for slot, block in plan.grown:
             self.cache.grow(slot, block)
+        self._check_early(plan, needed)
         for new in plan.new:
             self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
             self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
@@ -217,6 +220,8 @@ class AdmissionModel:
         missing = [place for place in victims if place not in dropped]
         if missing == victims and self._may_wait:
             victims = missing = []
+        elif self._may_wait and self._prompts_ahead and self._are_of_growth(dropped, victims, growing):
+            victims, missing, short = [], [], True
         if victims:
             self._saw("preempted for a more urgent one")
         if missing or (len(dropped) > len(victims) and not short):
@@ -224,6 +229,23 @@ class AdmissionModel:
                 f"step {plan.step} preempts {_names(dropped)}; for the head of the line it should be {_names(victims)}",
                 invariant=52,
             )
+
+    def _check_early(self, plan: StepPlan, needed: list[int]) -> None:
+        """52: a block that no token needs yet is for drafts. It is taken only while nothing waits, and beside one for each
+        decoding sequence. `needed`: slots whose token needs one."""
+        grown = [slot for slot, _ in plan.grown]
+        if all(grown.count(slot) <= (slot in needed) for slot in grown):
+            return
+        self._saw("a block was taken for drafts")
+        if self._line.head() is not None or self._line.dropped:
+            raise InvariantBroken(f"step {plan.step} takes a block for drafts, and a request waits", invariant=52)
+        if self.cache.available < self._decoding():
+            raise InvariantBroken(f"step {plan.step} takes a block for drafts that a token may need", invariant=52)
+
+    def _are_of_growth(self, dropped: list[Place], victims: list[Place], growing: int) -> bool:
+        """Growth preempts in the order of the head's victims, until there is room for it."""
+        room = self.cache.available
+        return all(place in victims for place in dropped) and room < growing <= room + sum(self._freed(dropped))
 
     def _victims(self) -> list[Place]:
         """The fewest less urgent sequences, the least urgent first, whose preemption would let the head in."""
@@ -238,6 +260,7 @@ class AdmissionModel:
         prompts, decoding = self._prompts_of(urgency), self._decoding()
         paced = self._scenario.decode_gap_seconds is not None and decoding > 0  # how much room there is, is learned
         self._may_wait = prompts >= (1 if paced else self._prompt_room(decoding))
+        self._prompts_ahead = prompts > 0
         while not self._would_fit(head, victims):
             last = running.pop() if running else None
             if last is None or last[0] <= urgency:
@@ -297,13 +320,17 @@ class AdmissionModel:
         urgent = (slot for slot, held in self.cache.held.items() if held.client_request.orders[held.index][0] <= urgency)
         return sum(max(0, self._prefill[slot] - self._position[slot]) for slot in urgent)
 
-    def _growing(self) -> int:
-        """Number of sequences that need one more block in the next step."""
-        size, count = self._scenario.block_size, 0
+    def _growing(self) -> list[int]:
+        """Slots of sequences whose next token needs one more block. Drafts in flight may be refused: they do not count."""
+        size, growing, drafts = self._scenario.block_size, list[int](), dict[tuple[int, int], int]()
+        for rows in self._plans.values():
+            for slot, incarnation, _, count in rows:
+                drafts[slot, incarnation] = drafts.get((slot, incarnation), 0) + count
         for slot, held in self.cache.held.items():
-            position = self._position[slot]
-            count += self._prefill[slot] <= position < held.last and position == len(held.blocks) * size
-        return count
+            position = self._position[slot] - drafts.get((slot, held.incarnation), 0)
+            if self._prefill[slot] <= position < held.last and position == len(held.blocks) * size:
+                growing.append(slot)
+        return growing
 
     def _held(self, client_request: SimulatedRequest, index: int) -> Held:
         return self.cache.held[self._slot_of[client_request.orders[0][1], index]]

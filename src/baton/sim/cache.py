@@ -17,6 +17,7 @@ from baton.core.kv.move import TierStats
 from baton.errors import InvariantBroken
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageQuery
+from baton.sim.cache_ranks import Answer, SimulatedCacheRanks
 from baton.sim.noise import noise
 from baton.sim.onlooker import Onlooker
 from baton.sim.pull import SimulatedPull
@@ -43,7 +44,7 @@ SEEN = {
 """Rare states by counter of TierStats."""
 
 
-class StoredObject(NamedTuple):
+class SimulatedObject(NamedTuple):
     key: bytes
     checksum: int
     payload: bytes
@@ -78,7 +79,7 @@ class CacheService:
         timeline: Timeline,
         watch: TierWatch,
         onlooker: Onlooker,
-        storage: dict[bytes, StoredObject] | None = None,
+        storage: dict[bytes, SimulatedObject] | None = None,
         peers: SimulatedPeers = NO_PEERS,
         label: str = "cache",
     ) -> None:
@@ -90,7 +91,7 @@ class CacheService:
         self._saw, self._happened = onlooker.saw, onlooker.happened
         self._block_bytes = TAG_BYTES * scenario.block_size
         self.host: Pool = [bytearray(self._block_bytes) for _ in range(scenario.host_blocks)]
-        self.storage: dict[bytes, StoredObject] = {} if storage is None else storage
+        self.storage: dict[bytes, SimulatedObject] = {} if storage is None else storage
         self._taken_by_storage: dict[bytes, None] = {}
         "Keys of objects that were ever put or fetched."
         self._pools: dict[PoolIncarnation, Pool] = {}
@@ -101,6 +102,7 @@ class CacheService:
         "The whole instance is dead."
         self._newest = PoolIncarnation(0)
         self._dispatch: Callable[[Event], None]
+        self._ranks = SimulatedCacheRanks(scenario.ranks, scenario.seed, self.later) if scenario.ranks > 1 else None
         self._life = 0
         "Odd: the service lives. Operations in flight end with their life."
         self._taken = 0
@@ -110,8 +112,8 @@ class CacheService:
         "Copies of a hanging service: it may still make them, until it is dead."
         self._memory_lost = False
         "The host memory was lost, and the instance does not know yet."
-        self._unannounced = False
-        "The instance does not know of this life yet: its messages go to the closed socket of the one before."
+        self._announcement: CacheReady | None = None
+        "Event of this life's start that the instance has not handled: its messages go to the closed socket of the one before."
         self._silent = False
         "A put or fetch of this life never comes back from storage."
         self.is_being_killed = False
@@ -130,7 +132,7 @@ class CacheService:
         rot = self._scenario.storage_rot
         for client in self._scenario.clients:
             for key, payload in self._watch.contents.chain(client.salt, client.prompt).items():
-                self.storage[key] = StoredObject(key, crc32(payload), payload)
+                self.storage[key] = SimulatedObject(key, crc32(payload), payload)
         for number, (key, whole) in enumerate(self.storage.items()):
             if rot and number % rot == rot - 1:
                 self.storage[key] = whole._replace(payload=bytes([whole.payload[0] ^ 1]) + whole.payload[1:])
@@ -178,13 +180,14 @@ class CacheService:
             return
         self._life += 1
         self._hung = self._silent = self.is_being_killed = False
-        self._unannounced = True
+        said = kept if self._ranks is None else self._ranks.begin(len(self.host), self._life, kept=kept)
+        self._announcement = CacheReady(said, self._scenario.storage_tokens)
         if not kept:
             self._memory_lost = True
             for number, block in enumerate(self.host):
                 block[:] = bytes([0x5A ^ number & 0xFF]) * len(block)
         self._timeline.note(self._label, f"ready, memory {'kept' if kept else 'lost'}")
-        self._dispatch(CacheReady(kept, self._scenario.storage_tokens))
+        self._dispatch(self._announcement)
 
     def crash(self, *, kept: bool = True) -> None:
         """Die: operations in flight end. `kept`: the host memory survives."""
@@ -222,8 +225,8 @@ class CacheService:
     def received(self, event: Event) -> None:
         """The instance handles this event now."""
         match event:
-            case CacheReady():
-                self._memory_lost = self._unannounced = False
+            case CacheReady() if event is self._announcement:  # a frozen instance handles those of earlier lives first
+                self._memory_lost, self._announcement = False, None
             case BlocksMoved(result):
                 self._watch.answered(result.id, result.error)
             case StorageAnswered(answer):
@@ -238,7 +241,7 @@ class CacheService:
     # Messages
 
     def take(self, message: BlockMove | StorageQuery) -> None:
-        if self._life % 2 == 0 or self._hung or self._unannounced:
+        if self._life % 2 == 0 or self._hung or self._announcement is not None:
             return
         self._taken += 1
         fault = None if self._healed else self._faults.get(self._taken)
@@ -247,7 +250,7 @@ class CacheService:
         what = message.kind if isinstance(message, BlockMove) else "ask"
         self._timeline.note(self._label, f"{what} {message.id}" + (f" ({fault.kind})" if fault is not None else ""))
         if message.tokens:
-            self._saw("storage was told token ids")
+            self._saw("storage was sent token ids")
         if isinstance(message, StorageQuery):
             self._query(message, fault)
         else:
@@ -268,10 +271,19 @@ class CacheService:
         found = 0
         while found < len(query.keys) and query.keys[found] in self.storage and not failed:
             found += 1
+        if fault is not None and fault.kind == "short" and self._ranks is not None:
+            found //= 2
         answer = StorageAnswer(query.id, found, "EIO" if failed else None)
         if seconds > query.seconds_max:
             seconds, answer = query.seconds_max, StorageAnswer(query.id, 0, "timeout")
-        self.later(seconds, lambda: self._dispatch(StorageAnswered(answer)))
+        self.later(seconds, lambda: self._combine(answer, len(query.keys), lambda whole: self._dispatch(_event_of(whole))))
+
+    def _combine(self, answer: Answer, blocks: int, then: Callable[[Answer], None]) -> None:
+        """Pass on the answer of all ranks; this is one rank's, or that of the only one."""
+        if self._ranks is None:
+            then(answer)
+        else:
+            self._ranks.answer(answer, blocks, then)
 
     def _move(self, move: BlockMove, fault: CacheFault | None) -> None:
         if move.kind == "pull":
@@ -290,12 +302,26 @@ class CacheService:
             seconds = min(seconds, move.seconds_max)
             self.later(seconds, lambda: self._storage_move(move, "timeout" if late else None, fault, seconds))
             return
+        if fault is not None and fault.kind == "short" and self._ranks is not None:
+            self.later(seconds, lambda: self._fall_short(move, seconds))
+            return
         self.later(seconds * 0.3, lambda: self._copy_half(move, 0), copies=True)
         self.later(seconds * 0.9, lambda: self._copy_half(move, 1), copies=True)
         moved = len(move.host)
         if fault is not None and fault.kind == "error":
             moved //= 2  # the rest could not be copied, though it may have been written to
         self.later(seconds, lambda: self.done(move, MoveResult(move.id, moved, seconds), fault))
+
+    def _fall_short(self, move: BlockMove, seconds: float) -> None:
+        """One rank has moved half of the blocks: the others' parts of the rest are there, and the blocks are no blocks."""
+        self._saw("a rank moved fewer blocks than another")
+        for half in (0, 1):
+            self._copy_half(move, half)
+        moved, pool = len(move.host) // 2, self.target(move)
+        for host, device in list(zip(move.host, move.device, strict=True))[moved:]:
+            block = self.host[host] if move.kind == "store" else pool[device]
+            block[: self._block_bytes // 2] = bytes(self._block_bytes // 2)
+        self.done(move, MoveResult(move.id, moved, seconds), None)
 
     def target(self, move: BlockMove) -> Pool:
         """The device pool of a move: the present one, or that of a dead worker. 17: the service has been given it."""
@@ -358,7 +384,7 @@ class CacheService:
     def _put(self, key: bytes, payload: bytes, fault: CacheFault | None, place: int) -> None:
         self._watch.put(key, payload)
         kind = fault.kind if fault is not None and place == int(fault.seconds * 10) % 3 else ""
-        whole = StoredObject(key, crc32(payload), payload)
+        whole = SimulatedObject(key, crc32(payload), payload)
         match kind:
             case "flip":
                 whole = whole._replace(payload=bytes([payload[0] ^ 1]) + payload[1:])
@@ -367,7 +393,7 @@ class CacheService:
             case "misdirect" if self.storage:
                 key = next(iter(self.storage))
             case "foreign":
-                whole = StoredObject(bytes(32), crc32(b"x" * len(payload)), b"x" * len(payload))
+                whole = SimulatedObject(bytes(32), crc32(b"x" * len(payload)), b"x" * len(payload))
             case "vanish":
                 self._saw("an object vanished from storage")
                 return
@@ -387,14 +413,19 @@ class CacheService:
         return True
 
     def done(self, move: BlockMove, result: MoveResult, fault: CacheFault | None) -> None:
-        self._timeline.record(result)
-        self._timeline.note(self._label, f"{result.id}: {result.moved} moved")
-        self._dispatch(BlocksMoved(result))
+        blocks = len(move.host or move.device)
+        self._combine(result, blocks, lambda whole: self._report(move, whole, blocks, fault))
+
+    def _report(self, move: BlockMove, answer: Answer, blocks: int, fault: CacheFault | None) -> None:
+        assert isinstance(answer, MoveResult)
+        self._timeline.record(answer)
+        self._timeline.note(self._label, f"{answer.id}: {answer.moved} moved")
+        self._dispatch(BlocksMoved(answer))
         if not self._memory_lost:
             self._watch.entries(move.host, self.host)
         self._watch.arrived(move)
         if fault is not None and fault.kind == "repeat":
-            self.later(fault.seconds, lambda: self._dispatch(BlocksMoved(result)))
+            self.later(fault.seconds, lambda: self._combine(answer, blocks, lambda again: self._dispatch(_event_of(again))))
 
     def later(self, seconds: float, action: Callable[[], None], *, copies: bool = False) -> None:
         self._timeline.at(self._timeline.now + seconds, self._act, (self._life, action, copies))
@@ -407,3 +438,7 @@ class CacheService:
             action()
         elif copies:
             self._stuck.append(action)
+
+
+def _event_of(answer: Answer) -> Event:
+    return BlocksMoved(answer) if isinstance(answer, MoveResult) else StorageAnswered(answer)

@@ -80,9 +80,8 @@ class Campaign(Struct, frozen=True):
         return not self.violations and not (self.missing and self.seeds >= LARGE)
 
 
-class Part(Struct):
-    """A few seeds, added up; what a process sends decode instance. Seconds are nanoseconds here, because floats do not add
-    up."""
+class SeedTotals(Struct):
+    """Sums over a few seeds, as a process returns them. Seconds are nanoseconds, because sums of floats depend on the order."""
 
     seeds: int = 0
     requests: int = 0
@@ -99,7 +98,7 @@ class Part(Struct):
     kind: Kind = "instance"
     "Each kind of scenario has rare states of its own."
 
-    def add(self, other: Part) -> None:
+    def add(self, other: SeedTotals) -> None:
         self.seeds += other.seeds
         self.requests += other.requests
         self.events += other.events
@@ -153,9 +152,9 @@ def check_seed(seed: int, kind: Kind = "instance") -> Outcome:
         return Outcome(seed, 0, 0, 0, 0.0, "0" * 32, {}, invariant=0, violation=message)
 
 
-def part_of(outcome: Outcome, cpu_seconds: float = 0.0, kind: Kind = "instance") -> Part:
+def part_of(outcome: Outcome, cpu_seconds: float = 0.0, kind: Kind = "instance") -> SeedTotals:
     """An outcome as the smallest part of a campaign."""
-    return Part(
+    return SeedTotals(
         seeds=1,
         requests=outcome.requests,
         events=outcome.events,
@@ -178,7 +177,7 @@ def violations_of(outcome: Outcome) -> list[Violation]:
 def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None, kind: Kind = "instance") -> Campaign:
     """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: the sum of what was done, nothing left running."""
     begin = perf_counter()
-    total, interrupted = Part(kind=kind), False
+    total, interrupted = SeedTotals(kind=kind), False
     chunks = [seeds[place : place + CHUNK] for place in range(0, len(seeds), CHUNK)]
     jobs = max(1, min(jobs or cores(), len(chunks)))
     try:
@@ -200,7 +199,7 @@ def cores() -> int:
 # Processes
 
 
-def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[Part]:
+def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[SeedTotals]:
     """The chunks' sums, as they come in. One job needs no process of its own."""
     if jobs == 1:
         for chunk in chunks:
@@ -217,7 +216,7 @@ def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[Part]:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                yield msgspec.msgpack.decode(future.result(), type=Part)
+                yield msgspec.msgpack.decode(future.result(), type=SeedTotals)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -242,9 +241,9 @@ def _send_chunk(start: int, stop: int, step: int, kind: Kind = "instance") -> by
     return msgspec.msgpack.encode(_run_chunk(range(start, stop, step), kind))
 
 
-def _run_chunk(seeds: range, kind: Kind) -> Part:
+def _run_chunk(seeds: range, kind: Kind) -> SeedTotals:
     """CPU time is taken around the seeds, so that loading the modules is not counted."""
-    total = Part()
+    total = SeedTotals()
     begin = process_time()
     for seed in seeds:
         total.add(part_of(check_seed(seed, kind)))

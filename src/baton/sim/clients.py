@@ -133,7 +133,7 @@ class Clients:
                     raise InvariantBroken(f"{ended.request}.{index} ends by {ended.reason} too early or wrongly", invariant=26)
                 self._completes(request, ended)
             case FinishReason.ABORT if not request.aborted and not self._may_be_drained():
-                raise InvariantBroken(f"{ended.request}.{index} is aborted by nobody", invariant=22)
+                raise InvariantBroken(f"{ended.request}.{index} is aborted without an order", invariant=22)
             case FinishReason.TIMEOUT:
                 self._timed_out(request, index)
             case FinishReason.ERROR:
@@ -179,12 +179,13 @@ class Clients:
         for number in range(self.fresh):
             self.ask_fresh(self._fresh_client(number), number)
 
-    def ask_fresh(self, client: Client, number: int) -> None:
+    def ask_fresh(self, client: Client, number: int) -> SimulatedRequest:
         request = SimulatedRequest(client, weights_known=self._watch.weights_known)
         self._watch.add(request)
         self._fresh.append(request)
         self.to_come += 1
         self._submit((request, number))
+        return request
 
     def _fresh_client(self, number: int) -> Client:
         return Client(f"fresh{len(self._fresh)}", self._timeline.now, [number % VOCAB], 1 + number, seed=number)

@@ -191,5 +191,5 @@ class DirectClients(Clients):
         self.watch.failed(request, index, ended)
 
     def _may_be_refused(self, request: SimulatedRequest) -> bool:
-        """Whether the refusal is for size: the request is larger than the pool, or the queue is full."""
-        return request.refused in ("never_fits", "never_queued", "queue_full", "queue_tokens_full")
+        """Whether the refusal is for size: the request is larger than the pool or a plan, or the queue is full."""
+        return request.refused in ("never_fits", "never_planned", "never_queued", "queue_full", "queue_tokens_full")

@@ -21,7 +21,7 @@ from baton.protocol.ids import Instant
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
-from baton.sim.cache import NO_PEERS, CacheService, SimulatedPeers, StoredObject
+from baton.sim.cache import NO_PEERS, CacheService, SimulatedObject, SimulatedPeers
 from baton.sim.clock import Clock
 from baton.sim.cluster.room_watch import RoomWatch
 from baton.sim.network import Network
@@ -107,7 +107,7 @@ class SimulatedEngine:
         onlooker: Onlooker,
         contents: KeyContents,
         on_disk: Callable[[], int],
-        storage: dict[bytes, StoredObject] | None = None,
+        storage: dict[bytes, SimulatedObject] | None = None,
         peers: SimulatedPeers = NO_PEERS,
         first_pool: int = 0,
     ) -> None:
@@ -237,7 +237,7 @@ class SimulatedEngine:
                 outward.append(effect)
             case RestartWorker():
                 if effect.cause == "protocol":
-                    if not self._broken:
+                    if not self._broken and not self.process.broke_protocol:
                         raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
                     self.process.scribble()
                 self.process.restart(effect)
@@ -400,6 +400,9 @@ class SimulatedEngine:
             raise InvariantBroken(f"{self._name} at rest, and a deadline is armed", invariant=9)
         check_rest(self.instance)
         self.full_check()
+
+    def note_copies(self) -> None:
+        """Rare states of the lower tiers, for the campaign."""
         if self.cache is not None:
             self.cache.note_what_happened(self.instance.view.tier_stats)
 

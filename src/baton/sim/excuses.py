@@ -49,6 +49,10 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "oom": _WORKER,
     "slow": _WORKER,  # possibly longer than step_seconds_max
     "plod": _WORKER,
+    "rank_dies": _WORKER,
+    "rank_hangs": _WORKER,
+    "rank_differs": _WORKER,
+    "rank_late": (),
     "late": _AWAY,  # a hand-off may wait for the step
     "repeat": (),
     "ghost": (),
@@ -56,6 +60,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "copy slow": _AWAY,
     "copy error": _AWAY,
     "copy silent": _AWAY,
+    "copy short": _AWAY,
     "copy repeat": (),
 }
 """Costs that one occurrence of a fault excuses, by its kind."""

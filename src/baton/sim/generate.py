@@ -31,8 +31,11 @@ from baton.sim.scenario import (
 FAULTS = ("slow", "stall", "crash", "late", "repeat", "ghost", "garble", "abort", "preempt", "evict", "clock", "pause",
           "poison", "nan", "restart_fails", "again", "stop_string", "hang", "lose_result", "restart_hangs", "lose_plan",
           "freeze", "oom", "crash_loop")  # fmt: skip
-CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(kind for kind in get_args(CacheFaultKind) if kind not in ("full", "silent"))
-"""Kinds drawn independently. Storage stays full for a while (`_full_and_cleared`), and is silent by `_silent_and_bounded`."""
+CACHE_FAULTS: tuple[CacheFaultKind, ...] = tuple(
+    kind for kind in get_args(CacheFaultKind) if kind not in ("full", "silent", "short")
+)
+"""Kinds drawn independently. Storage stays full for a while (`_full_and_cleared`), and is silent by `_silent_and_bounded`;
+ranks move fewer blocks than others by `_ranks`."""
 PHASES: tuple[Abortable, ...] = ("held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end")
 
 
@@ -81,20 +84,44 @@ def generate(seed: int) -> Scenario:
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"), faults=kind != "tight")
     if kind == "swarm" and faults:
+        _ranks(scenario, stream(seed, "ranks"))
         stop_last(scenario.clients, 1 / 8, stream(seed, "stop last"))
     return scenario
 
 
+def _ranks(scenario: Scenario, rng: Random) -> None:
+    """In an eighth of the seeds the worker has several ranks, of which one may die, hang, be late or differ,
+    in a step or in its hello."""
+    if rng.random() >= 1 / 8:
+        return
+    scenario.ranks = rng.choice((2, 2, 3, 8))
+    kinds: tuple[StepFaultKind, ...] = ("rank_dies", "rank_hangs", "rank_late", "rank_late", "rank_differs")
+    steps = sorted(rng.sample(range(1, 60), rng.choice((0, 1, 2, 5))))
+    scenario.steps += [StepFault(step, rng.choice(kinds), rng.uniform(0.0, 0.05)) for step in steps]
+    if scenario.host_blocks:
+        taken = {fault.move for fault in scenario.cache_faults}
+        moves = [move for move in sorted(rng.sample(range(1, 60), rng.choice((2, 8)))) if move not in taken]
+        scenario.cache_faults += [CacheFault(move, "short") for move in moves]
+    for _ in range(rng.choice((0, 0, 1, 3))):  # the worker is killed, and the ranks of the next one contradict each other
+        at = rng.uniform(0.0, 1.0)
+        scenario.nudges += [Nudge(at, "rank_hello", rng.randrange(4)), Nudge(at, "crash")]
+    scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
 def drafts(scenario: Scenario, rng: Random, *, faults: bool = True) -> None:
-    """In a quarter of the seeds workers draft, from never right to always right. With `faults`, some answer a token more
-    than they drafted, or none."""
+    """In a quarter of the seeds workers draft, from never right to always right, and some requests allow few drafts or none.
+    With `faults`, some workers answer a token more than they drafted, or none."""
     if rng.random() < 0.25:
         scenario.drafts_max, scenario.draft_truth = rng.choice((1, 2, 3, 8, 16)), rng.choice((0.0, 0.3, 0.7, 0.9, 1.0))
         more = rng.choice((0, 0, 3, 16, 64))
         if scenario.decode_gap_seconds is None:  # its prompts have a bound of their own (_plan_bounds)
             scenario.tokens_per_step += more
-        if faults and scenario.cluster is None and rng.random() < 0.1:
-            scenario.steps.append(StepFault(rng.randint(2, 40), "garble", rng.choice((5, 6))))
+        if faults and rng.random() < 0.1:
+            steps = scenario.steps if scenario.cluster is None else rng.choice(scenario.cluster.instances).steps
+            steps.append(StepFault(rng.randint(2, 40), "garble", rng.choice((5, 6))))
+        for client in scenario.clients:
+            if rng.random() < 0.2:
+                client.drafts_max = rng.choice((0, 1, 2, 100))
 
 
 def stop_last(clients: list[Client], share: float, rng: Random) -> None:

@@ -21,6 +21,7 @@ from baton.sim.scenario import (
     Cluster,
     ClusterFault,
     ClusterFaultKind,
+    Digests,
     InstanceRole,
     InstanceSpec,
     Scenario,
@@ -40,6 +41,7 @@ SMALL_BOUNDS = 1 / 4
 STOP_LAST = 1 / 6
 OTHER_WEIGHTS = 1 / 6
 RELOADS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker")
+DIGESTS: tuple[Digests, ...] = ("true", "true", "true", "true", "true", "none", "no removals", "made up")
 LONG_ENOUGH = 2.5
 """Seconds after which both sides of a session give each other up."""
 
@@ -75,6 +77,7 @@ def generate_cluster(seed: int) -> Scenario:
     _client_faults(scenario, kinds, stream(seed, "client faults"))
     _unequal(scenario, scenario.cluster, stream(seed, "unequal"))
     _small_bounds(scenario.cluster, stream(seed, "router bounds"))
+    scenario.cluster.handoff_room_seconds = stream(seed, "handoff room").choice((5.0, 0.05, 0.3))
     stop_last(scenario.clients, STOP_LAST, stream(seed, "stop last"))
     hunt = stream(seed, "hunted")
     if hunt.random() < HUNTED:
@@ -87,8 +90,12 @@ def generate_cluster(seed: int) -> Scenario:
     bounds = stream(seed, "bounds")
     if bounds.random() < 0.2:
         scenario.bound = bounds.choice((1, 2, 4))
+    chunks = stream(seed, "handoff chunks")
+    if chunks.random() < 0.25:
+        scenario.handoff_chunk_tokens_min = chunks.choice((1, 2, 4, 8))
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"))
+    scenario.digests = stream(seed, "digests").choice(DIGESTS)
     return scenario
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from baton.config import RouterConfig
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
-from baton.sim.cache import CacheService, StoredObject
+from baton.sim.cache import CacheService, SimulatedObject
 from baton.sim.clock import Clock
+from baton.sim.cluster.digests import check_known, is_known
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.front import FrontClients, FrontProcess
-from baton.sim.cluster.links import RouterLinks
+from baton.sim.cluster.links import SimulatedLinks
 from baton.sim.cluster.reservation_watch import ReservationWatch
 from baton.sim.cluster.routed_clients import ClusterClients, RoutedClients
 from baton.sim.cluster.router import SimulatedRouter
@@ -30,6 +31,8 @@ CHAOS_SECONDS_MAX = 60.0
 ANSWER_SECONDS_MAX = 30.0
 """Time after healing within which every request is answered; longer where there is much to compute."""
 FRESH_SECONDS_MAX = 10.0
+DIGEST_SECONDS_MAX = 30.0
+"""Time at rest within which routers know what instances have: heartbeats carry a few keys each."""
 
 
 class LinkedWorld(World):
@@ -47,15 +50,15 @@ class LinkedWorld(World):
         self.wires = Wires(self.timeline, scenario.seed, cluster.delay, cluster.jitter)
         self.remote = cluster.remote
         self._services: dict[str, CacheService] = {}
-        self._storage: dict[bytes, StoredObject] = {}
+        self._storage: dict[bytes, SimulatedObject] = {}
 
     def _instance(self, number: int, kind: int, name: str, routers: int) -> SimulatedInstance:
         spec = self.cluster.instances[kind]
         instance = SimulatedInstance(number, spec, self.timeline, self.watch, self._engine, name, kind)
-        instance.links = RouterLinks(instance, self.scenario, self.timeline, self.watch, self._dial, routers)
+        instance.links = SimulatedLinks(instance, self.scenario, self.timeline, self.watch, self._dial, routers)
         return instance
 
-    def _dial(self, links: RouterLinks, router: int) -> Wire | None:
+    def _dial(self, links: SimulatedLinks, router: int) -> Wire | None:
         """Open a session. None: the other end does not accept, or the path is stalled."""
         raise NotImplementedError
 
@@ -126,6 +129,7 @@ class ClusterWorld(LinkedWorld):
             prefill_seconds_max=cluster.prefill_seconds_max,
             queue_seconds_max=cluster.queue_seconds_max,
             overdrawn_max=cluster.overdrawn_max,
+            handoff_room_seconds=cluster.handoff_room_seconds,
             handoff_retry_interval=cluster.handoff_retry_interval,
             prefix_keys_max=cluster.prefix_keys_max,
         )
@@ -138,7 +142,7 @@ class ClusterWorld(LinkedWorld):
         stray.weights = fault.weights
         return stray
 
-    def _dial(self, links: RouterLinks, router: int) -> Wire | None:
+    def _dial(self, links: SimulatedLinks, router: int) -> Wire | None:
         process, path = self.routers[router], self.wires.path(links.instance.number, router)
         if not process.accepts() or any(until > self.timeline.now for until in path.stalled_until.values()):
             return None
@@ -176,9 +180,22 @@ class ClusterWorld(LinkedWorld):
         return whole and self.wires.flow and all(instance.is_ready for instance in self.instances)
 
     def _rest(self) -> None:
+        self._check_digests()
         super()._rest()
         for router in self.routers:
             router.at_rest()
+
+    def _check_digests(self) -> None:
+        """70: soon after the last request every router knows exactly what each instance has."""
+        if self.scenario.digests != "true":
+            return
+        digests = [(each.name, each.engine.instance.board.digest) for each in self.instances if each.engine is not None]
+        pairs = [(router.machine, name, digest) for router in self.routers if router.machine for name, digest in digests]
+        known = lambda: all(is_known(*pair) for pair in pairs if pair[2] is not None)  # type: ignore[arg-type]  # noqa: E731
+        if not self._run(known, self.timeline.now + DIGEST_SECONDS_MAX):
+            for router, name, digest in pairs:
+                if digest is not None:
+                    check_known(router, name, digest)
 
     def _full_check(self) -> None:
         for instance in (*self.instances, *self.strays):
@@ -197,7 +214,7 @@ class FrontWorld(LinkedWorld):
         self.front.clients = self.clients
         self.faults = Faults(self.cluster, self.timeline, self.watch, self.wires, self.instances, [], [], self.clients)
 
-    def _dial(self, links: RouterLinks, router: int) -> Wire | None:
+    def _dial(self, links: SimulatedLinks, router: int) -> Wire | None:
         return self.wires.open(links, self.front, self.wires.path(0, 0))
 
     def _chaos(self) -> None:

@@ -46,14 +46,14 @@ class LogprobWatch:
         wanted = None
         if client.logprobs is not None:
             if not position:
-                self._saw("a log-probability was told")
+                self._saw("a log-probability was delivered")
             wanted = (oracle.tokens[position], oracle.logprob(len(client.prompt) + position))
         if (sent and (sent.token, sent.logprob)) != wanted:
             raise InvariantBroken(
                 f"{client_request.name}.{index}: token {position} comes with {sent}, not {wanted}", invariant=51
             )
         if client.prompt_logprobs is not None and index == 0 and position == 0:
-            self._saw("a prompt's log-probabilities were told")
+            self._saw("a prompt's log-probabilities were delivered")
             whole = all((client_request.weights or 0) in by for by in client_request.prompt_places[1:])
             _expect(whole, 51, f"{client_request.name}: part of its prompt's log-probabilities is missing, or of other weights")
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -229,12 +230,16 @@ def _replayed(mutant: Mutant, path: Path) -> MutantResult:
         try:
             result = replay(mutant, path) if _plant(mutant) else _replay_apart(mutant, path)
             os.write(writer, msgspec.json.encode(result))
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as answer:
         encoded = answer.read()
     os.waitpid(child, 0)
+    if not encoded:
+        raise RuntimeError(f"mutant {mutant.name} could not be replayed: its error is above")
     return msgspec.json.decode(encoded, type=MutantResult)
 
 

@@ -161,6 +161,6 @@ def with_ghost(result: StepResult) -> StepResult:
     current = dict(zip(result.slots, result.incarnations, strict=True))
     ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
     rows = [*result.rows, *((slot, incarnation, (3,)) for slot, incarnation in ghosts)]
-    thoughts = (RowLogprobs(slot, incarnation, TokenLogprob(3, -1.0, 1)) for slot, incarnation in ghosts)
-    ghostly = StepResult.of(result.step, result.epoch, rows, result.failures, (*result.logprobs, *thoughts))
+    row_logprobs = (RowLogprobs(slot, incarnation, TokenLogprob(3, -1.0, 1)) for slot, incarnation in ghosts)
+    ghostly = StepResult.of(result.step, result.epoch, rows, result.failures, (*result.logprobs, *row_logprobs))
     return replace(ghostly, drafted=result.drafted)

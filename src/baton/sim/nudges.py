@@ -48,6 +48,8 @@ def nudge(instance: SimulatedInstance, each: Nudge, watch: InstanceWatch) -> boo
             engine.process.fail_restarts(amount)
         case "restart_hangs":
             engine.process.hang_restart()
+        case "rank_hello":
+            engine.process.change_hello(int(each.amount))
         case "crash_loop":
             engine.process.loop(amount)
         case "freeze":

@@ -16,6 +16,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, RequestId
 from baton.protocol.step import NewSequence, StepPlan, StepResult
 from baton.sim.admission_model import AdmissionModel
+from baton.sim.chunk_watch import ChunkWatch
 from baton.sim.line import Line, Place
 from baton.sim.pace_watch import PaceWatch
 from baton.sim.reference import Reference
@@ -50,6 +51,7 @@ class PlanWatch:
         self._view = view
         self._requests = watch.requests
         self._pace = PaceWatch(scenario)
+        self._chunks = ChunkWatch(scenario, view, watch.saw)
         self._urgency = UrgencyWatch(view, scenario.steps_in_flight, watch.saw)
         self._owner: list[tuple[int, int]] = [(-1, 0)] * scenario.blocks
         self._last_use = [0] * scenario.blocks
@@ -94,6 +96,7 @@ class PlanWatch:
         self._beside_decodes(plan)
         self._bytes(plan)
         self._pace.planned(plan, self._position, self._known)
+        self._chunks.planned(plan, self._incarnation, self._position, self._known)
         for slot, count, more, table in zip(plan.run.slots, counts, drafts, tables, strict=True):
             self._writes(plan.step, slot, count, more, table)
         self._urgency.planned(plan)
@@ -148,7 +151,7 @@ class PlanWatch:
     def _new(self, new: NewSequence) -> None:
         sequence = self._view.slot_owner(new.slot, new.incarnation)
         if sequence is None:
-            raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned for nobody", invariant=25)
+            raise InvariantBroken(f"slot {new.slot}.{new.incarnation} is planned without a sequence", invariant=25)
         request = self._requests[untagged(sequence.request.id)]
         self._places[new.slot, new.incarnation] = request, new.index
         table = self._tables[new.slot] = list(new.blocks)
@@ -183,9 +186,11 @@ class PlanWatch:
         end = self._position[slot] = position + count + drafts
         if drafts and (count > 1 or position < self._known[slot]):
             raise InvariantBroken(f"step {step}: slot {slot} has drafts, and computes its prompt", invariant=30)
+        client = self._places[slot, self._incarnation[slot]][0].client
+        if client.drafts_max is not None and drafts > client.drafts_max:
+            raise InvariantBroken(f"step {step}: slot {slot} has {drafts} drafts, {client.drafts_max} allowed", invariant=30)
         if end > len(table) * size:
             raise InvariantBroken(f"step {step}: slot {slot} has no block for position {end - 1}", invariant=6)
-        client = self._places[slot, self._incarnation[slot]][0].client
         if end > len(client.prompt) + client.max_tokens - 1:
             raise InvariantBroken(f"step {step}: slot {slot} computes position {end - 1}, past its last token", invariant=30)
         for block in table:

@@ -9,16 +9,18 @@ from collections.abc import Callable
 
 from baton.core.effects import RestartWorker
 from baton.core.events import LossCause, WorkerLost, WorkerProgressed, WorkerReady
+from baton.protocol.control import WorkerHello
 from baton.protocol.ids import PoolIncarnation, WorkerEpoch
 from baton.protocol.step import StepPlan
 from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.noise import noise
 from baton.sim.onlooker import Onlooker
-from baton.sim.scenario import Scenario, StepFault
-from baton.sim.tags import identity_of
+from baton.sim.scenario import VOCAB, Scenario, StepFault
+from baton.sim.tags import TAG_BYTES, identity_of
 from baton.sim.timeline import Timeline
 from baton.sim.worker import SimWorker, WorkerDied
+from baton.sim.worker_set import SimulatedRanks
 
 PROGRESS_SHARE = 0.4
 """Interval between signs of progress in a long step, as a share of `step_seconds_max`."""
@@ -68,6 +70,14 @@ class WorkerProcess:
         self.on_disk: Callable[[], int] = lambda: 0
         "The weights that the next life loads."
         self._frozen_until = self._plods_until = 0.0
+        self._ranks: SimulatedRanks | None = None
+        if scenario.ranks > 1:
+            self._ranks = SimulatedRanks(scenario.ranks, timeline, watch, lambda: self.epoch, self._break_up, self._ready)
+
+    @property
+    def broke_protocol(self) -> bool:
+        """Ranks have contradicted each other."""
+        return self._ranks is not None and self._ranks.differed
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
         """Set the receiver of readiness, progress and loss."""
@@ -92,20 +102,39 @@ class WorkerProcess:
     # Lives
 
     def _worker_ready(self, epoch: WorkerEpoch) -> None:
+        self._start(epoch, at_once=epoch == 1)
+
+    def _start(self, epoch: WorkerEpoch, *, at_once: bool) -> None:
+        """The process has loaded. `at_once`: all of its ranks say so at the same time."""
         if epoch != self.epoch:
             return
         if self._restarts_to_fail and epoch > 1 and not self._healed:
             self._restarts_to_fail -= 1
             self._timeline.note(self._label, f"epoch {epoch} does not start")
             self._watch.saw("a restart failed")
+            if self._ranks is not None:
+                self._ranks.end(0)
             self._dispatch(WorkerLost(epoch, "did not start"))
             return
-        self.worker.weights = self.on_disk()
-        self._timeline.note(self._label, f"ready, epoch {epoch}, weights {self.worker.weights}")
-        pool = PoolIncarnation(self._first_pool + (1 if self._scenario.pool_kept else int(epoch)))
+        if self._ranks is not None:
+            self._ranks.start(epoch, self._hello, at_once=at_once)
+        else:
+            self._ready(self._hello())
+
+    def _hello(self) -> WorkerHello:
+        """The hello of a rank that has loaded the weights on disk now."""
+        scenario, self.worker.weights = self._scenario, self.on_disk()
+        pool = PoolIncarnation(self._first_pool + (1 if scenario.pool_kept else int(self.epoch)))
+        identity, block_bytes = identity_of(self.worker.weights), TAG_BYTES * scenario.block_size
+        return WorkerHello(
+            self.epoch, scenario.blocks, scenario.block_size, VOCAB, 0, identity, pool, block_bytes=block_bytes, layout=b"tags"
+        )
+
+    def _ready(self, hello: WorkerHello) -> None:
+        self._timeline.note(self._label, f"ready, epoch {hello.epoch}, weights {self.worker.weights}")
         if self._cache is not None:
-            self._cache.attach(pool, self.worker.pool)
-        self._dispatch(WorkerReady(epoch, pool, identity_of(self.worker.weights)))
+            self._cache.attach(hello.pool, self.worker.pool)
+        self._dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity))
 
     def scribble(self) -> None:
         """Overwrite the pool: a worker that broke the protocol may have written anywhere."""
@@ -115,6 +144,7 @@ class WorkerProcess:
         """Kill the present process, whatever it does, and start the next."""
         self._timeline.note(self._label, f"killed ({order.reason}); starting epoch {order.epoch}")
         self.worker.die(self._scenario.pool_kept)
+        self._kill_ranks()
         self._begin_life(order.epoch)
         self._busy_until = self._timeline.now
         if self._restarts_to_hang and not self._healed:
@@ -128,24 +158,38 @@ class WorkerProcess:
         """Start another process by hand, as an operator does."""
         self._watch.saw("a gone worker was replaced")
         self.worker.die(self._scenario.pool_kept)
+        self._kill_ranks()  # the engine that gave it up has ended, and its children with it
         self._begin_life(epoch)
-        self._worker_ready(epoch)
+        self._start(epoch, at_once=True)
 
     def _begin_life(self, epoch: WorkerEpoch) -> None:
         self.epoch = epoch
+        if self._ranks is not None:
+            self._ranks.begin()
         self._frozen_until = self._plods_until = 0.0
         self._last_step, self._life_steps = self._network.last_step, 0
 
     def stop(self) -> None:
         """The instance sleeps: its pool is freed, so the next worker has another one."""
         self._timeline.note(self._label, "stops, as its instance sleeps")
+        self._kill_ranks()
         self.worker.die(False)
         self.epoch = NO_EPOCH
         self._first_pool += POOLS_FREED
 
-    def crash(self, when: str, cause: LossCause = "died") -> None:
+    def _kill_ranks(self) -> None:
+        if self._ranks is not None:
+            self._ranks.kill()
+
+    def _break_up(self, why: str) -> None:
+        """Ranks contradict each other: the engine ends the set."""
+        self.crash(f"as {why}", "protocol")
+
+    def crash(self, when: str, cause: LossCause = "died", rank: int = 0) -> None:
         self._timeline.note(self._label, f"dies {when}")
         self._watch.worker_dies()
+        if self._ranks is not None:
+            self._ranks.end(rank)
         self.worker.die(self._scenario.pool_kept)
         dead, self.epoch = self.epoch, NO_EPOCH  # nothing it had queued is executed
         self._network.flush(dead)
@@ -154,12 +198,18 @@ class WorkerProcess:
     def vanish(self) -> None:
         """Die with the whole instance: no event is sent, and no queued plan is executed."""
         self.epoch = NO_EPOCH
+        self._kill_ranks()
 
     def fail_restarts(self, times: int) -> None:
         self._restarts_to_fail += times
 
     def hang_restart(self) -> None:
         self._restarts_to_hang += 1
+
+    def change_hello(self, change: int) -> None:
+        """One rank of the next life says another hello than the others."""
+        if self._ranks is not None:
+            self._ranks.change_hello(change)
 
     def loop(self, lives: int) -> None:
         """Let the next `lives` lives end in their second step."""
@@ -199,8 +249,11 @@ class WorkerProcess:
         faults = self._faults_of_step()
         for kind in faults:
             self._watch.happened(kind)
-        if "hang" in faults:
-            self._watch.saw("the worker hung")
+        if "hang" in faults or "rank_hangs" in faults:
+            hung = "the worker hung" if "hang" in faults else "a rank hung"
+            self._watch.saw(hung)
+            if self._ranks is not None and (fault := faults.get("rank_hangs")) is not None:
+                self._ranks.hang(fault.step % self._scenario.ranks)
             self.epoch = NO_EPOCH  # it does and sends nothing more
         elif (slow := faults.get("slow") or faults.get("plod")) is not None:
             self._steps_begun -= 1  # the same step comes again, later
@@ -212,6 +265,9 @@ class WorkerProcess:
                 self._plod(self.epoch)
         elif "crash_before" in faults:
             self.crash("before a step")
+        elif (fault := faults.get("rank_dies")) is not None:
+            self._watch.saw("a rank died")
+            self.crash("with one of its ranks", rank=fault.step % self._scenario.ranks)
         else:
             self._execute(plan, faults)
 
@@ -254,6 +310,10 @@ class WorkerProcess:
             self.crash("after a step")
             return
         self._network.send_result(result, faults)
+        if self._ranks is not None and plan.epoch == self.epoch:  # a broken result may have ended it
+            if "rank_late" in faults:
+                self._watch.saw("a rank answered late")
+            self._ranks.answer(result, faults)
 
     def _is_short_of_memory(self, plan: StepPlan, fault: StepFault | None) -> bool:
         now = self._timeline.now

@@ -76,7 +76,7 @@ class Reference:
         """22: refused exactly when it must be, for the right reason and with the right numbers."""
         gone = expected is not None and got is not None and expected.reason == got.reason == "worker_gone"
         if expected != got and not gone:
-            raise InvariantBroken(f"{client.id} should be told {expected}, and was told {got}", invariant=22)
+            raise InvariantBroken(f"{client.id} should get {expected}, and got {got}", invariant=22)
         if got is not None:
             return
         self._arrived += 1

@@ -1,7 +1,8 @@
 """At rest nothing is left: every container of every object of the core is empty, except a named few with a bound.
 
-The check walks all attributes, so it covers containers that did not exist when it was written: new code either empties a
-container, or names it and its bound here. Every instance is checked at rest, and by cluster/rest.py every router.
+The check walks all attributes, and objects inside containers, so it covers containers that did not exist when it was written:
+new code either empties a container, or names it and its bound here. Every instance is checked at rest, and by cluster/rest.py
+every router.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ def _cached(cache: Any) -> int:
 BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     # Per block of the device
     **{("BlockPool", name): _device for name in ("_free", "_requests", "_moves", "_cached", "_generation")},
-    **{("PrefixCache", name): _cached for name in ("_block_of", "_key_of", "_parent", "_children", "_last_used", "_hits")},
+    **{
+        ("PrefixCache", name): _cached
+        for name in ("_block_of", "_key_of", "_parent", "_children", "_depth", "_last_used", "_hits")
+    },
+    ("CacheDigest", "_changes"): lambda digest: 2 * digest._changes_max,
+    ("CacheDigest", "_held"): lambda _: 2**31,  # exactly as large as the tiers: 69
     ("PrefixCache", "_heap"): lambda cache: 2 * cache.pool.idle + STALE,
     ("TokenLinks", "_of_device"): lambda links: links._cache.pool.total,
     # Per block of the host
@@ -65,15 +71,19 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
 }
 NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingQueue", "_heap"), ("Loader", "_unasked"))
 """The last two may name sequences that have ended, until they are rebuilt."""
+STALE_OBJECTS: Final = NAMES_OBJECTS[1:]
 
 
 def check_rest(instance: Instance) -> None:
-    check_empty(instance, BOUNDED, NAMES_OBJECTS)
+    check_empty(instance, BOUNDED, NAMES_OBJECTS, STALE_OBJECTS)
 
 
-def check_empty(root: object, bounded: Mapping[Place, Bound], names_objects: Collection[Place]) -> None:
-    """9, 49: nothing is left of requests, and containers that are kept on purpose are within their bound."""
-    for owner, name, container in containers(root):
+def check_empty(
+    root: object, bounded: Mapping[Place, Bound], names_objects: Collection[Place], stale: Collection[Place]
+) -> None:
+    """9, 49: nothing is left of requests, and containers that are kept on purpose are within their bound. `stale`: containers
+    with objects that have ended; these are not walked."""
+    for owner, name, container in containers(root, stale):
         place = (type(owner).__name__, name)
         bound = bounded[place](owner) if place in bounded else 0
         if len(container) > bound:
@@ -83,8 +93,8 @@ def check_empty(root: object, bounded: Mapping[Place, Bound], names_objects: Col
             raise InvariantBroken(f"{place[0]}.{name} refers to an object of the core at rest", invariant=9)
 
 
-def containers(root: object) -> Iterator[tuple[object, str, Container]]:
-    """All containers of all objects of the core reachable by attributes: owner, name, container."""
+def containers(root: object, stale: Collection[Place] = ()) -> Iterator[tuple[object, str, Container]]:
+    """All containers of all objects of the core reachable by attributes, or inside containers: owner, name, container."""
     seen: dict[int, object] = {id(root): root}
     found: deque[object] = deque([root])
     while found:
@@ -92,9 +102,25 @@ def containers(root: object) -> Iterator[tuple[object, str, Container]]:
         for name, value in _attributes(owner):
             if isinstance(value, (dict, list, deque, set, bytearray)):
                 yield owner, name, value
-            elif _is_of_core(value) and id(value) not in seen:
-                seen[id(value)] = value
-                found.append(value)
+            if (type(owner).__name__, name) in stale:
+                continue
+            for inner in _objects(value):
+                if id(inner) not in seen:
+                    seen[id(inner)] = inner
+                    found.append(inner)
+
+
+def _objects(value: object) -> Iterator[object]:
+    """The objects of the core that this is or contains, however deep."""
+    if _is_of_core(value):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _objects(pair)
+    elif isinstance(value, (list, deque, set, tuple)):
+        for entry in value:
+            if not isinstance(entry, (int, bytes, str)):
+                yield from _objects(entry)
 
 
 def _attributes(owner: object) -> Iterator[tuple[str, object]]:

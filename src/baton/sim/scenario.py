@@ -55,6 +55,8 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     repetition: RepetitionStop | None = None
+    drafts_max: int | None = None
+    "Most drafts per step that the request allows."
     vocab: int = VOCAB
     "Number of tokens that the answer is drawn from. Few tokens give repetitions."
 
@@ -70,6 +72,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 seed=self.seed,
                 logprobs=self.logprobs,
                 prompt_logprobs=self.prompt_logprobs,
+                drafts_max=self.drafts_max,
             ),
             n=self.n,
             priority=self.priority,
@@ -84,7 +87,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 StepFaultKind = Literal[
     "slow", "plod", "late", "repeat", "ghost", "garble", "crash_before", "crash_amid", "crash_after", "hang", "lose_result",
-    "lose_plan", "oom",
+    "lose_plan", "oom", "rank_dies", "rank_hangs", "rank_late", "rank_differs",
 ]  # fmt: skip
 
 
@@ -95,18 +98,19 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: StepFaultKind
     seconds: float = 0.0
     """slow: added to the step; plod: likewise, with signs of progress all the while; late, repeat: added to the (second)
-    delivery; garble: which of seven ways; oom: time in which every step of that size or larger fails."""
+    delivery; garble: which of seven ways; oom: time in which every step of that size or larger fails; rank_late: until the
+    digests of the other ranks come."""
     every: bool = False
     "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
 
 
 NudgeKind = Literal[
     "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "freeze", "crash_loop",
-    "cache_crash", "cache_hang", "clear", "reload",
+    "cache_crash", "cache_hang", "clear", "reload", "rank_hello",
 ]  # fmt: skip
 
 
-CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish", "full", "silent"]
+CacheFaultKind = Literal["slow", "error", "repeat", "flip", "torn", "misdirect", "foreign", "vanish", "full", "silent", "short"]
 
 
 class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -116,7 +120,7 @@ class CacheFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     kind: CacheFaultKind
     seconds: float = 0.0
     """slow: added; repeat: until the second answer; damage, full: which block of the move. silent: storage never comes back
-    from this call."""
+    from this call. short: one rank moves, or finds, fewer blocks than the others."""
 
 
 class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -127,7 +131,8 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     amount: float = 1.0
     """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
     in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's
-    files are these weights now, and the worker is killed."""
+    files are these weights now, and the worker is killed; rank_hello: in which way a rank of the next worker contradicts the
+    others in its hello."""
 
 
 def _nodes_are_instances(raw: dict[str, Any]) -> dict[str, Any]:
@@ -233,8 +238,13 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     prefill_seconds_max: float = 600.0
     queue_seconds_max: float = 300.0
     overdrawn_max: int = 8
+    handoff_room_seconds: float = 5.0
     handoff_retry_interval: int = 32
     prefix_keys_max: int = 1_000_000
+
+
+Digests = Literal["none", "true", "no removals", "made up"]
+"""none: as builds before digests. no removals: evicted blocks stay published. made up: all prompts count as cached."""
 
 
 class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -251,6 +261,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     "Goal for the duration of steps with prompts beside decodes."
     new_bytes_max: int = SCHEDULER.new_bytes_max
     plan_bytes_max: int = SCHEDULER.plan_bytes_max
+    handoff_chunk_tokens_min: int = SCHEDULER.handoff_chunk_tokens_min
     steps_in_flight: int = 2
     order: Literal["priority", "arrival"] = "priority"
     prefix_caching: bool = True
@@ -271,6 +282,10 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     noise: float = 0.5
     "Each step takes up to this share longer."
     restart_seconds: float = 0.5
+    ranks: int = 1
+    "Processes that compute together: the worker set."
+    digests: Digests = "none"
+    "How instances of a cluster publish what they have cached."
     drafts_max: int = 0
     "Draft tokens per sequence and step, at most. 0: no speculation."
     draft_truth: float = 0.5
@@ -304,7 +319,11 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     def config(self) -> InstanceConfig:
         return InstanceConfig(
             kv=KVConfig(
-                blocks=self.blocks, block_size=self.block_size, prefix_caching=self.prefix_caching, eviction=self.eviction
+                blocks=self.blocks,
+                block_size=self.block_size,
+                prefix_caching=self.prefix_caching,
+                eviction=self.eviction,
+                digest=self.digests != "none",
             ),
             scheduler=SchedulerConfig(
                 slots=self.slots,
@@ -316,6 +335,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 decode_gap_seconds=self.decode_gap_seconds,
                 new_bytes_max=self.new_bytes_max,
                 plan_bytes_max=self.plan_bytes_max,
+                handoff_chunk_tokens_min=self.handoff_chunk_tokens_min,
                 steps_in_flight=self.steps_in_flight,
                 order=self.order,
                 reserve_start=self.reserve_start,

@@ -145,6 +145,8 @@ _SIMPLER_INSTANCE: tuple[tuple[str, Any], ...] = (
     ("decode_gap_seconds", None),
     ("new_bytes_max", SCHEDULER.new_bytes_max),
     ("plan_bytes_max", SCHEDULER.plan_bytes_max),
+    ("ranks", 1),
+    ("ranks", 2),
     ("drafts_max", 0),
     ("drafts_max", 1),
     ("order", "priority"),
@@ -182,6 +184,7 @@ _SIMPLER_CLUSTER: tuple[tuple[str, Any], ...] = (
     ("prefill_seconds_max", 600.0),
     ("queue_seconds_max", 300.0),
     ("overdrawn_max", 8),
+    ("handoff_room_seconds", 5.0),
     ("handoff_retry_interval", 32),
     ("prefix_keys_max", 1_000_000),
     ("lease_seconds", 10.0),
@@ -199,7 +202,7 @@ def _simpler_client(client: Client) -> Iterator[tuple[str, Any]]:
         if getattr(client, field) is not None:
             yield field, None
     yield from (("n", fewer) for fewer in (1, 2) if fewer < client.n)
-    yield from (("priority", 0), ("min_tokens", 0), ("stop", []), ("salt", ""), ("at", 0.0), ("seed", 0))
+    yield from (("drafts_max", None), ("priority", 0), ("min_tokens", 0), ("stop", []), ("salt", ""), ("at", 0.0), ("seed", 0))
 
 
 def _alone(scenario: Scenario, client: int, fault: int, step: int) -> None:

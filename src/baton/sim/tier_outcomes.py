@@ -1,14 +1,27 @@
-"""Copies to lower tiers are made, and storage is asked: the checks of each copy (tiers_watch.py) would pass without any.
+"""Copies to lower tiers are made and found again, and storage is asked: the checks of each copy (tiers_watch.py) would pass
+without any.
 
-Checked at rest, on a plain instance whose worker and cache service lose nothing.
+Both are checks of a plain instance, after healing. `check_tier_outcomes` is for scenarios whose worker and cache service lose
+nothing, and comes first; `RepeatedPrompt` is for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+
+from baton.core.events import ForgetCache
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
-from baton.sim.scenario import Scenario
+from baton.sim.engine import SimulatedEngine
+from baton.sim.scenario import Client, Scenario
 from baton.sim.simulated_request import SimulatedRequest
+from baton.sim.tiers_watch import KeyContents
+
+BLOCKS = 2
+"""Full blocks of the prompt that is repeated."""
+ANSWER_TRIES = 8
+"""Answers of storage until it counts as quick again: each lowers a rate by a fifth, from the longest answer that counts (0.2 s)
+to the shortest wait (0.05 s)."""
 
 
 def check_tier_outcomes(scenario: Scenario, requests: list[SimulatedRequest], machine: Instance, queries: int) -> None:
@@ -26,3 +39,72 @@ def check_tier_outcomes(scenario: Scenario, requests: list[SimulatedRequest], ma
     asks = any(whole[client.id] >= least and client.prompt_logprobs is None for client in served)
     if scenario.storage and asks and not queries:
         raise InvariantBroken("prompts were computed, and storage was never asked for one", invariant=65)
+
+
+class RepeatedPrompt:
+    """74: one prompt comes again and again, alone, on an idle instance without faults. The device has dropped its blocks, and
+    the host tier or storage has them: they are loaded, not computed.
+
+    The only excuse to compute the prompt is a move that was measured as slower than computing. Of `load_again_after` moves that
+    were not worth it one is made anyway, so a limited number of tries is enough. Blocks that the write policy did not copy are
+    not expected.
+    """
+
+    def __init__(
+        self, scenario: Scenario, engine: SimulatedEngine, weights: int, ask: Callable[[Client], SimulatedRequest]
+    ) -> None:
+        """`ask` submits a request and returns it when nothing is left to happen."""
+        self._scenario = scenario
+        self._engine = engine
+        self._ask = ask
+        self._asked = 0
+        self._tries = (ANSWER_TRIES + 1) * engine.instance.config.tiers.load_again_after
+        blocks = min(BLOCKS, scenario.bound or BLOCKS, scenario.host_blocks, scenario.blocks - 1)
+        self._prompt = [1] * (blocks * scenario.block_size + 1)
+        self._keys = list(KeyContents(scenario.block_size, []).chain("again", self._prompt, weights))[:blocks]
+
+    def check(self) -> None:
+        for _ in range(2):  # a selective write copies what was hit
+            self._again()
+        self._is_loaded()
+        if self._engine.cache is not None and self._engine.instance.view.circuits()["read"] == "closed":  # otherwise 68
+            self._is_fetched(self._engine.cache.storage)
+
+    def _is_loaded(self) -> None:
+        """The device drops its blocks, and the host has them."""
+        here = found = 0
+        for _ in range(self._tries):
+            self._forget(host=False)
+            here = self._leading(self._engine.instance.view.host_index())
+            found = self._again()
+            if found >= here * self._scenario.block_size:
+                return
+        raise InvariantBroken(f"the host tier has {here} blocks of a prompt, and {found} tokens are loaded", invariant=74)
+
+    def _is_fetched(self, storage: Container[bytes]) -> None:
+        """Device and host drop their blocks, and storage has them."""
+        stats = self._engine.instance.view.tier_stats
+        before = stats.fetched
+        for _ in range(self._tries):
+            self._forget(host=True)
+            if not self._leading(storage):
+                return
+            self._again()
+            if stats.fetched > before:
+                return
+        raise InvariantBroken("storage has the blocks of a prompt, and none is fetched", invariant=74)
+
+    def _forget(self, *, host: bool) -> None:
+        self._engine.dispatch(ForgetCache(0, host=host))
+        if host:
+            self._engine.tiers.cleared()
+
+    def _leading(self, keys: Container[bytes]) -> int:
+        """Number of the prompt's leading blocks that are among these keys."""
+        return next((place for place, key in enumerate(self._keys) if key not in keys), len(self._keys))
+
+    def _again(self) -> int:
+        """Ask for the prompt. Returns how many of its tokens were not computed."""
+        self._asked += 1
+        name = f"again{self._asked}"
+        return self._ask(Client(name, 0.0, list(self._prompt), 1, salt="again")).hit[0] or 0

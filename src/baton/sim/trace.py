@@ -57,7 +57,7 @@ def is_over(client_request: SimulatedRequest) -> bool:
     )
 
 
-class LiveRequests:
+class OpenRequests:
     """The requests that can still change, so that a long run is not looked at from its beginning after every event."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class ColumnTrace:
         self.lines: list[str] = []
         self._write = write or self.lines.append
         self._phases: dict[Answer, Phase] = {}
-        self._live_requests = LiveRequests()
+        self._live_requests = OpenRequests()
         self._row("time", {actor: actor for actor in WIDTHS})
         self._write("-|-".join(["-" * TIME_WIDTH, *("-" * width for width in WIDTHS.values())]))
 
@@ -167,7 +167,7 @@ class PerfettoTrace:
         self._events: list[dict[str, object]] = []
         self._open: dict[Track, tuple[str, int]] = {}
         self._rows: dict[str, list[_Row]] = {}
-        self._live_requests = LiveRequests()
+        self._live_requests = OpenRequests()
         self._plans: dict[int, tuple[StepPlan, int]] = {}
         "Plans in flight, and when each was handed over."
         self._steps_end = 0

@@ -29,13 +29,18 @@ class UrgencyWatch:
         self._saw = saw
         self._head: Sequence | None = None
         self._plans = 0
-        "Plans made while this head was more urgent than all others, and that did not admit it."
+        "Plans since one before this head ran, in which the head was more urgent than all others and was not admitted."
 
     def planned(self, plan: StepPlan) -> None:
         view, head = self._view, self._view.first_in_line()
         if head is None or head is not self._head:
             self._head, self._plans = head, 0
-        if head is None or not self._is_most_urgent(head) or self._something_else_is_short(plan):
+        if head is None:
+            return
+        others = (*view.running(), *view.preempting())
+        if any(other.order < head.order for other in others):
+            self._plans = 0  # that one was first by `order`, and to drop it takes plans again
+        if any(other.priority <= head.priority for other in others) or self._something_else_is_short(plan):
             return
         self._plans += 1
         if self._plans == 1 and view.running():
@@ -45,10 +50,6 @@ class UrgencyWatch:
                 f"step {plan.step}: {head!r} is more urgent than all others, fits alone, and waits since {self._plans} plans",
                 invariant=53,
             )
-
-    def _is_most_urgent(self, head: Sequence) -> bool:
-        others = (*self._view.running(), *self._view.preempting())
-        return all(other.priority > head.priority for other in others)
 
     def _something_else_is_short(self, plan: StepPlan) -> bool:
         load = self._view.load()

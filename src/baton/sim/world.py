@@ -23,7 +23,8 @@ from baton.sim.instance_watch import InstanceWatch
 from baton.sim.nudges import nudge
 from baton.sim.outcome import Outcome as Outcome
 from baton.sim.scenario import Client, InstanceSpec, Nudge, Scenario
-from baton.sim.tier_outcomes import check_tier_outcomes
+from baton.sim.simulated_request import SimulatedRequest
+from baton.sim.tier_outcomes import RepeatedPrompt, check_tier_outcomes
 from baton.sim.tiers_watch import KeyContents
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -114,6 +115,8 @@ class World:
         self.clients.at_rest()
         for instance in self.instances:
             instance.at_rest()
+            if instance.engine is not None:
+                instance.engine.note_copies()
 
     def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         if not self._run(condition, self.timeline.now + seconds):
@@ -191,6 +194,20 @@ class PlainWorld(World):
         if took > HEALED_EVENTS_MAX:
             raise InvariantBroken(f"three small requests took {took} events", invariant=35)
         self._close_circuits()
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        """65, and then 74, whose requests cause copies and queries themselves."""
+        self.engine.note_copies()
+        check_tier_outcomes(self.scenario, self.watch.all_requests, self.machine, self.engine.tiers.queries)
+        if self.scenario.host_blocks and self.scenario.blocks > 1:
+            RepeatedPrompt(self.scenario, self.engine, self.instance.loaded, self._ask).check()
+
+    def _ask(self, client: Client) -> SimulatedRequest:
+        """A request of its own, and everything that follows from it."""
+        request = self.clients.ask_fresh(client, 0)
+        self._until_quiet()
+        return request
 
     def _close_circuits(self) -> None:
         """68: storage answers again, so that a circuit that has opened closes within its longest wait, when storage is called.
@@ -202,8 +219,7 @@ class PlainWorld(World):
             self.timeline.at(self.timeline.now + CIRCUIT_SECONDS_MAX, lambda _: None)
             self._until_quiet()
             prompt, name = [1] * (self.scenario.block_size + 1), f"probe{number}"
-            self.clients.ask_fresh(Client(name, self.timeline.now, prompt, 1, salt=name), 0)
-            self._until_quiet()
+            self._ask(Client(name, self.timeline.now, prompt, 1, salt=name))
         raise InvariantBroken(f"storage answers, and its circuit stays open for {self._open_circuits()}", invariant=68)
 
     def _open_circuits(self) -> list[str]:
@@ -230,7 +246,6 @@ class PlainWorld(World):
         self.instance.at_rest()
         self.clients.at_rest()
         self.watch.at_rest()
-        check_tier_outcomes(self.scenario, self.watch.all_requests, self.machine, self.engine.tiers.queries)
 
     def _after_each(self) -> None:
         if self.events >= self._next_full_check:  # a scan looks at each open request
