@@ -27,7 +27,7 @@ class FakeWorkerEngine(Engine):
 
 class Rig:
     """An engine, and the two that talk to it. `engine`: changes of its EngineConfig; `blocks`: given, or to be found out.
-    `model`: with it the real worker and the real cache service run."""
+    `model`: with it the real worker and the real cache service run. `worker`: changes of its WorkerConfig."""
 
     def __init__(
         self,
@@ -37,12 +37,19 @@ class Rig:
         blocks: int | None = None,
         kv: KVConfig | None = None,
         model: str = "",
+        ranks: int = 1,
+        worker: dict[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:
         settings = {"slots": 4, "tokens_per_step": 16, "step_seconds_max": 30.0, "worker_start_seconds_max": 30.0}
         self._config = EngineConfig(
             instance=InstanceConfig(kv=kv or KVConfig(), scheduler=SchedulerConfig(**{**settings, **scheduler})),
-            worker=WorkerConfig(model=model or json.dumps(orders or {}), slots=4, block_size=4, blocks=blocks, threads=1),
+            worker=WorkerConfig(
+                **{"slots": 4, "block_size": 4, "threads": 1, **(worker or {})},
+                model=model or json.dumps(orders or {}),
+                blocks=blocks,
+                ranks=ranks,
+            ),
             **(engine or {}),
         )
         self._engine_type = Engine if model else FakeWorkerEngine
@@ -96,8 +103,9 @@ class Rig:
 
     def _note_worker(self) -> None:
         worker: Child | None = self.engine._worker
-        if worker is not None and worker.process.pid not in [known.pid for known in self.workers]:
-            self.workers.append(Process(worker.process.pid))
+        for rank in () if worker is None else worker.ranks:
+            if rank.process.pid not in [known.pid for known in self.workers]:
+                self.workers.append(Process(rank.process.pid))
 
     def saw(self, kind: type) -> bool:
         return any(type(message) is kind for message in self.messages)

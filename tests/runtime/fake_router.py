@@ -52,8 +52,8 @@ class Visit:
 
     def tokens_from(self, request: str, position: int) -> list[int]:
         """All of its tokens, which must be those from that position on, each once."""
-        tokens = self.tokens[request]
-        assert self.positions[request] == list(range(position, position + len(tokens)))
+        tokens = self.tokens.get(request, [])
+        assert self.positions.get(request, []) == list(range(position, position + len(tokens)))
         return tokens
 
     def all(self, kind: type[Any]) -> list[Any]:
@@ -86,6 +86,8 @@ class FakeRouter:
         self.refusal = refusal
         self.beats = True
         self.greets = True
+        self.capabilities: tuple[str, ...] = ()
+        "As in its hello. Empty: as builds before capabilities."
         self.beat_seconds = 0.25
         self._lapse_seconds = lapse_seconds
         self._name = name
@@ -119,7 +121,7 @@ class FakeRouter:
         def take(message: Message) -> None:
             visit.take(message)
             if type(message) is InstanceHello and self.greets:
-                hello = RouterHello(self._name, self.beat_seconds, self._lapse_seconds)
+                hello = RouterHello(self._name, self.beat_seconds, self._lapse_seconds, self.capabilities)
                 link.send(InstanceRefused(self.refusal) if self.refusal else hello)
 
         with contextlib.suppress(LinkFailed):

@@ -5,27 +5,32 @@ in_epochs    only in these lives            hello         what to change in its 
 works_at      at this plan, works until a file named `done` exists: its word advances
 wordless      has no progress word
 identities   of what it has loaded, by life
+rank_orders  further orders of single ranks, by rank; ranks wait for each other in every step
+another_at   at this plan, computes something else than the other ranks
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from baton.config import WorkerConfig
 from baton.protocol.control import Ping, Pong, ProgressShared, WorkerHello
 from baton.protocol.ids import WorkerEpoch
 from baton.protocol.progress import ProgressWord
-from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult
+from baton.protocol.step import PREEMPTED_TOKEN_ID, StepPlan, StepResult, digest_of
 from baton.runtime.processes.children import begin_child
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
 from baton.runtime.wire.channel import BlockingChannel
 from baton.runtime.wire.descriptors import send_descriptor
-from baton.runtime.worker.process import WorkerPool
+from baton.runtime.worker.process import WorkerPool, shared_by_ranks
 
 LAYOUT_FIELDS: dict[str, Any] = {"layers": 1, "kv_heads": 1, "head_dim": 4, "dtype": "float32"}
 POOLS: list[Any] = []
@@ -81,10 +86,26 @@ def come_to_pool(config: WorkerConfig, channel: BlockingChannel, link: socket.so
     return {"blocks": pool.blocks, "pool": pool.incarnation, "block_bytes": layout.block_bytes}
 
 
+class Barrier:
+    """A collective without sums: a rank leaves step N when all ranks have come to it."""
+
+    def __init__(self, config: WorkerConfig, link: socket.socket) -> None:
+        self._rank, self._ranks = config.rank, config.ranks
+        fd = shared_by_ranks(config, link)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        self._steps = memoryview(mmap.mmap(fd, mmap.PAGESIZE)).cast("Q")
+
+    def wait(self, step: int) -> None:
+        self._steps[self._rank], parent = step, os.getppid()
+        while any(self._steps[rank] < step for rank in range(self._ranks)) and os.getppid() == parent:
+            time.sleep(0.001)
+
+
 def main() -> None:
     config, sockets = begin_child(WorkerConfig)
     sock = sockets[CONTROL]
     orders = json.loads(config.model)
+    orders |= orders.get("rank_orders", {}).get(str(config.rank), {})
     if config.epoch not in orders.get("in_epochs", [config.epoch]):
         orders = {}
     gate(orders, "start")
@@ -92,6 +113,7 @@ def main() -> None:
     word = ProgressWord.create()
     if not orders.get("wordless"):
         send_descriptor(sockets[DESCRIPTORS], ProgressShared(WorkerEpoch(config.epoch)), word.fd)
+    barrier = Barrier(config, sockets[DESCRIPTORS]) if config.ranks > 1 else None
     pool = come_to_pool(config, channel, sockets[DESCRIPTORS])
     gate(orders, "hello")
     hello = {**pool, "block_size": config.block_size, "vocab_size": 50, "context_tokens": 512, "layout": b"fake"}
@@ -110,7 +132,13 @@ def main() -> None:
                 time.sleep(0.005)
             if plans == orders.get("garbage_at"):
                 os.write(sock.fileno(), b"\x00garbage\x00" * 4)
-            channel.send(runner.execute(message))
+            if barrier is not None:
+                word.advance()
+                barrier.wait(plans)
+            result = runner.execute(message)
+            if plans == orders.get("another_at"):
+                result = msgspec.structs.replace(result, values=tuple(value + 1 for value in result.values))
+            channel.send(digest_of(result) if config.rank else result)
             word.advance()
 
 

@@ -63,6 +63,8 @@ def _instance_info(instances: tuple[InstanceView, ...]) -> Metric:
 def _of_router(view: ClusterView) -> Iterator[Metric]:
     yield GaugeMetricFamily("baton:router_queue", "Requests that no instance has yet.", value=view.queued)
     yield GaugeMetricFamily("baton:router_requests_open", "Requests owed an end.", value=view.open)
+    text = "Keys of cached blocks that the router knows, of all instances together."
+    yield GaugeMetricFamily("baton:router_prefix_keys", text, value=view.prefix_keys)
     states = [f"{each.role}/{each.state}" for each in view.instances]
     both = [f"{role}/{state}" for role in ("mixed", "prefill", "decode") for state in ("alive", "suspect")]
     yield gauges("instances", "Instances by role and state.", "role/state", {each: states.count(each) for each in both})
@@ -72,6 +74,8 @@ def _of_router(view: ClusterView) -> Iterator[Metric]:
         ("broken", "Attempts in which an instance did not do what it should."),
         ("broken_off", "Requests that no instance could go on with."),
         ("paths_given_up", "Times that prompts were found not to arrive from one instance at another."),
+        ("digest_bytes", "Bytes of keys of cached blocks that instances have sent."),
+        ("digest_keys_cut", "Keys dropped because their instance sent more than its share of the router's index."),
         ("instances_joined", "Sessions of instances that began."),
         ("instances_refused", "Instances that do not fit the others."),
     ):

@@ -65,9 +65,10 @@ class Driver(Generic[EventT, EffectT]):
 
     def _fire(self) -> None:
         """Handle unread events first: after a pause of the whole process the awaited ones may be among them."""
-        self._timer = self._loop.call_soon(self._look)
+        self._timer = self._loop.call_soon(self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
+        """Report a passed deadline of the machine, or set the timer again."""
         self._armed = self._timer = None
         deadline = self.machine.next_deadline()
         if deadline is not None and deadline <= self._loop.time():

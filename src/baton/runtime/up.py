@@ -59,6 +59,8 @@ def _measures(worker: WorkerConfig) -> bool:
 
 
 def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
+    """The rows of `baton up`: an engine for each name, and the router."""
+
     def engine_config(name: str, up: UpConfig, life: int) -> object:
         return up.engines[name]
 
@@ -128,6 +130,7 @@ class UpGroup(ProcessGroup[UpConfig]):
             await self._instance_ready[other].wait()
 
     def on_message(self, child: Child, message: Message) -> None:
+        """Handle a message of a child: progress and views for the reporter, readiness, and new weights for later restarts."""
         match message:
             case LoadProgress():
                 self._reporter.on_progress(child.name, message)

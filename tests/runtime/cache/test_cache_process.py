@@ -5,17 +5,21 @@ With real processes: test_startup.py, test_messenger_processes.py."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from run_loop import finish
 
-from baton.config import CacheConfig, TiersConfig
+from baton.config import CacheConfig, TiersConfig, WorkerConfig
 from baton.errors import InvalidConfig, ProtocolError
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import MemoryFacts
@@ -183,3 +187,35 @@ def test_a_host_tier_that_does_not_fit_is_refused_with_the_setting(monkeypatch: 
             await asyncio.wait_for(asyncio.shield(rig.process._broken), 20)
 
     in_rig(work)
+
+
+def test_ranks_reserve_their_memory_one_after_the_other(tmp_path, monkeypatch):
+    """Each compared its own part with what was free, at the same time, and the kernel had to kill one of them later."""
+    part = BLOCKS * LAYOUT.block_bytes
+    free, checked = [part * 3 // 2], Barrier(2)
+
+    def facts() -> MemoryFacts:
+        found = MemoryFacts(0, free[0])
+        with contextlib.suppress(BrokenBarrierError):
+            checked.wait(0.2)  # until the other rank has checked too, if it may
+        return found
+
+    def create(layout: KVLayout, blocks: int, name: str) -> str:
+        free[0] -= blocks * layout.block_bytes
+        return name
+
+    monkeypatch.setattr(module, "main_memory", facts)
+    monkeypatch.setattr(module.KVPool, "create", create)
+    worker = WorkerConfig(ranks=2, rendezvous=str(tmp_path))
+    config = CacheConfig(tiers=TIERS, worker=worker, log_level="info", log_format="text")
+    process: Any = SimpleNamespace(_config=config)
+    process._checked_host_pool = partial(CacheProcess._checked_host_pool, process)
+
+    def made(_: int) -> bool:
+        try:
+            return bool(CacheProcess._make_host_pool(process, LAYOUT, BLOCKS))
+        except InvalidConfig:
+            return False
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(made, range(2))) == [False, True]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from certificates import Certificates, write_secret
@@ -22,6 +23,7 @@ from fake_worker import expected
 from run_loop import finish
 
 from baton.config import CacheConfig, KVConfig, TiersConfig
+from baton.core.effects import SendToCache
 from baton.core.events import BlocksMoved, CacheLost, CacheReady
 from baton.kvpool.pool import KVPool
 from baton.protocol.ids import MoveId
@@ -92,8 +94,9 @@ class Instance(Rig):
     def pool_ready(self) -> Any:
         return self.engine._pool.pool
 
-    def pool(self) -> KVPool:
-        return KVPool.attach(os.dup(self.engine._pool._fd), self.pool_ready)
+    def pool(self, rank: int = 0) -> KVPool:
+        held = self.engine._pool._pools[rank]
+        return KVPool.attach(os.dup(held.fd), held.ready)
 
     @property
     def cache(self) -> Any:
@@ -202,6 +205,7 @@ def test_blocks_go_over_tls_with_any_secret_of_the_file_and_not_from_a_revoked_i
     finish(main())
 
 
+@pytest.mark.slow
 def test_a_mixed_instance_with_a_cache_service_is_a_peer_too_and_one_without_has_no_address(way: dict[str, Any]):
     async def main() -> None:
         async with Instance("mixed", way=way, engine={"tiers": TIERS}) as mixed, Instance("decode", way=way) as decode:
@@ -214,6 +218,7 @@ def test_a_mixed_instance_with_a_cache_service_is_a_peer_too_and_one_without_has
     finish(main())
 
 
+@pytest.mark.slow
 def test_without_prefix_caching_an_instance_of_a_pair_has_a_messenger_and_no_tiers():
     async def main() -> None:
         options: dict[str, Any] = {"kv": KVConfig(prefix_caching=False), "engine": {"tiers": TIERS}}
@@ -369,5 +374,30 @@ def test_a_port_that_is_opened_by_a_session_is_served_at_once_and_by_every_later
                 await source.lose_cache()
             await target.until(lambda: target.engine.stats().pulls == {"tcp/copied": 2})
             assert target.engine.stats().pull_bytes["tcp"] == 4 * numbers[0].nbytes
+
+    finish(main())
+
+
+def test_each_rank_pulls_from_the_same_rank_of_the_other_instance():
+    """The core names the pools of a set by that of rank 0, and a block by one number."""
+
+    async def main() -> None:
+        async with Instance("prefill", ranks=2) as prefill, Instance("decode", ranks=2) as decode:
+            theirs, ours = ([one.pool(rank) for rank in (0, 1)] for one in (prefill, decode))
+            assert theirs[1].incarnation == theirs[0].incarnation + 1
+            for rank in (0, 1):
+                theirs[rank].data[3:5] = 10 + rank
+            source = {"peer": prefill.engine.peer_address, "peer_pool": theirs[0].incarnation, "peer_blocks": (3, 4)}
+            move = BlockMove(MoveId(10**6), "pull", (), (6, 7), ours[0].incarnation, seconds_max=20.0, **source)
+            decode.engine._cache.send(SendToCache(move))
+            await decode.until(lambda: decode.result(move.id) is not None)
+            assert decode.result(move.id).moved == 2, decode.result(move.id)
+            assert [int(pool.data[7].flat[0]) for pool in ours] == [10, 11]
+            for pool in (*ours, *theirs):
+                pool.close()
+            stale = msgspec.structs.replace(move, id=MoveId(10**6 + 1), peer=prefill.engine.peer_address.split()[0])
+            decode.engine._cache.send(SendToCache(stale))
+            await decode.until(lambda: decode.result(stale.id) is not None)
+            assert decode.result(stale.id).moved == 0, "an instance of one rank"
 
     finish(main())

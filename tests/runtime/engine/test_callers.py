@@ -83,7 +83,7 @@ def test_ids_of_hand_offs_are_translated_wherever_they_are():
         callers.on_message(second, message)
     expect, peer_offer, forget = engine.events
     assert expect.request.id == peer_offer.offer.request == forget.request != R
-    callers.pass_on(Reserved(forget.request, 1, 0))
+    callers.forward(Reserved(forget.request, 1, 0))
     assert (one, other) == ([], [Reserved(R, 1, 0)])
 
 

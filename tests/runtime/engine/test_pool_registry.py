@@ -27,13 +27,12 @@ FIRST, SECOND = (PoolReady(b"f" * 32, PoolIncarnation(number), 8) for number in 
 
 class FakeChild:
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name, self.rank, self.ranks = name, 0, (self,)
         self.descriptors, self.theirs = socket.socketpair()
         self.theirs.setblocking(False)
         self.said: list[Any] = []
         self.killed = 0
         self.control = SimpleNamespace(send=self.said.append)
-        self.process = SimpleNamespace(kill=self.kill)
 
     def kill(self) -> None:
         self.killed += 1
@@ -96,8 +95,8 @@ def test_one_who_may_not_announce_a_pool_leaves_no_descriptor(rig):
 def test_memory_of_the_host_tier_is_kept_once_and_handed_to_the_next_service(rig):
     for number in (3, 4):
         ready = HostPoolReady(b"f" * 32, PoolIncarnation(number), 8)
-        rig.holder.keep_host(ready, os.open("/dev/null", os.O_RDONLY))
-    rig.holder.hand_to(rig.cache)
+        rig.holder.hold_host_pool(rig.cache, ready, os.open("/dev/null", os.O_RDONLY))
+    rig.holder.send_pools(rig.cache)
     assert rig.cache.handed() == ready
 
 

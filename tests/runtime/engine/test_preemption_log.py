@@ -58,7 +58,7 @@ def test_there_is_at_most_one_line_per_ten_seconds_and_it_has_all_of_them(caplog
     instance, log = Instance(InstanceConfig()), PreemptionLog()
     for now, preemptions in ((0.0, 1), (5.0, 3), (11.0, 4)):
         instance.stats.preemptions = preemptions
-        log.look(instance, now)
+        log.record(instance, now)
     assert [line.partition(",")[0] for line in lines(caplog)] == [
         "1 sequences preempted (1 in all)",
         "3 sequences preempted (4 in all)",

@@ -21,6 +21,7 @@ from run_loop import finish
 
 from baton.addresses import reachable_url
 from baton.config import EngineConfig, WireConfig
+from baton.core.kv.marks import KEY_BYTES
 from baton.protocol.codec import encode
 from baton.protocol.control import (
     AbortRequest,
@@ -34,8 +35,9 @@ from baton.protocol.control import (
     WakeInstance,
 )
 from baton.protocol.ids import RequestId
-from baton.protocol.instance import InstanceHello
+from baton.protocol.instance import CachedKeys, InstanceHello
 from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest, SamplingParams
+from baton.protocol.versions import CACHED_KEYS
 from baton.runtime.engine import router_links
 from baton.runtime.engine.process import Engine
 from baton.trust.seal import Sealer
@@ -88,6 +90,46 @@ def test_an_instance_registers_beats_and_serves(secret_file: Path):
             await rig.until(lambda: visit.stats.output_tokens == 12)
             assert not rig.tokens, "the front hears nothing of it"
             assert rig.stats.output_tokens == 12, "but its numbers"
+        assert rig.running.exception() is None
+
+    finish(main())
+
+
+def keys_at(visit: Visit) -> list[bytes]:
+    """What the router knows of the cache."""
+    known: dict[bytes, None] = {}
+    for message in visit.all(CachedKeys):
+        if message.whole:
+            known.clear()
+        removed, added = [
+            [part[at : at + KEY_BYTES] for at in range(0, len(part), KEY_BYTES)] for part in (message.removed, message.added)
+        ]
+        for key in removed:
+            known.pop(key, None)
+        known.update(dict.fromkeys(added))
+    return list(known)
+
+
+def test_routers_that_ask_for_digests_are_sent_what_is_cached(secret_file: Path):
+    """The first message is the whole list, then changes follow the heartbeats. A router of an earlier build gets none."""
+
+    async def main() -> None:
+        async with FakeRouter(SECRET) as router, FakeRouter(SECRET, name="old") as old:
+            router.capabilities = (CACHED_KEYS,)
+            async with rig_of(secret_file, router, old) as rig:
+                visit, other = await router.visit(), await old.visit()
+                assert CACHED_KEYS in visit.hello.capabilities
+                await rig.until(lambda: visit.all(CachedKeys) == [CachedKeys(True)])
+                visit.ask("a", prompt=40)
+                await rig.until(lambda: "a" in visit.ended and len(keys_at(visit)) >= 4)
+                digest = rig.engine._instance.board.digest
+                await rig.until(lambda: sorted(keys_at(visit)) == sorted(digest.keys()))
+                visit.link.send(ClearCache(1))
+                await rig.until(lambda: visit.answer(1) is not None and not keys_at(visit))
+                assert not other.all(CachedKeys)
+                visit.link.close()
+                again = await router.visit(lambda later: bool(later.all(CachedKeys)) and later is not visit)
+                assert again.all(CachedKeys)[0].whole
         assert rig.running.exception() is None
 
     finish(main())
@@ -272,7 +314,7 @@ def test_no_router_is_given_up_for_a_silence_in_which_we_stood_still(secret_file
             for stood_still in (True, False):
                 links._timer.cancel()
                 now = links._loop.time()
-                session.heard = now - 60
+                session.received_at = now - 60
                 links._ticked = now - (60 if stood_still else 0)
                 links._tick()
                 assert bool(session.over) is not stood_still

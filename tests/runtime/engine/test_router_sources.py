@@ -29,8 +29,8 @@ pytestmark = pytest.mark.usefixtures("child_path")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_links, "RETRY_SECONDS_MAX", 0.2)
-    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(discovery, "LOOK_SECONDS_MIN", 0.05)
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 0.1)
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS_MIN", 0.05)
     monkeypatch.setattr(discovery, "GONE_SECONDS", 0.5)
 
 

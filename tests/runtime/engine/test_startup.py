@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.ids import HostBlockId, MoveId
 from baton.protocol.moves import BlockMove
 from baton.runtime.engine.startup import Startup
+from baton.runtime.processes.child import Child, RankSet
 
 pytestmark = pytest.mark.usefixtures("child_path")
 
@@ -232,6 +234,32 @@ def test_every_wait_has_a_deadline_and_says_what_it_was_for():
                 startup.reach(milestone, process)
             with pytest.raises(Unavailable, match=rf"not ready within 0\.01 s \(start_seconds_max\): waited for {words}"):
                 await startup.run()
+
+    finish(main())
+
+
+def rank_set(name: str, ranks: int) -> RankSet:
+    row: Any = SimpleNamespace(name=name)
+    nothing: Any = None
+    return RankSet(row, 1, [Child(row, 1, nothing, nothing, None, nothing, rank) for rank in range(ranks)], nothing)
+
+
+@pytest.mark.parametrize(("late", "words"), [((1,), "rank 1"), ((0, 2), "ranks 0 and 2"), ((0, 1, 2), "ranks 0, 1 and 2")])
+def test_ranks_that_hold_up_a_start_are_named(late: tuple[int, ...], words: str):
+    async def main() -> None:
+        worker = rank_set("worker", 3)
+
+        class Started:
+            async def start(self, name: str) -> None: ...
+
+            def get(self, name: str) -> RankSet:
+                return worker
+
+        for rank in worker.ranks:
+            rank.reached.update(["size"] if rank.rank in late else ["size", "ready"])
+        startup = Startup(plan_startup(blocks_given=True, role="mixed", tiers=False), Started(), 8, 0.01, 3)  # type: ignore[arg-type]
+        with pytest.raises(Unavailable, match=f"waited for {words} of the worker to take its work"):
+            await startup.run()
 
     finish(main())
 

@@ -16,7 +16,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Wake, WorkerStopped
 from baton.protocol.control import InstanceReady, ModelChanged, OrderAnswer, WorkerHello
 from baton.protocol.ids import WorkerEpoch
-from baton.runtime.engine.worker_supervisor import WorkerSupervisor
+from baton.runtime.engine.worker_supervisor import WeightReload, WorkerSupervisor
 
 HELLO = WorkerHello(WorkerEpoch(2), 8, 16, 300, 512, b"new")
 READY = InstanceReady(8, 16, 4, 300, 512, identity=b"old")
@@ -31,7 +31,7 @@ class Rig:
         self.instance = SimpleNamespace(
             worker=SimpleNamespace(epoch=WorkerEpoch(2), state=WorkerState.ASLEEP), fingerprint=b"old", in_flight=False
         )
-        self.child = SimpleNamespace(life=2, process=SimpleNamespace(kill=lambda: self.log.append("killed")))
+        self.child: Any = SimpleNamespace(life=2, ranks=(None,), kill=lambda: self.log.append("killed"))
         children = SimpleNamespace(get=lambda name: self.child, stop=self._stop, replace=self._replace)
         pool = SimpleNamespace(release=self._release)
         machine = SimpleNamespace(instance=self.instance, dispatch=self.log.append, begun=True)
@@ -118,6 +118,14 @@ def test_weights_that_do_not_fit_are_followed_by_the_old_ones_and_a_refusal(fact
         assert words in rig.log[-1].detail
 
     finish(main())
+
+
+@pytest.mark.parametrize("reason", ["/new: 9 query heads", "rank 1: /new: 9 query heads"])
+def test_a_refusal_names_the_weights_once(reason: str):
+    reload = WeightReload(7, "/old", "/new")
+    assert reload.worker_starts("wake", "died")
+    assert not reload.worker_starts(reason, "died")
+    assert reload.failure == reason
 
 
 def test_weights_that_are_loaded_are_told_before_the_order_is_answered():

@@ -50,6 +50,41 @@ def test_a_route_that_is_cancelled_does_not_take_its_order_along():
     finish(main())
 
 
+def test_sleep_and_wake_of_one_server_are_done_though_nobody_waits_any_more():
+    async def main() -> None:
+        async with Pair() as pair, asyncio.timeout(20):
+            orders = AdminOrders()
+            sleep = await orders.run("sleep", 0.01, pair.client.sleep(0.0))
+            assert sleep.state == "running"
+            await obey(pair, (PauseInstance, "done"), (SleepInstance, "done"))
+            await sleep.task
+            wake = await orders.run("wake", 0.01, pair.client.wake())
+            assert wake.state == "running"
+            await obey(pair, (WakeInstance, "done"), (ResumeInstance, "done"))
+            await wake.task
+            assert [(order["kind"], order["state"]) for order in orders.view()] == [("wake", "done"), ("sleep", "done")]
+
+    finish(main())
+
+
+def test_sleep_and_wake_of_a_cluster_are_done_though_nobody_waits_any_more():
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            instances = [await cluster.instance("m-0"), await cluster.instance("m-1")]
+            sleep = await AdminOrders().run("sleep", 0.01, cluster.client.sleep(None))
+            assert sleep.state == "running"
+            await asyncio.gather(*(each.obey(PauseInstance, SleepInstance) for each in instances))
+            await sleep.task
+            assert cluster.client.stats().mode == "asleep"
+            wake = await AdminOrders().run("wake", 0.01, cluster.client.wake())
+            assert wake.state == "running"
+            await asyncio.gather(*(each.obey(WakeInstance, ResumeInstance) for each in instances))
+            await wake.task
+            assert cluster.client.stats().mode == "serving"
+
+    finish(main())
+
+
 def test_weights_of_a_cluster_are_served_with_the_new_identity():
     async def main() -> None:
         identities: list[bytes] = []

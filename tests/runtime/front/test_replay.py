@@ -258,7 +258,7 @@ def test_a_replay_that_is_refused_is_an_answer_that_breaks_off():
 
 
 def test_what_has_begun_ends_where_the_next_engine_has_other_weights():
-    """Also what has only ended in part, without a token in what is open. What was told nothing of begins anew there."""
+    """Also what has ended in part, without a token in what is open. What has no token begins anew there."""
     half = RequestId("half")
 
     async def main() -> None:
@@ -267,7 +267,7 @@ def test_what_has_begun_ends_where_the_next_engine_has_other_weights():
             rig.client.on_identity = served.append
             await rig.told(replace(READY, identity=b"one"))
             begun, ended_in_part, fresh = [await rig.begin(one) for one in (request(), request(half, n=2), request(B))]
-            await rig.told(Emit([(A, 1, 0, 0, [5])], [ended(half, 0)]))
+            await rig.told(Emit([(A, 1, 0, 0, [5]), (half, 1, 0, 0, [6])], [ended(half, 0)]))
             await rig.another_engine()
             rig.engine.send(replace(READY, identity=b"two"))
             for asked in (begun, ended_in_part):

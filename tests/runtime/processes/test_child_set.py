@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,15 @@ import pytest
 from chaos_server import Process, until
 from run_loop import finish
 
-from baton.errors import EngineError, Unavailable
-from baton.protocol.codec import Message
+from baton.errors import EngineError, PeerError, Unavailable
+from baton.protocol.codec import Message, encode
 from baton.protocol.control import LoadProgress, Ping
-from baton.runtime.processes.child import Child, Loss
+from baton.runtime.processes.child import Child, Loss, RankSet
 from baton.runtime.processes.child_set import ChildSet
+from baton.runtime.processes.memory_kills import MemoryKillLog
 from baton.runtime.processes.process_table import ENGINE_CHILDREN, SUPERVISOR_CHILDREN, ChildRow, Restart
 from baton.runtime.up import up_children
+from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import send_descriptor
 
 pytestmark = pytest.mark.usefixtures("child_path")
@@ -284,6 +287,46 @@ def test_a_child_that_sends_something_else_than_a_descriptor_is_ended():
             assert not rig.over
 
     finish(main())
+
+
+def test_after_a_contradiction_of_ranks_no_message_of_any_of_them_is_taken():
+    """What rank 0 has already sent may rest on the fault, and is read in the same turn of the loop."""
+
+    async def main() -> None:
+        rig = Rig(row("worker"))
+        taken: list[int] = []
+
+        def on_message(child: Child, message: Message) -> None:
+            if child.rank:
+                raise PeerError("ranks 0 and 1 computed different results of step 1")
+            taken.append(message.done)  # type: ignore[union-attr]
+
+        rig.on_message = on_message  # type: ignore[method-assign]
+        pairs = [socket.socketpair() for _ in range(2)]
+        processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+        channels = [await Channel.open(ours) for ours, _ in pairs]
+        nothing: Any = None
+        ranks = [Child(rig.rows[0], 1, processes[rank], channels[rank], None, MemoryKillLog(), rank) for rank in range(2)]
+        RankSet(rig.rows[0], 1, ranks, nothing)
+        watches = [asyncio.create_task(rig.children._watch(rank)) for rank in ranks]
+        await asyncio.sleep(0)
+        pairs[0][1].sendall(encode(LoadProgress(1, 9)))
+        await rig.until(lambda: taken == [1])
+        for rank in (1, 0):
+            feed(channels[rank], LoadProgress(2, 9))
+        await asyncio.gather(*watches)
+        assert taken == [1]
+        assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
+        await rig.children.end()
+
+    finish(main())
+
+
+def feed(channel: Channel, message: Message) -> None:
+    """As if its socket had become readable."""
+    frames, content = channel._frames, encode(message)
+    frames.get_buffer(len(content))[: len(content)] = content
+    frames.buffer_updated(len(content))
 
 
 def test_a_child_that_cannot_be_started_again_ends_the_parent(monkeypatch: pytest.MonkeyPatch):

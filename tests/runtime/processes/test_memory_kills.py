@@ -157,7 +157,7 @@ def test_samples_go_on_until_they_are_cancelled(tmp_path: Path, monkeypatch: pyt
                 sampled.set()
 
         monkeypatch.setattr(log, "sample", count)
-        task = asyncio.create_task(log.keep())
+        task = asyncio.create_task(log.sample_forever())
         await asyncio.wait_for(sampled.wait(), 30)
         task.cancel()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,13 +27,13 @@ pytestmark = pytest.mark.usefixtures("child_path")
 REQUEST = GenerateRequest(id=RequestId("r"), prompt=(1,) * 21, sampling=SamplingParams(max_tokens=12))
 
 
-def rig_of(role: str, router: FakeRouter, folder: Path, orders: dict[str, Any] | None = None) -> Rig:
+def rig_of(role: str, router: FakeRouter, folder: Path, orders: dict[str, Any] | None = None, ranks: int = 1) -> Rig:
     secret = folder / "secret"
     if not secret.exists():
         secret.touch(0o600)
         secret.write_bytes(SECRET.key)
     member = {"routers": (str(router.address),), "cluster_secret": str(secret), "name": role, "role": role}
-    return Rig(orders, engine=member)
+    return Rig(orders, engine=member, ranks=ranks)
 
 
 @asynccontextmanager
@@ -102,6 +104,30 @@ def test_a_prompt_computed_by_one_goes_on_in_the_other(tmp_path: Path):
             decode.link.send(Forget(RequestId("r"), 1))
             prefill.link.send(Forget(RequestId("r"), 1))
             assert d.stats.prompt_tokens <= 22, "what was pulled was not computed"
+
+    finish(main())
+
+
+def test_two_ranks_continue_a_prompt_of_two_also_after_one_was_killed(tmp_path: Path):
+    """Each rank copies its part from the same rank; then a rank of the second set is killed while it decodes."""
+
+    async def main() -> None:
+        async with (
+            FakeRouter(SECRET) as router,
+            rig_of("prefill", router, tmp_path, ranks=2),
+            rig_of("decode", router, tmp_path, {"rank_orders": {"1": {"stalls_at": 4}}, "in_epochs": [1]}, ranks=2) as d,
+        ):
+            prefill, decode = await visit_of(router, "prefill"), await visit_of(router, "decode")
+            assert len(prefill.hello.peers) == 2
+            await prefilled(prefill, decode)
+            prefill.link.send(await said(decode, Release))
+            decode.link.send(await said(prefill, Released))
+            assert await said(decode, Adopted) == Adopted(RequestId("r"), 1, tokens=21)
+            await d.until(lambda: len(decode.tokens_from("r", 1)) == 3)
+            os.kill(d.engine._worker.ranks[1].process.pid, signal.SIGKILL)
+            await d.until(lambda: "r" in decode.ended)
+            assert decode.tokens_from("r", 1) == expected(21, 12)[1:]
+            await d.until(lambda: d.stats.worker_losses == 1)
 
     finish(main())
 

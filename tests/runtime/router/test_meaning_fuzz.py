@@ -27,9 +27,10 @@ from baton.protocol.codec import Message, encode
 from baton.protocol.control import InstanceReady, InstanceStats, ModeReport, OrderAnswer, Pong, RefusedRequest
 from baton.protocol.handoff import Adopted, Offer, Release, Released, Reserved, request_of
 from baton.protocol.ids import PoolIncarnation, RequestId
-from baton.protocol.instance import Build, Heartbeat, InstanceHello, InstanceRefused, RouterHello
+from baton.protocol.instance import Build, CachedKeys, Heartbeat, InstanceHello, InstanceRefused, RouterHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest, Refused, SamplingParams
+from baton.protocol.versions import CACHED_KEYS
 from baton.runtime.router.router_client import RouterClient
 from baton.runtime.wire.link import Link, dial
 
@@ -47,8 +48,9 @@ def token(position: int) -> int:
     return 100 + position
 
 
-def hello(name: str, role: str = "mixed") -> InstanceHello:
-    return InstanceHello(name, 1, role, READY, b"layout", (f"/peer/{name}",), build=Build("1"))  # type: ignore[arg-type]
+def hello(name: str, role: str = "mixed", *capabilities: str) -> InstanceHello:
+    peers = (f"/peer/{name}",)
+    return InstanceHello(name, 1, role, READY, b"layout", peers, capabilities=capabilities, build=Build("1"))  # type: ignore[arg-type]
 
 
 class Honest:
@@ -118,6 +120,7 @@ def messages_of(request: GenerateRequest | None) -> list[Message]:
         ModeReport("serving"),
         Pong(1),
         OrderAnswer(1, "done"),
+        CachedKeys(True, bytes(12), bytes(6)),
     ]
 
 
@@ -136,7 +139,8 @@ async def disturb(link: Link, rng: Random) -> bool:
     """One session of the other instance. True: the router took its hello."""
     with contextlib.suppress(Exception):
         role = rng.choice(("mixed", "prefill", "decode"))
-        whole = encode(hello(f"odd-{rng.randrange(3)}", role))
+        capabilities = (CACHED_KEYS,) if rng.random() < 0.8 else ()
+        whole = encode(hello(f"odd-{rng.randrange(3)}", role, *capabilities))
         link._frames.write(distorted(hello("odd", role), rng) if rng.random() < 0.4 else whole)
         async with asyncio.timeout(5):
             if not isinstance(await link.receive(), RouterHello):
@@ -257,6 +261,52 @@ def test_only_the_session_that_sends_nonsense_ends(seed: int, caplog: pytest.Log
     caplog.set_level(logging.WARNING)
     finish(rehearse(seed, 15))
     assert not [record for record in caplog.records if "\n" in record.getMessage()], "names are cleaned before they are logged"
+
+
+KEYS = CachedKeys(True, bytes(12), bytes(6))
+ODD_KEYS = {
+    "half a key": ((CACHED_KEYS,), [CachedKeys(added=bytes(9))], "malformed"),
+    "half a removed key": ((CACHED_KEYS,), [KEYS, CachedKeys(removed=bytes(7))], "malformed"),
+    "the same key twice": ((CACHED_KEYS,), [CachedKeys(True, bytes(48), bytes(48))], ""),
+    "removed before it was added": ((CACHED_KEYS,), [CachedKeys(removed=bytes(6)), KEYS], ""),
+    "without the capability": ((), [KEYS], "does not list the capability cached_keys"),
+    "a flood": ((CACHED_KEYS,), [KEYS] * 100, "more than 2 times per heartbeat"),
+    "a flood of snapshots with heartbeats": ((CACHED_KEYS,), [KEYS, Heartbeat("", 0.001, 64, 8)] * 100, "per heartbeat"),
+}
+
+
+async def send_keys(capabilities: tuple[str, ...], messages: list[Message], *, ends: bool) -> None:
+    async with cluster() as (client, door), honest_instance(door, client):
+        link = await dial(door.address, SECRET)
+        link.send(hello("odd", "mixed", *capabilities))
+        async with asyncio.timeout(5):
+            await link.receive()
+        for message in [Heartbeat("", 0.001, 64, 8), *messages]:
+            link.send(message)
+        asked = [answer_of(f"{each}", client) for each in range(2)]
+        if ends:
+            with contextlib.suppress(EngineError):
+                async with asyncio.timeout(10):
+                    while await link.receive() is not None:
+                        pass
+        else:
+            await asyncio.sleep(0.05)
+            assert sorted(node.hello.name for node in client.sessions) == ["honest", "odd"]
+        link.close()
+        async with asyncio.timeout(20):
+            for each in asked:
+                await each.over
+                assert each.tokens == [token(place) for place in range(TOKENS)]
+        client._machine.check()
+
+
+@pytest.mark.parametrize("case", ODD_KEYS)
+def test_keys_of_cached_blocks_that_an_instance_may_not_send_end_its_session(case: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.WARNING)
+    capabilities, messages, word = ODD_KEYS[case]
+    finish(send_keys(capabilities, messages, ends=bool(word)))
+    said = [record.getMessage() for record in caplog.records if "odd" in record.getMessage()]
+    assert not word or any(word in each for each in said), said
 
 
 @pytest.mark.slow

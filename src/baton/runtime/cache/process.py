@@ -46,11 +46,21 @@ from baton.protocol.codec import Message
 from baton.protocol.control import CacheHello, CacheStats, StartFailed
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageIdentity, StorageQuery
-from baton.protocol.pool import CreatePool, DetachPool, HostPoolReady, PoolAttached, PoolDetached, PoolReady, ReadersSocket
+from baton.protocol.pool import (
+    CreatePool,
+    DetachPool,
+    HostPoolReady,
+    PoolAttached,
+    PoolDetached,
+    PoolReady,
+    ReadersSocket,
+    of_rank,
+)
 from baton.runtime.credentials import credentials_of
 from baton.runtime.processes.children import begin_child
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.processes.rank_lock import one_rank_at_a_time
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import receive_descriptor, send_descriptor
 from baton.worker.platforms.visible import use_only
@@ -114,16 +124,17 @@ class CacheProcess:
                 self._messenger.close()
 
     def on_message(self, message: Message) -> None:
+        """Handle a message of the engine: moves and queries to their part of kvcache/, orders about pools here."""
         match message:
             case BlockMove(kind="pull"):
                 if self._messenger is not None:
-                    self._messenger.take(message).add_done_callback(self._taken)
+                    self._messenger.submit(message).add_done_callback(self._taken)
                 else:
                     self._control.send(MoveResult(message.id, 0, error="there is no messenger"))
             case BlockMove() | StorageQuery():
                 if self._transfer is None:
                     raise PeerError(f"a {type(message).__name__} came before the tiers were there")
-                self._transfer.take(message).add_done_callback(self._taken)
+                self._transfer.submit(message).add_done_callback(self._taken)
             case StorageIdentity(identity):
                 if isinstance(self._storage, IdentifiedBackend):
                     self._storage.identify(identity)
@@ -138,7 +149,8 @@ class CacheProcess:
 
     def create(self, order: CreatePool) -> None:
         self.detach()
-        self.pool = create_pool(self._layout(order), order.blocks)
+        with one_rank_at_a_time(self._config.worker.rendezvous, self._config.worker.start_seconds_max):
+            self.pool = create_pool(self._layout(order), order.blocks, self._incarnation(order))
         send_descriptor(self._link, self.pool.announcement(), self.pool.fd)
         self._attached()
 
@@ -171,6 +183,9 @@ class CacheProcess:
             self.pool.close()
             self.pool = None
 
+    def _incarnation(self, order: CreatePool) -> PoolIncarnation | None:
+        return of_rank(order.incarnation, self._config.worker.rank) if order.incarnation else None
+
     def _layout(self, order: CreatePool) -> KVLayout:
         if order.layout:
             return KVLayout.decode(order.layout)
@@ -183,14 +198,21 @@ class CacheProcess:
     def _open_storage(self, layout: KVLayout) -> None:
         url = self._config.tiers.kv_storage
         if url:
-            name = LayoutName(fingerprint=layout.fingerprint(), block_bytes=layout.block_bytes, block_tokens=layout.block_size)
-            self._storage = open_backend(url, name)
+            self._storage = open_backend(
+                url,
+                LayoutName(
+                    fingerprint=layout.fingerprint(),
+                    block_bytes=layout.block_bytes,
+                    block_tokens=layout.block_size,
+                    rank=self._config.worker.rank,
+                ),
+            )
 
     async def _prepare(self, layout: KVLayout) -> None:
         """Create the host tier. A thread reserves the memory: gigabytes of it take seconds."""
         if not self._config.tiers:
             return  # the service is used for hand-offs only
-        blocks = self._config.tiers.host_blocks(layout.block_bytes)
+        blocks = self._config.tiers.host_blocks(layout.block_bytes * self._config.worker.ranks)  # each rank has its part
         host = self._host
         self._kept = host is not None and host.layout.fingerprint() == layout.fingerprint() and host.blocks == blocks
         if not self._kept:
@@ -204,6 +226,10 @@ class CacheProcess:
             self._transfer.attach(self.pool)
 
     def _make_host_pool(self, layout: KVLayout, blocks: int) -> KVPool:
+        with one_rank_at_a_time(self._config.worker.rendezvous, self._config.worker.start_seconds_max):
+            return self._checked_host_pool(layout, blocks)
+
+    def _checked_host_pool(self, layout: KVLayout, blocks: int) -> KVPool:
         needed, free = blocks * layout.block_bytes / GIB, main_memory().free_bytes / GIB
         if needed > free:
             own = self._config.tiers.kv_host_gib
@@ -291,7 +317,7 @@ async def serve(config: CacheConfig, sockets: dict[str, socket.socket], process:
 
 def main(process: type[CacheProcess] = CacheProcess) -> None:
     config, sockets = begin_child(CacheConfig)
-    use_only(config.worker.device_index)
+    use_only(config.worker.gpu_index)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     configure("cache", config.log_level, config.log_format)

@@ -17,9 +17,10 @@ from baton.core.startup import StartupPlan
 from baton.errors import InvalidConfig, PeerError
 from baton.kvpool.memory import GIB, main_memory
 from baton.protocol.control import CacheHello, CacheStats, InstanceStats
-from baton.protocol.moves import StorageIdentity
+from baton.protocol.moves import StorageIdentity, StorageQuery
 from baton.protocol.pool import ReadersSocket
 from baton.runtime.engine.instance_loop import InstanceLoop
+from baton.runtime.engine.rank_messages import for_rank
 from baton.runtime.engine.startup import Startup
 from baton.runtime.engine.transfer_port import TransferPort
 from baton.runtime.processes.child import Child
@@ -35,11 +36,19 @@ TRANSFER_COUNTERS: Final = ("pulls", "pull_bytes", "pull_microseconds", "readers
 
 
 class CacheSupervisor:
-    def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig], machine: InstanceLoop, startup: Startup) -> None:
+    def __init__(
+        self,
+        plan: StartupPlan,
+        children: ChildSet[EngineConfig],
+        machine: InstanceLoop,
+        startup: Startup,
+        ranks: int = 1,
+    ) -> None:
         self._plan = plan
         self._children = children
         self._machine = machine
         self._startup = startup
+        self._ranks = ranks
         self._folder: PrivateFolder | None = None
         self._port: TransferPort | None = None
         self._early: CacheHello | None = None
@@ -66,7 +75,9 @@ class CacheSupervisor:
     @property
     def peer(self) -> str:
         """Where other instances may read our pool, the best way first: the same in all lives of the service, except the port,
-        which may be opened later. Empty: nowhere."""
+        which may be opened later. A line for each of several ranks. Empty: nowhere."""
+        if self._ranks > 1:
+            return "\n".join(self._folder.address_of(rank) for rank in range(self._ranks)) if self._folder is not None else ""
         return " ".join(place.address for place in (self._folder, self._port) if place is not None and place.address)
 
     def make_folder(self) -> None:
@@ -74,7 +85,9 @@ class CacheSupervisor:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
 
     def open_port(self, given: EngineConfig) -> None:
-        if self.needed and given.cluster_secret:
+        if self._ranks > 1 and given.cluster_secret and given.transfer_address not in ("auto", "none"):
+            raise InvalidConfig("transfer_address: with several ranks only instances of the same machine read the KV cache")
+        if self.needed and given.cluster_secret and self._ranks == 1:
             self._port = TransferPort(given.transfer_address, given.routers, given.transfer_announce)
 
     @property
@@ -153,8 +166,9 @@ class CacheSupervisor:
         self._transfers = CacheStats({})
         self._machine.dispatch(CacheLost())
 
-    def look_at_storage(self) -> None:
-        """Log when storage stops being used, and when it is used again. Nothing else shows it: requests compute instead."""
+    def log_storage_changes(self) -> None:
+        """Log when an open circuit stops the use of storage, and when storage is used again. Requests show neither: they
+        compute."""
         if (instance := self._machine.instance) is None:
             return
         tiers = instance.board.tiers
@@ -171,7 +185,11 @@ class CacheSupervisor:
     def send(self, effect: SendToCache) -> None:
         if (cache := self._children.get(CACHE)) is not None:
             self._identify(cache)
-            cache.control.send(effect.message)
+            if self._ranks == 1 or isinstance(effect.message, StorageQuery) or not effect.message.pool:
+                cache.control.send(effect.message)
+                return
+            for rank in cache.ranks:
+                rank.control.send(for_rank(effect.message, rank.rank, self._ranks))
 
     def _identify(self, cache: Child) -> None:
         """Send the identity of the present weights, before the first message that depends on it."""
@@ -184,4 +202,4 @@ class CacheSupervisor:
         """Kill the service: its end is handled like any other, and another one is started."""
         logger.warning("the cache service is killed: %s", effect.reason)
         if (cache := self._children.get(CACHE)) is not None:
-            cache.process.kill()
+            cache.kill()

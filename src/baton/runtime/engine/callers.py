@@ -46,8 +46,8 @@ ToRouter = Reserved | Offer | Release | Released | Adopted
 """Effects that are sent unchanged to the caller of the request."""
 
 
-class Asked(Protocol):
-    """The part of the engine that callers use. Numbers are the engine's own."""
+class CalledEngine(Protocol):
+    """The methods of the engine that callers use. Numbers are the engine's own."""
 
     def dispatch(self, event: Event) -> None: ...
 
@@ -80,7 +80,7 @@ class Caller:
 
 
 class Callers:
-    def __init__(self, engine: Asked) -> None:
+    def __init__(self, engine: CalledEngine) -> None:
         self._engine = engine
         self._untagged: Caller | None = None
         self._tagged: dict[str, Caller] = {}
@@ -115,6 +115,7 @@ class Callers:
     # In
 
     def on_message(self, caller: Caller, message: Message) -> None:
+        """Translate a message of a caller into an event of the machine, with the engine's own request ids and numbers."""
         match message:
             case GenerateRequest():
                 self._engine.dispatch(Submit(self._owned(caller, message)))
@@ -148,6 +149,8 @@ class Callers:
     def _on_order(
         self, caller: Caller, order: PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
     ) -> None:
+        """Dispatch an order of a caller under a number of the engine's own. Answered at once if the instance is ending, or has
+        too many."""
         if isinstance(order, ResumeInstance) and self.leaving():
             # A resume of the cluster is meant for the instances that stay. This one keeps draining: a new request would be
             # dropped at its end.
@@ -191,7 +194,8 @@ class Callers:
             caller, request = found
             caller.send(RefusedRequest(request, refuse.refused, refuse.attempt))
 
-    def pass_on(self, message: ToRouter) -> None:
+    def forward(self, message: ToRouter) -> None:
+        """Send the message to the caller of its request, with the caller's own id. Dropped if the caller has disconnected."""
         if (found := self._find(message.request)) is not None:
             caller, request = found
             caller.send(replace(message, request=request))

@@ -22,7 +22,7 @@ PAUSED_SECONDS: Final = 2.0
 """After the drain's deadline the worker acknowledges the last drops in this time."""
 
 
-class Told(Protocol):
+class DrainedEngine(Protocol):
     def dispatch(self, event: Event) -> None: ...
 
 
@@ -41,7 +41,7 @@ class Leaving:
         if self.begun:
             self._over.set()
 
-    async def drained(self, engine: Told, seconds: float) -> None:
+    async def drained(self, engine: DrainedEngine, seconds: float) -> None:
         """Drain once. A second caller waits for the same drain."""
         if not self.begun:
             self.begun = True

@@ -60,9 +60,9 @@ class InstanceLoop:
         self.after(event)
 
     def _on_due(self) -> None:
-        self.tell_from_loop(Tick())
+        self.dispatch_from_loop(Tick())
 
-    def tell_from_loop(self, event: Event) -> None:
+    def dispatch_from_loop(self, event: Event) -> None:
         """Dispatch from a callback of the loop: asyncio would only log an error there."""
         try:
             self.dispatch(event)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
+from typing import NamedTuple
 
 from baton.config import EngineConfig
 from baton.core.startup import PROCESS_OF, StartupPlan
@@ -26,100 +28,128 @@ DETACH_SECONDS = 10.0
 """An attacher that has not unmapped a pool after this time is killed: its memory is needed."""
 
 
+class HeldPool(NamedTuple):
+    """A pool that the engine holds by its descriptor."""
+
+    ready: PoolReady | HostPoolReady
+    fd: int
+
+
+Holder = tuple[str, int]
+"""A child and its rank."""
+
+
 class PoolRegistry:
+    """Each rank has a pool of its own, for the same ranks of other children: creator and attachers have equally many."""
+
     def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig]) -> None:
         self._plan = plan
         self._children = children
         self._creator = PROCESS_OF[plan.creator]
-        self._pool: PoolReady | None = None
-        self._fd = -1
-        self._handed: dict[str, PoolIncarnation] = {}
+        self._pools: dict[int, HeldPool] = {}
+        "By rank."
+        self._sent: dict[Holder, PoolIncarnation] = {}
         "Children that were sent a pool, and have not confirmed that it is unmapped."
-        self._attached: dict[str, PoolIncarnation] = {}
+        self._attached: dict[Holder, PoolIncarnation] = {}
         "Children that have confirmed a pool."
         self._changed = asyncio.Event()
-        self._host: HostPoolReady | None = None
-        self._host_fd = -1
+        self._hosts: dict[int, HeldPool] = {}
+        "Memory of the host tier, by rank."
 
     @property
     def pool(self) -> PoolReady | None:
-        return self._pool
+        """The pool of rank 0."""
+        held = self._pools.get(0)
+        return held.ready if held is not None and isinstance(held.ready, PoolReady) else None
 
     def attached(self, name: str) -> bool:
-        """Has that child mapped the present pool? Before, no move may name a block of it."""
-        return self._pool is not None and self._attached.get(name) == self._pool.incarnation
+        """Has that child mapped the present pools? Before, no move may name a block of them."""
+        return bool(self._pools) and all(self._is_attached((name, rank)) for rank in self._pools)
+
+    def _is_attached(self, holder: Holder) -> bool:
+        held = self._pools.get(holder[1])
+        return held is not None and self._attached.get(holder) == held.ready.incarnation
 
     def on_announced(self, child: Child, ready: PoolReady, fd: int) -> None:
         if child.name != self._creator:
             os.close(fd)
             raise PeerError(f"the {child.name} has announced a KV pool, which is the {self._creator}'s to make")
-        self.close()
-        self._pool, self._fd = ready, fd
+        _close(self._pools, child.rank)
+        self._pools[child.rank] = HeldPool(ready, fd)
         for process in self._plan.processes:
             attacher = self._children.get(process)
-            if attacher is not None and attacher is not child:
-                self.hand_to(attacher)
+            if attacher is not None and attacher.name != child.name:
+                self._send_pool(attacher.ranks[child.rank])
 
-    def keep_host(self, ready: HostPoolReady, fd: int) -> None:
+    def hold_host_pool(self, child: Child, ready: HostPoolReady, fd: int) -> None:
         """Keep the memory of the host tier: it outlives the cache service that created it."""
-        self._close_host()
-        self._host, self._host_fd = ready, fd
+        _close(self._hosts, child.rank)
+        self._hosts[child.rank] = HeldPool(ready, fd)
 
-    def hand_to(self, child: Child) -> None:
+    def send_pools(self, child: Child) -> None:
         """Send the pools to a child, as its first message."""
-        if child.name == "cache" and self._host is not None and child.descriptors is not None:
-            send_descriptor(child.descriptors, self._host, self._host_fd)
-        if self._pool is not None and child.descriptors is not None:
-            self._handed[child.name] = self._pool.incarnation
-            send_descriptor(child.descriptors, self._pool, self._fd)
+        for rank in child.ranks:
+            host = self._hosts.get(rank.rank)
+            if child.name == "cache" and host is not None and rank.descriptors is not None:
+                send_descriptor(rank.descriptors, host.ready, host.fd)
+            self._send_pool(rank)
+
+    def _send_pool(self, rank: Child) -> None:
+        """Send the rank its device pool, if there is one."""
+        held = self._pools.get(rank.rank)
+        if held is not None and rank.descriptors is not None:
+            self._sent[rank.name, rank.rank] = held.ready.incarnation
+            send_descriptor(rank.descriptors, held.ready, held.fd)
 
     def on_attached(self, child: Child, incarnation: PoolIncarnation) -> None:
-        self._attached[child.name] = incarnation
-        if not self.attached(child.name):  # the order to unmap it overtook the pool itself
+        holder = child.name, child.rank
+        self._attached[holder] = incarnation
+        if not self._is_attached(holder):  # the order to unmap it overtook the pool itself
             child.control.send(DetachPool(incarnation))
 
     def on_detached(self, child: Child, incarnation: PoolIncarnation) -> None:
-        for known in (self._handed, self._attached):
-            if known.get(child.name) == incarnation:
-                del known[child.name]
+        for known in (self._sent, self._attached):
+            if known.get((child.name, child.rank)) == incarnation:
+                del known[child.name, child.rank]
         self._changed.set()
 
     def on_lost(self, child: Child) -> None:
-        self._handed.pop(child.name, None)
-        self._attached.pop(child.name, None)
+        for rank in child.ranks:
+            self._sent.pop((child.name, rank.rank), None)
+            self._attached.pop((child.name, rank.rank), None)
         self._changed.set()
 
     async def release(self, lost: str) -> None:
-        """Call before another child of that name is started: every process unmaps the pool that it created."""
-        if self._pool is None or lost != self._creator:
+        """Call before another child of that name is started: every process unmaps the pools that it created."""
+        if not self._pools or lost != self._creator:
             return
-        incarnation = self._pool.incarnation
+        released = [held.ready.incarnation for held in self._pools.values()]
         self.close()
-        for child in self._holders(incarnation):
+        for child, incarnation in self._holders(released):
             child.control.send(DetachPool(incarnation))
         try:
             async with asyncio.timeout(DETACH_SECONDS):
-                while self._holders(incarnation):
+                while self._holders(released):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            for child in self._holders(incarnation):
-                child.process.kill()
+            for child, _ in self._holders(released):
+                child.kill()
 
-    def _holders(self, incarnation: PoolIncarnation) -> list[Child]:
-        children = [self._children.get(name) for name, handed in self._handed.items() if handed == incarnation]
-        return [child for child in children if child is not None]
+    def _holders(self, released: Collection[PoolIncarnation]) -> list[tuple[Child, PoolIncarnation]]:
+        found = ((self._children.get(name), rank, handed) for (name, rank), handed in self._sent.items())
+        return [(child.ranks[rank], handed) for child, rank, handed in found if child is not None and handed in released]
 
     def close_all(self) -> None:
         self.close()
-        self._close_host()
-
-    def _close_host(self) -> None:
-        if self._host_fd >= 0:
-            os.close(self._host_fd)
-        self._host, self._host_fd = None, -1
+        for rank in list(self._hosts):
+            _close(self._hosts, rank)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._pool, self._fd = None, -1
+        for rank in list(self._pools):
+            _close(self._pools, rank)
+
+
+def _close(pools: dict[int, HeldPool], rank: int) -> None:
+    if (held := pools.pop(rank, None)) is not None:
+        os.close(held.fd)

@@ -35,6 +35,7 @@ from baton.config.device_defaults import BY_DEVICE, OPTIONS, as_options
 from baton.core.effects import ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache, StopWorker
 from baton.core.events import Event, WorkerReady
 from baton.core.instance import Instance
+from baton.core.kv.digest import DigestFeed
 from baton.core.startup import StartupPlan, plan_startup
 from baton.errors import ChildKilled, EngineError
 from baton.observe.logs import configure
@@ -58,6 +59,7 @@ from baton.runtime.engine.worker_supervisor import WorkerSupervisor
 from baton.runtime.processes.child import Child
 from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
+from baton.runtime.processes.private_folder import PrivateFolder
 from baton.runtime.processes.process_table import CONTROL, ENGINE_CHILDREN, KILLED_BELOW
 from baton.runtime.wire.channel import Channel
 
@@ -113,12 +115,14 @@ class Engine:
         self._callers = Callers(self)
         self._pool = messages.pool = PoolRegistry(plan, self._children)
         seconds = scheduler.worker_start_seconds_max
-        self._startup = messages.startup = Startup(plan, self._children, config.worker.blocks, seconds)
+        self._startup = messages.startup = Startup(plan, self._children, config.worker.blocks, seconds, config.worker.ranks)
         self._reporting = Reporting(front, supervisor, machine)
-        self._cache = messages.cache = CacheSupervisor(plan, self._children, machine, self._startup)
-        self._keeper = messages.worker = WorkerSupervisor(
+        self._cache = messages.cache = CacheSupervisor(plan, self._children, machine, self._startup, config.worker.ranks)
+        self._worker_supervisor = messages.worker = WorkerSupervisor(
             config.worker.model, self._children, self._pool, machine, self._callers, self._reporting, self._spawn
         )
+        self._folder: PrivateFolder | None = None
+        "In which the ranks of a worker set find each other."
         self._leaving = Leaving()
         self._callers.leaving = lambda: self._leaving.begun
         self._links: RouterLinks | None = None
@@ -129,16 +133,19 @@ class Engine:
         self._reporting.links = self._links
         self._reporting.storage_counters = lambda: self._cache.counters
         self._reporting.add_counters = self._add_counters
-        self._reporting.look = self._keeper.look
+        self._reporting.look = self._worker_supervisor.look
 
     def _add_counters(self, stats: InstanceStats) -> None:
         self._cache.add_counters(stats)
-        stats.step_tokens = self._keeper.step_tokens.table()
+        stats.step_tokens = self._worker_supervisor.step_tokens.table()
 
     async def run(self) -> None:
         """Run until the front or the supervisor closes its channel."""
         try:
             self._cache.make_folder()
+            if self._given.worker.ranks > 1:
+                self._folder = PrivateFolder()
+                self._given = replace(self._given, worker=replace(self._given.worker, rendezvous=str(self._folder.path)))
             self._spawn(self._start())
             if self._front is not None:
                 self._spawn(self._serve_front(self._front))
@@ -151,13 +158,17 @@ class Engine:
                 task.cancel()
             await self._children.end()
             self._pool.close_all()
-            self._keeper.health.detach()
+            self._worker_supervisor.health.detach()
             self._cache.close()
+            if self._folder is not None:
+                self._folder.remove()
 
     @property
     def config(self) -> EngineConfig:
         """Settings for children that are started now: as given, with the present peer address and model."""
-        return replace(self._given, peer=self._cache.peer, worker=replace(self._given.worker, model=self._keeper.model))
+        return replace(
+            self._given, peer=self._cache.peer, worker=replace(self._given.worker, model=self._worker_supervisor.model)
+        )
 
     @property
     def peer_address(self) -> str:
@@ -170,7 +181,7 @@ class Engine:
 
     @property
     def _worker(self) -> Child | None:
-        return self._keeper.child
+        return self._worker_supervisor.child
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Start a task whose failure ends the engine: no error of ours is lost."""
@@ -197,7 +208,7 @@ class Engine:
     def _begin(self, hello: WorkerHello) -> None:
         """Create the instance: everything is started, and the size of the pool is known."""
         config = self._with_steps(hello)
-        kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size)
+        kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size, digest=self._links is not None)
         tiers = config.tiers
         if self._cache.needed:
             tiers = replace(self._given.tiers.machine(hello.block_bytes), peers=self._cache.reads_others)
@@ -261,14 +272,14 @@ class Engine:
     def _ports(self) -> dict[type[Any], Callable[[Any], None]]:
         """The function that performs each effect."""
         return {
-            RunStep: self._keeper.run_step,
+            RunStep: self._worker_supervisor.run_step,
             Emit: self._callers.emit,
             Refuse: self._callers.refuse,
-            **dict.fromkeys((Reserved, Offer, Release, Released, Adopted), self._callers.pass_on),
+            **dict.fromkeys((Reserved, Offer, Release, Released, Adopted), self._callers.forward),
             ModeChanged: self._on_mode,
-            OrderAnswer: self._keeper.answer_order,
-            RestartWorker: self._keeper.restart,
-            StopWorker: self._keeper.stop,
+            OrderAnswer: self._worker_supervisor.answer_order,
+            RestartWorker: self._worker_supervisor.restart,
+            StopWorker: self._worker_supervisor.stop,
             SendToCache: self._cache.send,
             RestartCache: self._cache.restart,
         }
@@ -282,16 +293,16 @@ class Engine:
     async def _serve_front(self, front: Channel) -> None:
         caller = self._callers.add(front.send, alone=self._links is None)
         await front.listen(lambda message: self._callers.on_message(caller, message))
-        await self._leave()
+        await self._drain_and_end()
 
     def open_requests(self) -> Iterable[RequestId]:
         return [] if self._instance is None else self._instance.view.request_ids()
 
     def ping(self, number: int) -> None:
-        self._keeper.ping(number)
+        self._worker_supervisor.ping(number)
 
     def wake(self, number: int, model: str) -> None:
-        self._keeper.wake(number, model)
+        self._worker_supervisor.wake(number, model)
 
     # Facts for routers (router_links.py)
 
@@ -304,26 +315,30 @@ class Engine:
 
     def beat(self) -> Heartbeat:
         assert self._instance is not None
-        return beat_of(self._instance, self._keeper.fault())
+        return beat_of(self._instance, self._worker_supervisor.fault())
 
     def stats(self) -> InstanceStats:
         return self._reporting.stats()
+
+    def digest(self) -> DigestFeed | None:
+        digest = None if self._instance is None else self._instance.board.digest
+        return None if digest is None else DigestFeed(digest)
 
     # The end
 
     async def _watch_supervisor(self) -> None:
         while await self._supervisor.receive() is not None:
             pass
-        await self._leave()
+        await self._drain_and_end()
 
     def on_terminated(self) -> None:
         """Handle SIGTERM to an instance of a cluster. The second time it ends at once."""
         if self._leaving.begun and not self._over.done():
             self._over.set_result(None)
         else:
-            self._spawn(self._leave())
+            self._spawn(self._drain_and_end())
 
-    async def _leave(self) -> None:
+    async def _drain_and_end(self) -> None:
         """End, after a drain if routers have sessions."""
         if self._links is not None and self._links.open_sessions and self._instance is not None:
             await self._leaving.drained(self, self._given.drain_seconds_max)

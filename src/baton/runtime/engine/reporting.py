@@ -102,6 +102,7 @@ class Reporting:
     # Routers
 
     def hello(self, config: EngineConfig) -> InstanceHello:
+        """Build the hello for a router: name, role, weights, addresses and capabilities of the instance."""
         assert self.ready is not None
         instance = self._machine.instance
         tiers = TierConfig() if instance is None else instance.config.tiers
@@ -112,7 +113,7 @@ class Reporting:
             config.role,
             self.ready,
             self._layout,
-            peers=(config.peer,) if config.peer else (),
+            peers=tuple(config.peer.split("\n")) if config.peer else (),
             health_url=config.health_url,
             pid=os.getpid(),
             adopt_seconds_max=adopt_seconds,
@@ -138,9 +139,9 @@ class Reporting:
     def _after_event(self, event: Event) -> None:
         instance = self._machine.instance
         if instance is not None and instance.stats.preemptions != self._preemptions.seen:
-            self._preemptions.look(instance, self._loop.time())
+            self._preemptions.record(instance, self._loop.time())
         if self.links is not None and type(event) in FAULT_EVENTS:
-            self.links.look_at_fault()
+            self.links.report_fault_change()
         if instance is not None and not instance.in_flight:
             self.send_stats()
         elif self._timer is None:
@@ -175,7 +176,8 @@ class PreemptionLog:
         "Preemptions at the last log line."
         self._repeats = Repeats(LOG_SECONDS)
 
-    def look(self, instance: Instance, now: float) -> None:
+    def record(self, instance: Instance, now: float) -> None:
+        """Log preemptions since the last line, with the state of the pool, at most every LOG_SECONDS."""
         count = instance.stats.preemptions
         if count == self.seen:
             return

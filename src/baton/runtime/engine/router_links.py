@@ -22,10 +22,12 @@ from msgspec.structs import replace
 from baton.addresses import parse_address, reachable_url
 from baton.config import WireConfig
 from baton.core.discovery import SessionLost, SessionOpened
+from baton.core.kv.digest import DigestFeed
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
 from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
+from baton.protocol.versions import CACHED_KEYS
 from baton.repeats import printable
 from baton.runtime.engine.callers import Caller, Callers
 from baton.runtime.engine.router_sources import RouterSources
@@ -57,7 +59,7 @@ REFUSED_SECONDS: Final = 10.0
 """A router that refuses us will not change its mind soon. With jitter, like all delays."""
 STEADY_SECONDS: Final = 5.0
 """After a session of this length the next dial is quick again."""
-SAY_AGAIN_SECONDS: Final = 60.0
+LOG_AGAIN_SECONDS: Final = 60.0
 """The same trouble with the same router is logged this often."""
 
 
@@ -75,6 +77,10 @@ class EngineFacts(Protocol):
 
     def stats(self) -> InstanceStats: ...
 
+    def digest(self) -> DigestFeed | None:
+        """A digest of the cache for one session. None: nothing is cached for others."""
+        ...
+
 
 class RouterSession:
     """One connection to one router."""
@@ -85,11 +91,12 @@ class RouterSession:
         "beat_seconds",
         "begun",
         "caller",
-        "heard",
+        "digest",
         "lapse_seconds",
         "link",
         "opened",
         "over",
+        "received_at",
         "router",
         "stats_due",
     )
@@ -99,17 +106,19 @@ class RouterSession:
         self.link = link
         self.caller = caller
         self.router = ""
-        self.begun = self.heard = now
+        self.begun = self.received_at = now
         self.opened: float | None = None
         "When the router accepted us."
         self.lapse_seconds = 0.0
         self.beat_seconds = BEAT_SECONDS
         "Interval of heartbeats that the router wants."
         self.beat_due = self.stats_due = now
+        self.digest: DigestFeed | None = None
+        "None: the router asks for none."
         self.over = ""
         "Why the session ended, as text for the log. Empty: it has not."
 
-    def own(self, beat: Heartbeat) -> Heartbeat:
+    def beat_for_router(self, beat: Heartbeat) -> Heartbeat:
         """The heartbeat for this router, without requests of others."""
         return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
 
@@ -119,8 +128,8 @@ class RouterLinks:
         self, routers: Sequence[str], credentials: Credentials, member: EngineFacts, callers: Callers, wire: WireConfig = WIRE
     ) -> None:
         self._wire = wire
-        self._sources = RouterSources(routers, self._dial, self._give_up, self._on_error)
-        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._sources = RouterSources(routers, self._dial, self._stop_dialling, self._on_error)
+        self._dialling: dict[str, asyncio.Task[None]] = {}
         "The task that holds the session, by address."
         self._credentials = credentials
         self._member = member
@@ -157,7 +166,7 @@ class RouterLinks:
             self._sources.close()
             if self._timer is not None:
                 self._timer.cancel()
-            for task in self._keeping.values():
+            for task in self._dialling.values():
                 task.cancel()
             for session in self._sessions:
                 session.link.close()
@@ -169,21 +178,23 @@ class RouterLinks:
     # One router
 
     def _dial(self, address: str) -> None:
-        task = self._keeping[address] = asyncio.create_task(self._keep(address))
+        task = self._dialling[address] = asyncio.create_task(self._hold_session(address))
         task.add_done_callback(self._kept)
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_error(error)
 
-    def _give_up(self, address: str) -> None:
+    def _stop_dialling(self, address: str) -> None:
+        """The sources of routers no longer have this address: end its session, and dial it no more."""
         logger.info("router %s: its address is gone, and is dialled no more", address)
         for session in [session for session in self._sessions if session.address == address]:
             self._end(session, "its address is gone")
-        self._keeping.pop(address).cancel()
+        self._dialling.pop(address).cancel()
 
-    async def _keep(self, address: str) -> None:
-        delay, said, refused = RETRY_SECONDS, Said(address), False
+    async def _hold_session(self, address: str) -> None:
+        """Dial the router and serve the session, again and again until cancelled."""
+        delay, log, refused = RETRY_SECONDS, TroubleLog(address), False
         while True:
             try:
                 link = await dial(parse_address(address), self._credentials, self._wire)
@@ -194,13 +205,13 @@ class RouterLinks:
                     self.refusal = why
                     self.on_sessions()
             else:
-                lasted, why, refused = await self._one_session(address, link, said, refused=refused)
-            said.trouble(why, self._loop.time())
+                lasted, why, refused = await self._one_session(address, link, log, refused=refused)
+            log.trouble(why, self._loop.time())
             self._sources.dispatch(SessionLost(address))
             delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
             await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
 
-    async def _one_session(self, address: str, link: Link, said: Said, *, refused: bool) -> tuple[float, str, bool]:
+    async def _one_session(self, address: str, link: Link, log: TroubleLog, *, refused: bool) -> tuple[float, str, bool]:
         """Returns how long the session was open, why it ended, and whether we were refused; `refused`: whether we were
         before."""
         if self._member.reached(link.own_host):
@@ -212,7 +223,7 @@ class RouterLinks:
         try:
             hello = self._member.hello()
             link.send(replace(hello, refused=refused, health_url=reachable_url(hello.health_url, link.own_host)))
-            await link.listen(lambda message: self._on_message(session, message, said))
+            await link.listen(lambda message: self._on_message(session, message, log))
         except LinkFailed as failed:
             self._end(session, str(failed), "failed")
         finally:
@@ -232,23 +243,26 @@ class RouterLinks:
                 self.on_alone()
             self.on_sessions()
 
-    def _on_message(self, session: RouterSession, message: Message, said: Said) -> None:
+    def _on_message(self, session: RouterSession, message: Message, log: TroubleLog) -> None:
+        """Handle a message of a router: session messages here, requests and orders in callers.py. Ignored once the session has
+        ended."""
         if session.over:
             return
-        session.heard = self._loop.time()
+        session.received_at = self._loop.time()
         match message:
             case RouterHeartbeat():
                 pass
-            case RouterHello(router, beat_seconds, lapse_seconds):
-                session.router, session.opened = router, session.heard
+            case RouterHello(router, beat_seconds, lapse_seconds, capabilities):
+                session.router, session.opened = router, session.received_at
+                session.digest = self._member.digest() if CACHED_KEYS in capabilities else None
                 self.counts["opened"] += 1
                 self.refusal = ""
                 self._sources.dispatch(SessionOpened(session.address))
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
-                said.well(f"joined router {printable(router)}")
+                log.well(f"joined router {printable(router)}")
                 self.on_sessions()
-                session.beat_due = session.stats_due = session.heard
+                session.beat_due = session.stats_due = session.received_at
                 self._send_beats([session])
                 self._arm()
             case InstanceRefused(reason):
@@ -274,22 +288,24 @@ class RouterLinks:
         self._timer = self._loop.call_later(self._tick_seconds, self._tick)
 
     def _tick(self) -> None:
+        """End sessions that have timed out, send heartbeats that are due, and set the next timer."""
         try:
             now = self._loop.time()
             stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
             for session in list(self._sessions):
                 if stalled:  # what stops us stops routers too, and their messages may be unread
-                    session.begun = session.heard = now
+                    session.begun = session.received_at = now
                 elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:
                     self._end(session, f"the router sent no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
-                elif session.opened is not None and now - session.heard > session.lapse_seconds:
-                    self._end(session, f"nothing was heard for {now - session.heard:.1f} s", "lapsed")
+                elif session.opened is not None and now - session.received_at > session.lapse_seconds:
+                    self._end(session, f"nothing was received for {now - session.received_at:.1f} s", "lapsed")
             self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])
             self._arm()
         except Exception as error:  # the loop would only log it
             self._on_error(error)
 
     def _send_beats(self, sessions: Iterable[RouterSession]) -> None:
+        """Send the heartbeat to these routers, with changes of the cache digest, and stats if they are due."""
         opened = [session for session in sessions if session.opened is not None]
         if not opened:
             return
@@ -297,13 +313,15 @@ class RouterLinks:
         self._fault = beat.fault
         for session in opened:
             session.beat_due = now + session.beat_seconds
-            session.link.send(session.own(beat))
+            session.link.send(session.beat_for_router(beat))
+            if session.digest is not None and (cached := session.digest.next()) is not None:
+                session.link.send(cached)
             if session.stats_due <= now:
                 session.stats_due = now + STATS_SECONDS - EARLY_SECONDS
                 stats = self._member.stats() if stats is None else stats
                 session.link.send(stats)
 
-    def look_at_fault(self) -> None:
+    def report_fault_change(self) -> None:
         """Send a heartbeat now if the fault has changed, instead of waiting for the next one."""
         if self._sessions and self._member.beat().fault != self._fault:
             self._send_beats(self._sessions)
@@ -321,7 +339,7 @@ class RouterLinks:
 REFUSED: Final = "the router refuses us: "
 
 
-class Said:
+class TroubleLog:
     """Limits how often the same trouble with a router is logged."""
 
     def __init__(self, address: str) -> None:
@@ -331,7 +349,7 @@ class Said:
 
     def trouble(self, why: str, now: float) -> None:
         if why != self._trouble or now >= self._again:
-            self._trouble, self._again = why, now + SAY_AGAIN_SECONDS
+            self._trouble, self._again = why, now + LOG_AGAIN_SECONDS
             logger.warning("router %s: %s; dialling again", self._address, why)
 
     def well(self, what: str) -> None:

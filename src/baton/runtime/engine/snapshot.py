@@ -12,7 +12,7 @@ from baton.protocol.control import InstanceStats
 from baton.protocol.instance import Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
-PREEMPTED_TOLD: Final = 64
+PREEMPTED_NAMED_MAX: Final = 64
 """Number of preempted requests that a heartbeat names."""
 
 
@@ -21,6 +21,8 @@ MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
 
 
 def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_bytes: int = 0) -> InstanceStats:
+    """Read the instance's counters into one message. `storage`: counters of the storage backend. `block_bytes`: size of a
+    block, to report blocks in bytes too."""
     board, stats, pool = instance.board, instance.stats, instance.board.cache.pool
     tiers = board.tiers
     return InstanceStats(
@@ -93,5 +95,5 @@ def beat_of(instance: Instance, fault: str) -> Heartbeat:
         waiting_tokens=board.queued_tokens,
         decoding=len(board.running),
         stalled=bool(fault) and instance.worker.state is WorkerState.READY,
-        preempted=tuple(instance.view.preempted_requests(PREEMPTED_TOLD)),
+        preempted=tuple(instance.view.preempted_requests(PREEMPTED_NAMED_MAX)),
     )

@@ -8,40 +8,49 @@ from typing import Final
 from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
+from baton.core.worker_set import SlowestProgress
 from baton.protocol.ids import Instant
 from baton.protocol.progress import ProgressWord
 
 
 class WorkerHealth:
     def __init__(self) -> None:
-        self._word: ProgressWord | None = None
+        self._words: dict[int, ProgressWord] = {}
+        "By rank. A worker set makes the progress of its slowest rank."
+        self._slowest = SlowestProgress()
         self._watch = ProgressWatch()
         self._asked = 0
         "The word at the last call of `progressed`."
 
-    def attach(self, fd: int) -> None:
+    def attach(self, fd: int, rank: int = 0) -> None:
         """A worker has started; `fd` is its progress word."""
-        self.detach()
-        self._word = ProgressWord(fd)
+        if rank in self._words:
+            self.detach()
+        self._words[rank] = ProgressWord(fd)
 
     def detach(self) -> None:
-        if self._word is not None:
-            self._word.close()
-        self._word, self._watch = None, ProgressWatch()
+        for word in self._words.values():
+            word.close()
+        self._words, self._slowest, self._watch = {}, SlowestProgress(), ProgressWatch()
+
+    @property
+    def _word(self) -> int | None:
+        return self._slowest.look(tuple(word.value for word in self._words.values())) if self._words else None
 
     def look(self, instance: Instance, now: float) -> None:
         """Record the word; called several times per second while plans are in flight."""
-        self._watch.look(None if self._word is None else self._word.value, bool(instance.in_flight), Instant(now))
+        self._watch.look(self._word, bool(instance.in_flight), Instant(now))
 
     def progressed(self) -> bool:
         """Has the word changed since the last call?"""
-        before, self._asked = self._asked, self._word.value if self._word is not None else self._asked
+        word = self._word
+        before, self._asked = self._asked, word if word is not None else self._asked
         return self._asked != before
 
     @property
     def known(self) -> bool:
         """Is there a word to read?"""
-        return self._word is not None
+        return bool(self._words)
 
     def fault(self, instance: Instance, now: float) -> str:
         """Description of the fault. Empty: none."""

@@ -77,7 +77,7 @@ class WorkerSupervisor:
         """Hello of every worker but the first."""
         instance, served, reload = self._machine.instance, self._reporting.ready, self._reload
         if reload is not None and served is not None and reload.does_not_fit(hello, served):
-            worker.process.kill()  # its end is handled like any other, and another one is started
+            worker.kill()  # its end is handled like any other, and another one is started
             return
         changed = hello.identity != (None if instance is None else instance.fingerprint) and reload is None
         if changed:
@@ -92,9 +92,13 @@ class WorkerSupervisor:
         self._machine.dispatch(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
 
     def restart(self, effect: RestartWorker) -> None:
-        if self._reload is not None and not self._reload.worker_starts(effect.reason, effect.cause):
+        """Start another worker after the delay of the effect. The old one is dead before, and its pool is released."""
+        reason = effect.reason
+        if (hanging := self.child) is not None and len(hanging.ranks) > 1 and not hanging.has_reached("ready"):
+            reason = f"{reason}: waited for {hanging.awaited('ready')}"
+        if self._reload is not None and not self._reload.worker_starts(reason, effect.cause):
             self.model = self._reload.old
-        logger.warning("starting another worker (%s)", effect.reason)
+        logger.warning("starting another worker (%s)", reason)
         self._probe = IdleProbe()
         self._callers.answer_pings("the worker was lost and is being started again")
 
@@ -147,7 +151,7 @@ class WorkerSupervisor:
             self.health.look(self._machine.instance, self._loop.time())
             if self._machine.instance.in_flight and self.health.progressed():
                 progressed = WorkerProgressed(self._machine.instance.worker.epoch)
-                self._loop.call_soon(self._machine.tell_from_loop, progressed)  # we may be within an event
+                self._loop.call_soon(self._machine.dispatch_from_loop, progressed)  # we may be within an event
 
     def fault(self) -> str:
         """The worker's fault for heartbeats, several times per second. Empty: none."""
@@ -204,7 +208,7 @@ class WeightReload:
         self._starts += 1
         tries = 2 if cause == "killed" else 1
         if self._starts > tries and not self.failure:
-            self.failure = reason if reason.startswith(f"{self.new}:") else f"{self.new}: {reason}"
+            self.failure = reason if f"{self.new}:" in reason else f"{self.new}: {reason}"  # a rank's begins with its number
         return not self.failure
 
     def does_not_fit(self, hello: WorkerHello, served: InstanceReady) -> bool:

@@ -123,6 +123,7 @@ class ChannelClient:
         self._dispatch(EngineLost(why))
 
     def _on_ready(self, ready: InstanceReady) -> None:
+        """An engine is ready: replay the open requests, and pause it if the one before was paused."""
         first = not self.ready.done()
         if first:
             self.ready.set_result(ready)
@@ -179,6 +180,7 @@ class ChannelClient:
         self._dispatch(Close(why))
 
     def _on_message(self, message: Message) -> None:
+        """Handle a message of the engine: tokens go to their requests, answers to their orders."""
         match message:
             case Emit():
                 self._on_emit(message)

@@ -87,7 +87,7 @@ class Orders:
     async def pause(self, drain_seconds: float | None) -> None:
         number = next(self._numbers)
         seconds = ANSWER_SECONDS + (DRAIN_SECONDS if drain_seconds is None else drain_seconds)
-        answer = self._give(PauseInstance(number, drain_seconds), number, seconds)
+        answer = self._send_order(PauseInstance(number, drain_seconds), number, seconds)
         self._drain_seconds = drain_seconds
         match (await answer).outcome:
             case "overtaken":
@@ -101,30 +101,30 @@ class Orders:
 
     async def resume(self) -> None:
         number = next(self._numbers)
-        _require_done(await self._give(ResumeInstance(number), number, ANSWER_SECONDS))
+        _require_done(await self._send_order(ResumeInstance(number), number, ANSWER_SECONDS))
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         number = next(self._numbers)
-        _require_done(await self._give(ClearCache(number, device, host), number, ANSWER_SECONDS))
+        _require_done(await self._send_order(ClearCache(number, device, host), number, ANSWER_SECONDS))
 
     async def sleep(self) -> None:
         """Put a paused engine to sleep."""
         number = next(self._numbers)
-        _require_done(await self._give(SleepInstance(number), number, SLEEP_SECONDS))
+        _require_done(await self._send_order(SleepInstance(number), number, SLEEP_SECONDS))
 
     async def wake(self) -> None:
         """Wake the engine. It stays paused."""
         number = next(self._numbers)
-        _require_done(await self._give(WakeInstance(number), number, LOAD_SECONDS))
+        _require_done(await self._send_order(WakeInstance(number), number, LOAD_SECONDS))
 
     async def wake_with(self, model: str) -> None:
         """Wake the engine with other weights. Raises CallerError if they cannot be loaded; then it has the old ones again."""
         number = next(self._numbers)
-        answer = await self._give(WakeInstance(number, model), number, LOAD_SECONDS)
+        answer = await self._send_order(WakeInstance(number, model), number, LOAD_SECONDS)
         if answer.outcome != "done":
             raise CallerError(answer.detail)
 
-    def _give(self, order: Order, number: int, seconds: float) -> Awaitable[OrderAnswer]:
+    def _send_order(self, order: Order, number: int, seconds: float) -> Awaitable[OrderAnswer]:
         """Send the order. The returned awaitable raises OrderLate if the answer is late."""
         self._require()
         answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()

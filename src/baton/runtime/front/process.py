@@ -45,6 +45,7 @@ FILES_MAX = 16_384
 
 
 async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
+    """Run the front: wait for the engine, serve HTTP until a signal or the end of a channel, then drain and end."""
     engine_channel, supervisor = await Channel.open(sockets["engine"]), await Channel.open(sockets[CONTROL])
     client = ChannelClient(engine_channel)
     # If the start fails for another reason, this future is not awaited, and its error is not logged.

@@ -24,7 +24,7 @@ from baton.errors import ChildKilled, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
 from baton.protocol.control import StartFailed
 from baton.protocol.pool import PeerSocket
-from baton.runtime.processes.child import KILL_SECONDS, Child, Loss
+from baton.runtime.processes.child import KILL_SECONDS, Child, Loss, RankSet
 from baton.runtime.processes.children import has_ended, start_child
 from baton.runtime.processes.memory_kills import MemoryKillLog
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
@@ -36,7 +36,8 @@ OTHER_SECONDS = 2.0
 
 
 class Parent(Protocol):
-    """Callbacks to the owner of a ChildSet. An error that it raises ends it: on_over."""
+    """Callbacks to the owner of a ChildSet. An error that it raises ends it: on_over. Of a row with several ranks, messages and
+    descriptors come with the child of their rank; start and loss are those of the whole set."""
 
     def on_message(self, child: Child, message: Message) -> None: ...
 
@@ -95,36 +96,45 @@ class ChildSet(Generic[ParentConfig]):
     def start_is_over(self) -> None:
         """From now on lost children are restarted, as their rows define."""
         self._starting = False
-        self._spawn(self._memory.keep())
+        self._spawn(self._memory.sample_forever())
 
     async def start(self, name: str, life: int | None = None) -> Child:
-        row = self._rows[name]
-        self._lives[name] = self._lives[name] + 1 if life is None else life
+        row, config = self._rows[name], self._config()
+        life = self._lives[name] = self._lives[name] + 1 if life is None else life
+        count, settings = row.ranks(config), row.config(config, life)
+        ranks = [await self._start_process(row, row.of_rank(settings, rank), rank) for rank in range(count)]
+        child = self._living[name] = ranks[0] if count == 1 else RankSet(row, life, ranks, self._memory)
+        for rank in reversed(ranks):
+            if rank.descriptors is not None:
+                asyncio.get_running_loop().add_reader(rank.descriptors, self._read_descriptor, rank)
+            self._watches[name] = self._spawn(self._watch(rank))
+        self._parent.on_started(child)
+        return child
+
+    async def _start_process(self, row: ChildRow[ParentConfig], settings: object, rank: int) -> Child:
+        """Create the child's socket pairs and start its process. Its peers get their ends of the channels."""
         with contextlib.ExitStack() as undo:
             pairs = {other: socket.socketpair() for other in self._sockets_of(row)}
             ours = {other: undo.enter_context(pair[0]) for other, pair in pairs.items()}
             theirs = {other: pair[1] for other, pair in pairs.items()}
-            theirs |= {peer: self._unclaimed.pop((name, peer)) for peer in row.peers}
-            process = start_child(row.module, row.config(self._config(), self._lives[name]), theirs, row.environment)
+            theirs |= {peer: self._unclaimed.pop((row.name, peer)) for peer in row.peers}
+            process = start_child(row.module, settings, theirs, row.environment)
             undo.pop_all()
         self._processes = [*(old for old in self._processes if old.poll() is None), process]
         control, link = ours.pop(CONTROL), ours.pop(DESCRIPTORS, None)
         for other, sock in ours.items():
-            self._hand_over(other, name, sock)
-        child = self._living[name] = Child(row, self._lives[name], process, await Channel.open(control), link, self._memory)
+            self._send_socket(other, row.name, sock)
         if link is not None:
             link.setblocking(False)
-            asyncio.get_running_loop().add_reader(link, self._read_descriptor, child)
-        self._watches[name] = self._spawn(self._watch(child))
-        self._parent.on_started(child)
-        return child
+        return Child(row, self._lives[row.name], process, await Channel.open(control), link, self._memory, rank)
 
     def _sockets_of(self, row: ChildRow[ParentConfig]) -> list[str]:
         """Names of the socket pairs that a new child needs. Children that name it as a peer get an end each."""
         wanting = [other.name for other in self._rows.values() if row.name in other.peers]
         return [CONTROL, *([DESCRIPTORS] if row.descriptors else []), *wanting]
 
-    def _hand_over(self, whose: str, to: str, sock: socket.socket) -> None:
+    def _send_socket(self, whose: str, to: str, sock: socket.socket) -> None:
+        """Send the child `whose` its end of a channel to the child `to`, or keep it until `whose` is started."""
         owner = self._living.get(whose)
         if owner is not None and owner.descriptors is not None:
             with sock:
@@ -137,7 +147,7 @@ class ChildSet(Generic[ParentConfig]):
         between."""
         old = self._living.pop(name, None)
         if old is not None:
-            old.unwanted = True
+            old.abandon()
         self._spawn(self._replace(old, name, life, wanted))
 
     async def _replace(self, old: Child | None, name: str, life: int, wanted: Callable[[], Awaitable[bool]]) -> None:
@@ -149,7 +159,7 @@ class ChildSet(Generic[ParentConfig]):
 
     async def stop(self, child: Child) -> None:
         """Stop a child by order: it is dead when this returns, and none follows until one is started."""
-        child.unwanted = True
+        child.abandon()
         if self._living.get(child.name) is child:
             del self._living[child.name]
         async with self._replacing:
@@ -158,23 +168,30 @@ class ChildSet(Generic[ParentConfig]):
     # Watching
 
     async def _watch(self, child: Child) -> None:
+        """Pass the child's messages to the parent until its channel ends; then wait for its end and apply the restart rule."""
+
         def take(message: Message) -> None:
             if type(message) is StartFailed:
-                child.last_words = message.message
-            else:
-                self._parent.on_message(child, message)
+                child.set_last_words(message.message)
+            elif not child.whole.broken:
+                try:
+                    self._parent.on_message(child, message)
+                except PeerError:
+                    child.whole.broken = True  # at once: other ranks' messages may be read before this one's end is noticed
+                    raise
 
-        broken = False
+        assert isinstance(child.control, Channel)
         try:
             await child.control.listen(take)
         except PeerError as error:
-            child.last_words, broken = str(error), True
+            child.last_words, child.whole.broken = str(error), True
         if child.unwanted:
             return
-        loss = await child.end(child.row.exit_seconds)
-        if self._living.get(child.name) is child:
+        whole = child.whole
+        loss = await whole.end_after(child, child.row.exit_seconds)
+        if self._living.get(child.name) is whole:
             del self._living[child.name]
-        self._on_end(child, loss._replace(cause="protocol") if broken else loss)
+        self._on_end(whole, loss._replace(cause="protocol") if whole.broken else loss)
 
     def _read_descriptor(self, child: Child) -> None:
         assert child.descriptors is not None
@@ -193,7 +210,7 @@ class ChildSet(Generic[ParentConfig]):
     def _on_end(self, child: Child, loss: Loss) -> None:
         """Apply the restart rule of the child's row: report the loss and restart it, or end the parent."""
         when = " before it was ready" if self._starting else ""
-        reported = loss._replace(text=child.last_words or f"the {child.name} process {loss.text}{when}")
+        reported = loss._replace(text=child.last_words or f"{child.title} {loss.text}{when}")
         rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
         ended_well = rule is Restart.IF_FAILED and loss.code == 0
         if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed) or ended_well:

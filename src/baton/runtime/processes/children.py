@@ -58,11 +58,11 @@ def start_child(
             sock.close()
 
 
-def nameless_file(content: bytes) -> int:
+def nameless_file(content: bytes, name: str = "baton-settings") -> int:
     """Create an unnamed file. It is complete before the child exists: unlike with a pipe, neither side waits, whatever the
     size."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("baton-settings")
+        fd = os.memfd_create(name)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

@@ -21,7 +21,7 @@ class MemoryKillLog:
         self._kernel = kernel
         self._before = self._last = memory_kills(kernel)
 
-    async def keep(self) -> None:
+    async def sample_forever(self) -> None:
         """Sample until cancelled."""
         while True:
             await asyncio.sleep(PERIOD_SECONDS)

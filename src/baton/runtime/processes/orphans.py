@@ -41,8 +41,8 @@ class Orphans:
         self.reaped = 0
         self._watching = gets_orphans()
         if self._watching:
-            self._loop.add_signal_handler(signal.SIGCHLD, self._look_soon)
-            self._look_soon()  # for those that ended before
+            self._loop.add_signal_handler(signal.SIGCHLD, self._reap_later)
+            self._reap_later()  # for those that ended before
 
     def close(self) -> None:
         if self._watching:
@@ -50,11 +50,12 @@ class Orphans:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look_soon(self) -> None:
+    def _reap_later(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._reap)
 
-    def _look(self) -> None:
+    def _reap(self) -> None:
+        """Wait for zombies that were already there at the last call and are no children of ours."""
         self._timer = None
         known = set(self._known())
         zombies = {pid for pid in _zombies_of(os.getpid()) if pid not in known}
@@ -64,7 +65,7 @@ class Orphans:
                 self.reaped += 1
         self._seen = zombies - self._seen
         if self._seen:
-            self._look_soon()
+            self._reap_later()
 
 
 def _zombies_of(parent: int) -> list[int]:

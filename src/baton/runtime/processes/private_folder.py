@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from baton.errors import InvalidConfig
 logger = logging.getLogger("baton.engine")
 
 PREFIX: Final = "baton-peer-"
+OURS: Final = (".sock", ".secret", ".settings", ".routers", ".lock")
+"""Ends of the names of files in it."""
 PATH_BYTES_MAX: Final = 80
 """Limit for the directory: the whole path of a socket has 107 bytes at most."""
 
@@ -46,6 +49,10 @@ class PrivateFolder:
     def address(self) -> str:
         """Address of the one socket in it (kvcache/shared_memory.py)."""
         return f"unix:{self.path}/peer.sock"
+
+    def address_of(self, rank: int) -> str:
+        """Address of that rank's socket, where there are several."""
+        return f"unix:{self.path}/peer-{rank}.sock"
 
     def remove(self) -> None:
         """Remove the directory and the sockets in it, which are no longer used. Killed children have left theirs, too."""
@@ -93,9 +100,12 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove(path: Path, fd: int) -> None:
-    """Only sockets and a secret are ours: other files stay, and so does the directory."""
+    """Only sockets, secrets, files of keepers and the directories of worker sets (numbers) are ours: other files stay, and so
+    does the directory."""
     with contextlib.suppress(OSError):
         for name in os.listdir(fd):
-            if name.endswith((".sock", ".secret")):
+            if name.endswith(OURS):
                 os.unlink(name, dir_fd=fd)
+            elif name.isdigit():
+                shutil.rmtree(name, dir_fd=fd)
         path.rmdir()

@@ -13,12 +13,14 @@ core/startup.py decides which of the engine's children are started, and in what 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from baton.config import EngineConfig, ServeConfig
+from baton.config import CacheConfig, EngineConfig, ServeConfig, WorkerConfig
+from baton.protocol.pool import set_incarnation
 
 CONTROL: Final = "control"
 """Name of the socket to the parent."""
@@ -62,6 +64,10 @@ class ChildRow(Generic[ParentConfig]):
     config: Callable[[ParentConfig, int], object]
     "Settings of the child, from its parent's and the number of this life."
     restart: Restart
+    ranks: Callable[[ParentConfig], int] = lambda config: 1
+    "Processes of this row: a set that lives and dies together (child.py)."
+    of_rank: Callable[[Any, int], object] = lambda settings, rank: settings
+    "The settings of one rank, from those of the set."
     peers: tuple[str, ...] = ()
     """Children of the same parent, from rows above, to which it has a channel. A restarted peer is passed to it as a PeerSocket
     on the descriptor socket."""
@@ -103,8 +109,10 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
     ChildRow(
         name="worker",
         module="baton.runtime.worker",
-        config=lambda engine, life: replace(engine.worker, epoch=life),
+        config=lambda engine, life: worker_settings(engine.worker, life),
         restart=Restart.ORDERED,
+        ranks=lambda engine: engine.worker.ranks,
+        of_rank=lambda worker, rank: replace(worker, rank=rank),
         descriptors=True,
         environment=QUIET_WAITING,
         exit_seconds=1.0,  # requests wait
@@ -114,10 +122,26 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
         module="baton.runtime.cache",
         config=lambda engine, life: engine.cache(),
         restart=Restart.ALWAYS,
+        ranks=lambda engine: engine.worker.ranks,
+        of_rank=lambda cache, rank: cache_of_rank(cache, rank),
         descriptors=True,
         end_seconds=lambda engine: 2.0,  # writes under way may finish
     ),
 )
+
+
+def worker_settings(worker: WorkerConfig, epoch: int) -> WorkerConfig:
+    """Settings of a worker of this epoch. A set of ranks gets a directory of its own, which the first rank creates
+    (worker/process.py), and a common incarnation of its pools."""
+    if worker.ranks == 1:
+        return replace(worker, epoch=epoch)
+    pools = set_incarnation(secrets.randbits(57))
+    return replace(worker, epoch=epoch, rendezvous=f"{worker.rendezvous}/{epoch}", pool_incarnation=pools)
+
+
+def cache_of_rank(cache: CacheConfig, rank: int) -> CacheConfig:
+    peer = "".join(cache.peer.split("\n")[rank : rank + 1])
+    return replace(cache, worker=replace(cache.worker, rank=rank), peer=peer)
 
 
 def with_modules(rows: tuple[ChildRow[ParentConfig], ...], **modules: str) -> tuple[ChildRow[ParentConfig], ...]:

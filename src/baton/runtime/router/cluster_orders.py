@@ -66,6 +66,7 @@ class ClusterOrders:
         self._stream_ended.set()
 
     async def pause(self, drain_seconds: float | None) -> None:
+        """Drain the router, then pause all instances. Requests that are open after `drain_seconds` end; None: no limit."""
         if self.mode == "serving":
             self.mode = "draining"
         left = drain_seconds
@@ -131,7 +132,7 @@ class ClusterOrders:
             (instance, error) for instance, error in zip(sessions, outcomes, strict=True) if isinstance(error, CallerError)
         ]
         if refused:
-            await self._give_back(
+            await self._restore_models(
                 {instance: before[instance] for instance, error in zip(sessions, outcomes, strict=True) if error is None}
             )
         self._rejoin(sessions)
@@ -147,15 +148,16 @@ class ClusterOrders:
         with contextlib.suppress(EngineError):  # one failed; the others serve
             await self.resume()
 
-    async def _give_back(self, models: Mapping[InstanceSession, str]) -> None:
-        """Return the instances with new weights to the old ones. Each has its own path: paths are valid on one machine."""
+    async def _restore_models(self, models: Mapping[InstanceSession, str]) -> None:
+        """Load the old weights again in these instances. `models`: the path of each, because paths are valid on one machine
+        only."""
 
-        async def give_back(instance: InstanceSession) -> None:
+        async def restore(instance: InstanceSession) -> None:
             await instance.orders.sleep()
             await instance.orders.wake_with(models[instance])
 
         changed = list(models)
-        for instance, error in zip(changed, await self._outcomes(changed, give_back), strict=True):
+        for instance, error in zip(changed, await self._outcomes(changed, restore), strict=True):
             if error is not None:
                 logger.warning("instance %s does not get its old weights again: %s", printable(instance.hello.name), error)
 

@@ -26,7 +26,7 @@ class InstanceSession:
         self._suspect_seconds = suspect_seconds
         self.stats = InstanceStats()
         self.beat = Heartbeat()
-        self.heard_at = asyncio.get_running_loop().time()
+        self.received_at = asyncio.get_running_loop().time()
         self._unsent: list[Message] | None = []
         "Messages until the router's hello is sent. None: it was sent."
 
@@ -46,7 +46,8 @@ class InstanceSession:
     def welcomed(self) -> bool:
         return self._unsent is None
 
-    def hang_up(self, reason: str) -> None:
+    def disconnect(self, reason: str) -> None:
+        """End the session; the instance receives the reason. Its unanswered orders fail."""
         self.channel.send(InstanceRefused(reason))
         self.channel.close()  # closes after the message is written
         self.orders.fail(f"the instance {self.hello.name} is gone")
@@ -54,8 +55,8 @@ class InstanceSession:
     @property
     def fault(self) -> str:
         """Present fault of the instance. Empty: none."""
-        silent = asyncio.get_running_loop().time() - self.heard_at
-        return self.beat.fault or (f"nothing heard for {silent:.1f} s" if silent > self._suspect_seconds else "")
+        silent = asyncio.get_running_loop().time() - self.received_at
+        return self.beat.fault or (f"nothing received for {silent:.1f} s" if silent > self._suspect_seconds else "")
 
     def view(self) -> InstanceView:
         hello, fault = self.hello, self.fault

@@ -143,6 +143,10 @@ class InstanceSet:
             who = f"instance {name}" if name else "an instance without a hello"
             logger.warning("%s: %s (%d since this was last logged)", who, printable(text), times, exc_info=error)
 
+    def warn(self, session: Session, text: str) -> None:
+        if (instance := self._by_session.get(session)) is not None:
+            self._log(instance, text)
+
     def _revoked(self, *instances: InstanceSession) -> str:
         """Why one of these instances is refused. Empty: none is. The file is looked at once, however many there are."""
         names = [instance.hello.name for instance in instances]
@@ -150,6 +154,7 @@ class InstanceSet:
         return "" if self._credentials is None else self._credentials.revoked(names)
 
     def _join(self, hello: InstanceHello, channel: Channel) -> InstanceSession:
+        """Create the session of a new instance and present it to the router machine, which may refuse it."""
         instance = InstanceSession(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
         self._by_session[instance.session] = instance
         if why := self._revoked(instance):
@@ -198,7 +203,7 @@ class InstanceSet:
             if times := self._logged.due(("refused", name, why), self._loop.time()):  # it dials again every few seconds
                 logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
         self._gone = summed([self._gone, counters_of(instance.stats)])
-        instance.hang_up(reason)
+        instance.disconnect(reason)
         self.on_changed()
 
     def give_up(self, instance: InstanceSession, reason: str) -> None:
@@ -208,7 +213,8 @@ class InstanceSet:
             self._owner.dispatch(InstanceLeft(instance.session, reason))
 
     def _on_message(self, instance: InstanceSession, message: Message) -> None:
-        instance.heard_at = self._loop.time()
+        """Handle a message of a joined instance: tokens and load go to the router machine, answers to their orders."""
+        instance.received_at = self._loop.time()
         if type(message) is Emit:  # nearly all messages
             if instance.session in self._by_session:
                 self._owner.dispatch(InstanceMessage(instance.session, message))
@@ -246,7 +252,7 @@ class InstanceSet:
         for instance in self.sessions:
             instance.send(RouterHeartbeat())
             if stalled:
-                instance.heard_at = now
+                instance.received_at = now
         if stalled:  # what stops the router stops others too: no instance is lost for that
             self._owner.dispatch(Resumed())
         self._beat_timer = self._loop.call_at(self._beat_due, self._beat)

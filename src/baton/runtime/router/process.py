@@ -92,8 +92,8 @@ class RouterProcess:
         )
         links.on_refused = self._on_refused
         template = read_template(serve.chat_template) if serve.chat_template else None
-        reception = Reception("no instance has joined yet: try again later")
-        server = make_server(reception, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
+        startup_app = Reception("no instance has joined yet: try again later")
+        server = make_server(startup_app, limits=limits_of(serve), lifespan="off", tls=tls, root_path=serve.root_path)
         for sock in listeners:
             listen(sock, server.config.backlog)
         serving = asyncio.create_task(server.serve(sockets=listeners))
@@ -102,7 +102,7 @@ class RouterProcess:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
         stopping = asyncio.create_task(stop.wait())
         gone = asyncio.create_task(until_end(self._supervisor))
-        starting = asyncio.create_task(self._start(reception, template))
+        starting = asyncio.create_task(self._start(startup_app, template))
         ends: set[asyncio.Future[Any]] = {serving, meeting, stopping, gone, client.over}
         try:
             done, _ = await asyncio.wait({*ends, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -113,8 +113,8 @@ class RouterProcess:
                 if task in done:
                     task.result()
             seconds = serve.drain_seconds_max
-            if stopping in done and isinstance(reception.app, Starlette):
-                reception.app.state.front.leaving = True
+            if stopping in done and isinstance(startup_app.app, Starlette):
+                startup_app.app.state.front.leaving = True
                 seconds = await seconds_left(seconds, asyncio.sleep(serve.shutdown_delay), hurry, ends - {stopping})
             client.dispatch(StopAdmission())
             await drain(server, serving, client, seconds, hurry)
@@ -127,14 +127,14 @@ class RouterProcess:
             if self._view_timer is not None:
                 self._view_timer.cancel()
             client.close()
-            if isinstance(reception.app, Starlette):
-                reception.app.state.front.close()
+            if isinstance(startup_app.app, Starlette):
+                startup_app.app.state.front.close()
             for task in self._sessions:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError, EngineError):
                 await meeting
 
-    async def _start(self, reception: Reception, template: str | None) -> None:
+    async def _start(self, startup_app: Reception, template: str | None) -> None:
         """Wait for the first instance, and serve from then on."""
         serve, seconds = self._config.serve, self._config.serve.start_seconds_max
         text = await asyncio.to_thread(load_text, serve.model, template)
@@ -143,7 +143,7 @@ class RouterProcess:
         if not done:  # an instance may load, or download, for longer: until then only /live answers, the rest is 503
             logger.warning("no instance has joined within %g s (start_seconds_max): still waiting", seconds)
         hello = await asyncio.shield(first)
-        reception.app = self._app(text, hello)
+        startup_app.app = self._app(text, hello)
         freeze_gc_heap()
         self._supervisor.send(hello.ready)
         self._send_view()

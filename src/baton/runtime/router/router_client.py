@@ -38,6 +38,7 @@ from baton.core.cluster.events import (
     SchedulePass,
     SendToInstance,
     SubmitRequest,
+    WarnOfInstance,
     WithdrawRequest,
 )
 from baton.core.cluster.router import Router
@@ -89,6 +90,7 @@ class RouterClient:
             FailRequest: self._fail_request,
             CloseSession: lambda effect: self.instances.lose(effect.session, effect.reason),
             SchedulePass: self._schedule_pass,
+            WarnOfInstance: lambda effect: self.instances.warn(effect.session, effect.text),
         }
         self._machine = machine
         self._driver: Driver[ClusterEvent, ClusterEffect] = Driver(machine, ports, lambda: self.dispatch(RouterTick()))
@@ -167,7 +169,7 @@ class RouterClient:
                 self._handle(self._events.popleft())
             if self._machine.idle and self._loop.time() >= self._check_due:
                 self._check_due = self._loop.time() + CHECK_SECONDS
-                self._machine.check()  # no client waits now
+                self._machine.check_part()  # no client waits now
         except Exception as error:
             self.fail(error)
         finally:
@@ -182,7 +184,7 @@ class RouterClient:
         except Exception as error:
             if not isinstance(event, InstanceMessage | InstanceJoined):
                 raise
-            self._machine.check()
+            self._machine.check_part()
             self.instances.end_malformed(event.session, error)
             self._events.appendleft(InstanceLeft(event.session, "malformed"))
         else:
@@ -210,6 +212,8 @@ class RouterClient:
     # Called by the API
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
+        """Submit the request to the router machine and deliver its answer to `take` until it ends. Leaving early withdraws
+        it."""
         if self._ended is not None:
             raise self._ended
         if (refused := self.orders.refusal) is not None:
@@ -263,6 +267,7 @@ class RouterClient:
     # Views
 
     def view(self) -> ClusterView:
+        """Build the view of the cluster for /v1/cluster: instances with their load, counters, failed paths and refusals."""
         stats, took = self._machine.stats, self._handoffs
         counters = {
             "requests": stats.arrived,
@@ -272,6 +277,8 @@ class RouterClient:
             "moved": stats.moved,
             "left": stats.left,
             "paths_given_up": stats.paths_given_up,
+            "digest_bytes": stats.digest_bytes,
+            "digest_keys_cut": self._machine.membership.index.cut,
             "broken": stats.broken,
             "broken_off": sum(stats.broken_off.values()),
             "instances_joined": self.instances.joined,
@@ -291,6 +298,7 @@ class RouterClient:
             counters=counters,
             handoff_seconds=sum(took) / len(took) if took else 0.0,
             failed_paths=self._failed_paths(),
+            prefix_keys=len(self._machine.membership.index),
             refused=self.instances.refusals.view(self._loop.time()),
         )
 

@@ -63,6 +63,10 @@ class Channel:
         sent."""
         self._frames.write(encode(message))
 
+    def send_frame(self, frame: bytes) -> None:
+        """Send a message that is already encoded: to several channels it is encoded once."""
+        self._frames.write(frame)
+
     def offer(self, message: Message) -> None:
         """Like `send`, for messages that can be refused: raises Unavailable if the peer is far behind."""
         if self.backlog > OFFER_BYTES_MAX:
@@ -94,7 +98,7 @@ class Channel:
         try:
             await asyncio.shield(frames.ended)
         finally:
-            frames.take = frames.keep  # the listener has left
+            frames.take = frames.queue  # the listener has left
 
     def close(self) -> None:
         self._frames.close()
@@ -117,7 +121,7 @@ class FrameProtocol(asyncio.BufferedProtocol):
     def __init__(self, buffer: FrameBuffer) -> None:
         loop = asyncio.get_running_loop()
         self.inbox: deque[Message] = deque()
-        self.take: Callable[[Message], None] = self.keep
+        self.take: Callable[[Message], None] = self.queue
         self.news = asyncio.Event()
         self.ended: asyncio.Future[None] = loop.create_future()
         "Completes when no message follows; with the error, if there was one."
@@ -196,7 +200,8 @@ class FrameProtocol(asyncio.BufferedProtocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def keep(self, message: Message) -> None:
+    def queue(self, message: Message) -> None:
+        """Append the message to the inbox. A full inbox stops reading."""
         self.inbox.append(message)
         self.news.set()
         if len(self.inbox) == INBOX_MAX:

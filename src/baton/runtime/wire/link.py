@@ -200,6 +200,7 @@ async def welcome(sock: socket.socket, credentials: Credentials, wire: WireConfi
 async def _open(
     sock: socket.socket, credentials: Credentials, side: Side, wire: WireConfig = WIRE, versions: Versions = VERSIONS
 ) -> Link:
+    """Secure the connection (TLS, if there are certificates), prove the secret on both sides, and start the sealed frames."""
     with contextlib.ExitStack() as undo:
         undo.callback(sock.close)
         sock.setblocking(False)

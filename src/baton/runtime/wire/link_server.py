@@ -96,7 +96,7 @@ class LinkServer:
             living[0].cancel()
             self._note("crowded", "", f"{most} connections prove nothing: the oldest is closed")
 
-    async def attend(self, sock: socket.socket, place: Any) -> None:
+    async def serve_connection(self, sock: socket.socket, place: Any) -> None:
         peer = "a unix socket" if sock.family == socket.AF_UNIX else f"{place[0]}:{place[1]}"
         try:
             link = await welcome(sock, self._credentials, self._wire)

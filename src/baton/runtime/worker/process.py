@@ -6,18 +6,20 @@ Any error in here ends the process: the engine sees the end of the channel at on
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING
 
 from baton.config import WorkerConfig
 from baton.errors import EngineError, ProtocolError
-from baton.protocol.control import LoadProgress, ProgressShared, StartFailed, WorkerHello
-from baton.protocol.ids import WorkerEpoch
-from baton.protocol.pool import PoolAttached, PoolReady, PoolSized
+from baton.protocol.control import CollectiveShared, LoadProgress, ProgressShared, StartFailed, WorkerHello
+from baton.protocol.ids import PoolIncarnation, WorkerEpoch
+from baton.protocol.pool import PoolAttached, PoolReady, PoolSized, of_rank
 from baton.protocol.progress import ProgressWord
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.processes.rank_lock import one_rank_at_a_time
 from baton.runtime.wire.channel import BlockingChannel
 from baton.runtime.wire.descriptors import send_descriptor, wait_for_descriptor
 from baton.runtime.worker.step_loop import StepLoop
@@ -34,17 +36,17 @@ class _Progress:
 
     def __init__(self, channel: BlockingChannel) -> None:
         self._channel = channel
-        self._told = -1
+        self._reported = -1
 
     def __call__(self, done: int, total: int) -> None:
         share = 100 * done // max(total, 1)
-        if share != self._told:
-            self._told = share
+        if share != self._reported:
+            self._reported = share
             self._channel.send(LoadProgress(done, total))
 
     def announce(self, stage: str) -> None:
         """Report the begin of another stage that takes a while."""
-        self._told = -1
+        self._reported = -1
         self._channel.send(LoadProgress(0, 0, stage))
 
 
@@ -61,10 +63,16 @@ class WorkerPool:
             self._channel.send(PoolSized(blocks, layout.encode()))
         if self._config.pool == "attached":
             return self._attach(platform, layout, blocks)
-        pool = platform.create_pool(layout, blocks)
+        pool = self._create(platform, layout, blocks)
         if self._config.pool == "announced":
             send_descriptor(self._link, pool.announcement(), pool.fd)
         return pool
+
+    def _create(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
+        if (base := self._config.pool_incarnation) == 0:
+            return platform.create_pool(layout, blocks)
+        with one_rank_at_a_time(self._config.rendezvous, self._config.start_seconds_max):
+            return platform.create_pool(layout, blocks, of_rank(PoolIncarnation(base), self._config.rank))
 
     def _attach(self, platform: Platform, layout: KVLayout, blocks: int) -> Pool:
         ready, fd = wait_for_descriptor(self._link, self._config.start_seconds_max, "the KV pool")
@@ -76,12 +84,14 @@ class WorkerPool:
 
 
 def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -> None:
+    """Load the model, send the hello, and run plans until the engine closes the channel."""
     from baton.worker.build import build_worker
 
     progress = ProgressWord.create()
     send_descriptor(link, ProgressShared(WorkerEpoch(config.epoch)), progress.fd)
-    reported = _Progress(channel)
-    built = build_worker(config, reported, WorkerPool(config, channel, link), announce=reported.announce)
+    shared = shared_by_ranks(config, link) if config.ranks > 1 else None
+    reported, pool = _Progress(channel), WorkerPool(config, channel, link)
+    built = build_worker(config, reported, pool, announce=reported.announce, collective_fd=shared)
     runner, model = built.runner, built.runner.config
     runner.report_progress(progress)
     freeze_gc_heap()
@@ -108,12 +118,23 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             labels=built.labels,
         )
     )
-    StepLoop(runner, channel, progress).run()
+    StepLoop(runner, channel, progress, config.rank).run()
+
+
+def shared_by_ranks(config: WorkerConfig, link: socket.socket) -> int:
+    """The memory file of this epoch's set, and the directory of its rendezvous, which the first rank to come creates."""
+    if config.rendezvous:
+        os.makedirs(config.rendezvous, mode=0o700, exist_ok=True)
+    message, fd = wait_for_descriptor(link, config.start_seconds_max, "the memory that ranks share")
+    if type(message) is not CollectiveShared or (message.epoch, message.ranks) != (config.epoch, config.ranks):
+        os.close(fd)
+        raise ProtocolError(f"a {type(message).__name__} came first, and not the memory that {config.ranks} ranks share")
+    return fd
 
 
 def main() -> None:
     config, sockets = begin_child(WorkerConfig)
-    use_only(config.device_index)
+    use_only(config.gpu_index)
     channel = BlockingChannel(sockets[CONTROL])
     try:
         serve(config, channel, sockets[DESCRIPTORS])

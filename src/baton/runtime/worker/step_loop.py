@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from baton.protocol.codec import Message
 from baton.protocol.control import Ping, Pong
 from baton.protocol.progress import ProgressWord
-from baton.protocol.step import StepPlan
+from baton.protocol.step import StepPlan, digest_of
 from baton.runtime.wire.channel import BlockingChannel
 
 if TYPE_CHECKING:  # numpy comes with the model
@@ -37,24 +37,26 @@ END_SECONDS_MAX: Final = 5.0
 
 
 class StepLoop:
-    def __init__(self, runner: ModelRunner, channel: BlockingChannel, progress: ProgressWord) -> None:
+    def __init__(self, runner: ModelRunner, channel: BlockingChannel, progress: ProgressWord, rank: int = 0) -> None:
+        """`rank`: every rank of a worker set computes the result, rank 0 sends it and the others its digest."""
         self._runner = runner
         self._channel = channel
         self._progress = progress
+        self._rank = rank
         self._in_flight: deque[InFlightStep] = deque()
 
     def run(self) -> None:
         """Run until the engine closes the channel."""
         if self._runner.steps_ahead == 1:
             while (message := self._channel.receive()) is not None:
-                self._take(message)
+                self._on_message(message)
                 self._finish_all()
             return
         with Waiter() as waiter:
             while (message := self._next(waiter)) is not None:
-                self._take(message, waiter)
+                self._on_message(message, waiter)
 
-    def _take(self, message: Message, waiter: Waiter | None = None) -> None:
+    def _on_message(self, message: Message, waiter: Waiter | None = None) -> None:
         if type(message) is StepPlan:
             if self._runner.must_wait(message):
                 self._finish_all(waiter)
@@ -85,9 +87,10 @@ class StepLoop:
     def _finish(self, waiter: Waiter | None) -> None:
         """Collect the oldest step and send its result."""
         if waiter is not None:
-            waiter.pass_one()
+            waiter.take_one()
         in_flight = self._in_flight.popleft()
-        self._channel.send(self._runner.collect(in_flight))
+        result = self._runner.collect(in_flight)
+        self._channel.send(digest_of(result) if self._rank else result)
         self._progress.advance()
 
 
@@ -111,7 +114,7 @@ class Waiter:
             poller.register(other, select.POLLIN)
         return [fd for fd, _ in poller.poll()]
 
-    def pass_one(self) -> None:
+    def take_one(self) -> None:
         """Decrement the count; block until it is positive."""
         os.eventfd_read(self.fd)
 
