@@ -8,15 +8,23 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
+from urllib.parse import unquote
 
 
 @contextmanager
-def fake_openai(deltas: Sequence[dict[str, Any]], usage: dict[str, Any], *, hold: Event | None = None) -> Iterator[str]:
-    """Its address. `hold`: the answer waits for it after the first delta."""
+def fake_openai(
+    deltas: Sequence[dict[str, Any]], usage: dict[str, Any], *, hold: Event | None = None, any_name: bool = False
+) -> Iterator[str]:
+    """Its address. `hold`: the answer waits for it after the first delta. `any_name`: as with --served-model-name '*'."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer("application/json", [json.dumps({"data": [{"id": "thinker"}]}).encode()])
+            name = unquote(self.path.removeprefix("/v1/models").removeprefix("/"))
+            if name and not any_name and name != "thinker":
+                self.send_error(404)
+                return
+            found = {"id": name} if name else {"data": [{"id": "thinker"}]}
+            self.answer("application/json", [json.dumps(found).encode()])
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))

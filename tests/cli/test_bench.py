@@ -11,7 +11,8 @@ from command_rig import baton, serving
 
 from baton.cli import private_server
 from baton.cli.bench import load
-from baton.cli.bench.measures import Record, meets, percentile, read_slo, sum_up
+from baton.cli.bench.drafts import drafts_since, read_counts
+from baton.cli.bench.measures import Record, meets, percentile, read_slo, summarize
 from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
 from baton.cli.http_stream import ServerAddress
 from baton.cli.say import Failed
@@ -74,6 +75,7 @@ def test_serve_and_chat_on_one_server(tiny_model, tmp_path):
         assert first == second
 
 
+@pytest.mark.slow
 def test_chat_starts_a_server_of_its_own(tiny_model):
     ran = baton("chat", tiny_model, "--max-tokens", "3", stdin="Hi\n")
     assert ran.returncode == 0, ran.stderr
@@ -207,7 +209,7 @@ def test_no_more_requests_are_open_than_shall_be(monkeypatch):
 def test_measures_of_known_times():
     record = Record(sent=1.0, asked_tokens=3, pieces=[1.5, 1.6, 1.9], ended=2.0, input_tokens=10, output_tokens=3)
     failed = Record(sent=0.0, asked_tokens=3, error="gone")
-    found = sum_up([record, failed], 2.0, {"ttft": 0.6})
+    found = summarize([record, failed], 2.0, {"ttft": 0.6})
     assert (found["completed"], found["failed"], found["errors"]) == (1, 1, ["gone"])
     assert found["ttft_ms"]["mean"] == 500.0
     assert found["tpot_ms"]["p50"] == 200.0
@@ -231,3 +233,19 @@ def test_slo_is_read_and_kept():
     for wrong in ("ttft", "speed:5", "ttft:-1", "ttft:x"):
         with pytest.raises(Failed, match="--slo"):
             read_slo(wrong)
+
+
+def test_acceptance_is_read_from_the_metrics_of_any_server():
+    """Sums over engines. vLLM writes floats, and labels."""
+    text = "# TYPE vllm:spec_decode_num_drafts counter\n" + "".join(
+        f'vllm:spec_decode_{name}_total{{engine="{engine}"}} {value}\n'
+        for name, value in (("num_drafts", 10.0), ("num_draft_tokens", 40.0), ("num_accepted_tokens", 1.5e1))
+        for engine in (0, 1)
+    )
+    text += 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 99\n'
+    assert read_counts(text) == (20, 80, 30)
+    assert read_counts("vllm:request_success_total 3") is None
+    assert drafts_since((10, 40, 20), (20, 80, 30)) == {
+        "draft_tokens": 40, "accepted_draft_tokens": 10, "draft_acceptance_rate": 0.25, "acceptance_length": 2.0,
+    }  # fmt: skip
+    assert drafts_since(None, (1, 1, 1)) == drafts_since((1, 1, 1), (1, 1, 1)) == drafts_since((5, 5, 5), (1, 1, 1)) == {}

@@ -78,6 +78,14 @@ def test_a_server_that_has_another_model_says_which():
     )
 
 
+def test_a_server_that_accepts_every_name_answers_to_any():
+    """--served-model-name '*': /v1/models lists the model's own name, and /v1/models/NAME knows every one."""
+    with fake_openai([{"content": "Hello."}], {"completion_tokens": 1}, any_name=True) as url:
+        ran = baton("chat", "org/other", "--url", url, stdin="Hi\n")
+    assert (ran.returncode, ran.stdout) == (0, "Hello.\n"), ran.stderr
+    assert f"org/other at {url} (it serves thinker under every name)" in ran.stderr
+
+
 def test_run_without_a_prompt_is_a_conversation_in_a_terminal(tiny_model):
     with on_terminal("run", tiny_model, "--max-tokens", "5", "--threads", "1") as terminal:
         prompt = terminal.until("> ")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from baton.cli import local_cluster
 from baton.cli import router as router_command
+from baton.cli import serve as serve_command
 from baton.cli import up as up_command
 from baton.cli.cluster_options import _BY_OTHER_OPTIONS, PlacementOptions, RouterOptions, UpOptions
 from baton.cli.main import app
@@ -29,7 +31,7 @@ def read(**given):
 
 def test_options_of_serve_apply_to_every_instance():
     options, _, serve = read(prefill=2, decode=1, slots=5, kv_blocks=77, threads=3)
-    engines = up_command.engines_of(options, serve)
+    engines = local_cluster.engines_of(options, serve)
     assert {name: engine.role for name, engine in engines.items()} == {
         "prefill-0": "prefill",
         "prefill-1": "prefill",
@@ -45,7 +47,7 @@ def test_options_of_serve_apply_to_every_instance():
 )
 def test_cores_are_divided(instances, cores, expected):
     names = [f"mixed-{number}" for number in range(instances)]
-    assert list(up_command.shares_of_cores(names, cores).values()) == expected
+    assert list(local_cluster.shares_of_cores(names, cores).values()) == expected
 
 
 def test_settings_of_placement_reach_the_router():
@@ -111,16 +113,16 @@ def test_what_cannot_be_is_refused(given, words):
 def test_memory_that_one_instance_would_measure_is_refused_for_several():
     options, _, serve = read(prefill=1, decode=1, memory_utilization=0.5)
     with pytest.raises(Failed, match="--kv-memory-gib"):
-        up_command.require_divisible(options, serve)
+        local_cluster.require_divisible(options, serve)
     options, _, serve = read(mixed=1, memory_utilization=0.5)
-    up_command.require_divisible(options, serve)
+    local_cluster.require_divisible(options, serve)
 
 
 def test_on_a_gpu_instances_divide_a_share_that_was_given(monkeypatch):
     options, _, serve = read(prefill=1, decode=1, memory_utilization=0.8, device="cuda")
-    up_command.require_divisible(options, serve)
+    local_cluster.require_divisible(options, serve)
     monkeypatch.setattr(visible, "visible_gpus", lambda: 1)
-    workers = [engine.worker for engine in up_command.engines_of(options, serve).values()]
+    workers = [engine.worker for engine in local_cluster.engines_of(options, serve).values()]
     assert [(one.memory_utilization, one.device_sharers) for one in workers] == [(0.8, 2), (0.8, 2)]
 
 
@@ -139,21 +141,81 @@ def test_instances_are_spread_over_the_gpus(monkeypatch, device, counts, gpus, e
     """Found by a review: all of them took 90 % of GPU 0."""
     monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
     options, _, serve = read(device=device, **counts)
-    engines = up_command.engines_of(options, serve)
+    engines = local_cluster.engines_of(options, serve)
     workers = {name: engine.worker for name, engine in engines.items()}
     assert {
         name: (worker.device_index, worker.device_sharers, worker.device_place) for name, worker in workers.items()
     } == expected
     assert all(engine.cache().worker.device_index == engine.worker.device_index for engine in engines.values())
-    assert "mixed-1" not in expected or f"mixed-1 {expected['mixed-1'][0]}" in up_command.gpus_text(engines)
+    assert "mixed-1" not in expected or f"mixed-1 {expected['mixed-1'][0]}" in local_cluster.gpus_text(engines)
+
+
+def test_instances_of_several_ranks_get_as_many_gpus_each(monkeypatch):
+    monkeypatch.setattr(visible, "visible_gpus", lambda: 5)
+    options, _, serve = read(device="cuda", mixed=2, tensor_parallel_size=2)
+    engines = local_cluster.engines_of(options, serve)
+    found = {name: [replace(engine.worker, rank=rank).gpu_index for rank in (0, 1)] for name, engine in engines.items()}
+    assert found == {"mixed-0": [0, 1], "mixed-1": [2, 3]}
+    assert local_cluster.gpus_text(engines) == "mixed-0 0-1, mixed-1 2-3"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "words"),
+    [
+        (1, 2, "--tensor-parallel-size 2: 1 GPU is visible, and each rank needs one"),
+        (3, 8, "--tensor-parallel-size 8: 3 GPUs are visible"),
+        (4, 2, "GPU 2 cannot read the memory of GPU 3 .no peer access.: choose GPUs"),
+    ],
+)
+def test_gpus_that_cannot_compute_together_are_refused_before_anything_is_loaded(monkeypatch, gpus, ranks, words):
+    monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(visible.cuda_driver, "can_read_peer", lambda one, other: {one, other} != {2, 3})
+    _, _, serve = read(device="cuda", tensor_parallel_size=ranks)
+    with pytest.raises(Failed, match=words):
+        local_cluster.require_gpus(serve)
+    local_cluster.require_gpus(replace(serve, device="cpu"))
+    local_cluster.require_gpus(replace(serve, tensor_parallel_size=1))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "instances", "words"),
+    [
+        (2, 2, 2, "2 instances with 2 ranks each need 4 GPUs, and 2 are visible: give fewer .CUDA"),
+        (5, 2, 3, "3 instances with 2 ranks each need 6 GPUs, and 5 are visible"),
+        (1, 1, 2, "2 instances with 1 rank each need 2 GPUs, and 1 is visible: give fewer, or `baton up --mixed 2`"),
+    ],
+)
+def test_instances_with_gpus_of_their_own_do_not_share_them(monkeypatch, gpus, ranks, instances, words):
+    """They shared them without a word."""
+    monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(visible.cuda_driver, "can_read_peer", lambda one, other: True)
+    _, _, serve = read(device="cuda", tensor_parallel_size=ranks)
+    serve = replace(serve, data_parallel_size=instances)
+    with pytest.raises(Failed, match=words):
+        serve_command.require_gpus(serve)
+    serve_command.require_gpus(replace(serve, device="cpu"))
+    monkeypatch.setattr(visible, "visible_gpus", lambda: instances * ranks)
+    serve_command.require_gpus(serve)
+
+
+def test_data_parallel_serve_is_up_with_mixed_instances(monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        local_cluster, "run_cluster", lambda serve, placement, engines, **_: started.append(list(engines)) or True
+    )
+    _, _, serve = read(device="cpu")
+    assert serve_command.run_instances(replace(serve, data_parallel_size=3), quiet=True, until_stdin_ends=False)
+    assert started == [["mixed-0", "mixed-1", "mixed-2"]]
+    with pytest.raises(InvalidConfig, match="data_parallel_size is 2: an instance of a cluster is one instance"):
+        replace(serve, data_parallel_size=2, router=("tcp://a:1",), cluster_secret="file")
 
 
 def test_on_a_cpu_no_driver_is_asked(monkeypatch):
     monkeypatch.setattr(visible, "visible_gpus", lambda: pytest.fail("it was asked"))
     options, _, serve = read(mixed=2, device="cpu")
-    assert {engine.worker.device_index for engine in up_command.engines_of(options, serve).values()} == {0}
+    assert {engine.worker.device_index for engine in local_cluster.engines_of(options, serve).values()} == {0}
     file = replace(serve, device="auto", model=__file__)  # as a GGUF is
-    assert {engine.worker.device_sharers for engine in up_command.engines_of(options, file).values()} == {1}
+    assert {engine.worker.device_sharers for engine in local_cluster.engines_of(options, file).values()} == {1}
 
 
 @pytest.mark.parametrize("owner", [UpOptions, PlacementOptions, RouterOptions])
@@ -187,6 +249,21 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path):
     assert "chmod 600" in ran.output
 
 
+def test_a_router_asks_for_no_weights(tmp_path, monkeypatch):
+    """It reads the tokenizer and the chat template: a hub id costs it megabytes, not gigabytes."""
+    secret, asked = tmp_path / "secret", []
+    secret.touch(0o600)
+    secret.write_text("0" * 64)
+
+    def resolve(name: str, revision: str, *, weights: bool = True, **_: object) -> Path:
+        asked.append((name, weights))
+        raise Failed("so far")
+
+    monkeypatch.setattr(router_command, "resolve_model", resolve)
+    CliRunner().invoke(app, ["router", "own/tiny", "--cluster-secret", str(secret), "--port", "0", "--cluster-port", "0"])
+    assert asked == [("own/tiny", False)]
+
+
 def test_the_cluster_port_is_not_that_of_the_api(tmp_path):
     with pytest.raises(Failed, match="port of the API"):
         router_command.checked_cluster_port(RouterOptions(cluster_port=8000), ServeConfig(port=8000))
@@ -194,7 +271,7 @@ def test_the_cluster_port_is_not_that_of_the_api(tmp_path):
 
 def test_times_of_a_hand_off_that_contradict_each_other_are_refused_at_the_start():
     options, placement, serve = read(prefill=1, decode=1)
-    engines = up_command.engines_of(options, serve)
+    engines = local_cluster.engines_of(options, serve)
     router = replace(placement.router(serve), handing_seconds_max=6.0)
     process = RouterProcessConfig(serve=serve, router=router, listen="tcp://127.0.0.1:0", cluster_secret="/nowhere")
     with pytest.raises(InvalidConfig, match=r"7 s.*handing_seconds_max"):

@@ -34,7 +34,7 @@ def test_a_line_for_each_event(capsys):
     reporter.on_instance_ready("prefill-0")
     reporter.on_view(VIEW)
     reporter.on_ready(READY)
-    suspect = replace(DECODE, state="suspect", fault="nothing heard for 1.2 s")
+    suspect = replace(DECODE, state="suspect", fault="nothing received for 1.2 s")
     reporter.on_view(replace(VIEW, instances=(PREFILL, suspect)))
     reporter.on_view(VIEW)
     reporter.on_lost("decode-0", "the decode-0 process was killed by SIGKILL")
@@ -47,7 +47,7 @@ def test_a_line_for_each_event(capsys):
     assert said.err.splitlines() == [
         "baton up: prefill-0 loads the model",
         "baton up: prefill-0 is ready",
-        "baton up: decode-0 gets no new requests: nothing heard for 1.2 s",
+        "baton up: decode-0 gets no new requests: nothing received for 1.2 s",
         "baton up: decode-0 is well again",
         "baton up: the decode-0 process was killed by SIGKILL: starting another; its requests go on elsewhere",
         "baton up: decode-0 has left the cluster",

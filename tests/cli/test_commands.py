@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 
+import pytest
 from command_rig import BATON, ENVIRONMENT, baton, serving
 
 from baton.cli.ps import duration_text
@@ -56,6 +57,7 @@ def test_ps_asks_a_running_server(tiny_model):
         assert (found["models"], found["instances"], found["running"], found["waiting"]) == (["tiny"], 1, 0, 0)
 
 
+@pytest.mark.slow
 def test_ps_shows_what_it_may_see(tiny_model):
     with serving(tiny_model, *SMALL, "--served-model-name", "tiny", "--api-key", "plain", "--admin-api-key", "admin") as server:
         ran = baton("ps", "--url", server.url, "--api-key", "plain")

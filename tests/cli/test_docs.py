@@ -67,6 +67,13 @@ def test_paths_of_the_source_exist(page: Path):
     assert not [name for name in named - ELSEWHERE_FILES if not any((base / name).exists() for base in BASES)]
 
 
+def test_no_text_names_a_document_that_is_gone():
+    """The design was a blueprint with sections before it was pages."""
+    texts = [path for folder in ("src", "tests", "bench", "tools", "docs") for path in (ROOT / folder).rglob("*")]
+    texts = [path for path in texts if path.suffix in (".py", ".h", ".c", ".toml", ".md") and path != Path(__file__)]
+    assert not [str(path.relative_to(ROOT)) for path in texts if "blueprint" in path.read_text("utf-8").lower()]
+
+
 def test_pages_that_the_source_names_exist():
     """Error texts, too, send users to pages."""
     named = {
@@ -191,6 +198,13 @@ def test_code_can_be_read(page: Path):
 
 # Metrics and routes
 
+EXISTING_ROUTES = {
+    (method, route.path)
+    for route in (*ROUTES, PAGE, cluster_route(lambda: None))  # type: ignore[arg-type]
+    for method in route.methods or ()
+}
+SETTINGS = {field.name for field in fields(ServeConfig)}
+
 
 def metric_names() -> set[str]:
     return set(re.findall(r"^# TYPE (\S+)", instance_page() + cluster_page(), re.M))
@@ -207,11 +221,10 @@ def test_metrics_exist():
 
 @current_page
 def test_routes_exist(page: Path):
-    routes = {(method, route.path) for route in (*ROUTES, PAGE, cluster_route(lambda: None)) for method in route.methods or ()}  # type: ignore[arg-type]
     for span in spans(page):
         found = re.fullmatch(r"(GET|POST|DELETE) (/\S*)", span)
         if found:
-            assert (found[1], found[2]) in routes, span
+            assert (found[1], found[2]) in EXISTING_ROUTES, span
 
 
 def test_log_lines_of_failures_are_those_of_the_program():
@@ -225,6 +238,41 @@ def test_log_lines_of_failures_are_those_of_the_program():
         node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str
     }
     assert not [span for span in shown if not any(span in text for text in texts)]
+
+
+# What does not exist
+
+DENIED = re.compile(
+    r"\b(?:there (?:is|are) no|does not have|has no|not there yet|not supported|CPUs? only|only on (?:a |the )?CPU)\b"
+)
+FAMILIES_ON_GPU = (ROOT / "tests" / "gpu" / "test_families_on_gpu.py").read_text()
+CAN: dict[str, tuple[str, bool]] = {
+    "several GPUs": (r"one model on several GPUs(?! and)|several GPUs for one model", "tensor_parallel_size" in SETTINGS),
+    "fill in the middle": (r"fill[- ]in[- ]the[- ]middle", ("POST", "/infill") in EXISTING_ROUTES),
+    "GGUF files on a GPU": (r"GGUF", "def test_gguf_files(" in FAMILIES_ON_GPU),
+}
+"""Things that pages denied after they were there: words for each, and whether the program has it."""
+
+
+def denials(page: Path) -> list[str]:
+    """Sentences, and cells of tables in rows that say what is missing."""
+    lines = re.sub(r"\n(?![\n|#-])", " ", prose(page)).splitlines()
+    return [part for line in lines for part in re.split(r"(?<=[.;:]) ", line) if DENIED.search(part)]
+
+
+@each_page
+def test_pages_deny_no_route_that_exists(page: Path):
+    """migrate.md said for a while that there is no /infill."""
+    paths = {path for _, path in EXISTING_ROUTES}
+    for sentence in denials(page):
+        for missing in re.findall(r"there (?:is|are) no ((?:`[^`]+`(?:,| or| and)? ?)+)", sentence):
+            assert not set(re.findall(r"`([^`]+)`", missing)) & paths, sentence
+
+
+@each_page
+def test_pages_deny_nothing_that_the_program_can(page: Path):
+    for sentence in denials(page):
+        assert not [what for what, (words, able) in CAN.items() if able and re.search(words, sentence)], sentence
 
 
 # Models

@@ -22,7 +22,7 @@ from baton.ranges import refusal
 FIELDS = {field.name for field in fields(ServeConfig)}
 SETTINGS = {setting.name: setting for setting in all_settings()}
 ROWS = [pytest.param(row, id=f"{engine}-{row.name}") for engine, rows in ENGINES.items() for row in rows]
-KINDS = ("same", "alias", "not needed", "only", "instead")
+KINDS = ("same", "alias", "not needed", "only", "instead", "several")
 OF_KIND = {kind: [row for row in ROWS if row.values[0].kind == kind] for kind in KINDS}
 
 
@@ -44,6 +44,9 @@ def in_file(tmp_path, name, value):
     return file
 
 
+DRAFT_MODELS = ("speculative_model", "speculative_draft_model_path", "model_draft", "hf_repo_draft")
+
+
 def example(row: Row) -> tuple[object, object]:
     """A value as that engine's users write it, and what it is here."""
     setting = SETTINGS[row.setting]
@@ -55,6 +58,7 @@ def example(row: Row) -> tuple[object, object]:
         "alias": ("mine", ("mine",)),
         "origins": ("https://a", ("https://a",)),
         "ssl_keyfile": None,
+        **dict.fromkeys(DRAFT_MODELS, ("small", "draft:small")),
     }
     if row.name in special and special[row.name] is not None:
         return special[row.name]
@@ -88,7 +92,7 @@ def test_what_is_honoured(row: Row, tmp_path):
 @pytest.mark.parametrize("row", OF_KIND["not needed"])
 def test_what_is_not_needed_is_accepted_with_a_line(row: Row, tmp_path, capsys, caplog):
     caplog.set_level("INFO")
-    value = True if row.flag else 7
+    value = True if row.flag else row.values[0] if row.values else 7
     words = f"is not needed here: {row.words}"
     assert given_by(typed(row.name, value)) == ServeConfig()
     assert f"{typed(row.name, value)[0]} {words}" in capsys.readouterr().err
@@ -113,6 +117,15 @@ def test_what_is_called_otherwise_or_missing_is_refused_in_words(row: Row, tmp_p
     refused_everywhere(row, True if row.flag else "4", tmp_path)
     for nothing in (False,) if row.flag else row.nothing[1:2]:
         assert given_by(typed(row.name, nothing)) == ServeConfig(), "asks for nothing"
+
+
+@pytest.mark.parametrize("row", OF_KIND["several"])
+def test_what_is_several_settings_is_taken_apart(row: Row, tmp_path):
+    value = {"model": "small", "num_speculative_tokens": 3}
+    expected = ServeConfig(speculate="draft:small", speculative_tokens=3)
+    assert given_by(typed(row.name, json.dumps(value))) == expected
+    assert read_config({"config": in_file(tmp_path, row.name, value)}) == expected
+    assert ServeConfig(**serve_settings({row.name: value})) == expected
 
 
 def refused_everywhere(row: Row, value, tmp_path):
@@ -192,6 +205,41 @@ def test_letters_of_llama_cpp():
     assert given_by(["-c", "0", "-ctk", "q8_0", "-ctv", "q8_0"]) == ServeConfig(kv_cache_dtype="int8")
     with pytest.raises(Failed, match="same setting"):
         given_by(["-ctk", "q8_0", "-ctv", "f16"])
+
+
+def test_an_older_llama_cpp_has_a_bare_fa():
+    for value in ([], ["on"], ["auto"], ["0"]):
+        assert given_by(["-m", "some.gguf", "-fa", *value, "-ngl", "99"]).model == "some.gguf"
+    assert given_by(["-fa", "some.gguf"]).model == "some.gguf"
+    assert given_by(["some.gguf", "--flash-attn"]).model == "some.gguf"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["some", "--served-model-name", "a", "b", "--port", "1"],
+        ["--served-model-name", "a", "b", "--port", "1", "--model", "some"],
+        ["--served-model-name", "a", "--served_model_name", "b", "--port", "1", "some"],
+        ["--served-model-name", "a", "some", "--port", "1", "--served-model-name", "b"],  # no list: the model is nowhere else
+    ],
+)
+def test_names_as_the_list_of_vllm(words):
+    config = given_by(words)
+    assert (config.model, config.served_model_name, config.port) == ("some", ("a", "b"), 1)
+
+
+def test_a_converted_value_is_refused_with_the_typed_one():
+    with pytest.raises(Failed, match=r"^--cache-ram -1, as --kv-host-gib, is -0\.0009765625: it must be from 0 to"):
+        given_by(["--cache-ram", "-1"])
+
+
+def test_keywords_of_llm_take_what_the_command_line_takes():
+    assert serve_settings({"cache_type_k": "q8_0", "cache_type_v": "q8_0"}) == {"kv_cache_dtype": "int8"}
+    with pytest.raises(InvalidConfig, match="kv_cache_dtype is given twice, the second time as cache_type_v"):
+        serve_settings({"cache_type_k": "q8_0", "cache_type_v": "f16"})
+    assert serve_settings({"no_stop_on_repetition": True}) == {"stop_on_repetition": False}
+    with pytest.raises(InvalidConfig, match=r"kv_dtipe is no setting of LLM; did you mean kv_cache_dtype\?"):
+        serve_settings({"kv_dtipe": "int8"})
 
 
 def test_underscores_as_vllm_takes_them():

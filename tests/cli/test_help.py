@@ -7,7 +7,11 @@ import sys
 from functools import cache
 
 import pytest
+import typer
+from click import Context
 from command_rig import baton, baton_here, said
+
+from baton.cli.spellings import in_our_form
 
 COMMANDS = ["", "serve", "chat", "run", "models", "bench", "bench offline", "bench latency", "bench serve", "simulate"]
 COMMANDS += ["up", "router", "kv", "kv list", "kv blocks", "kv verify", "kv remove"]
@@ -51,6 +55,32 @@ print("HEAVY", [name for name in {HEAVY!r} if name in sys.modules])
 
 def test_version():
     assert baton("version").stdout.startswith("baton ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("--kv-dtipe", "--kv-cache-dtype"),  # near a former name
+        ("--no-webuj", "--no-chat-page"),  # near llama.cpp's
+        ("--enable-lor", ""),  # near an option that is refused
+        ("--max-length", ""),  # click alone suggests --max-model-len and two others
+        ("--no-such-thing", ""),
+    ],
+)
+def test_suggestions_are_close_and_of_use(typed, suggested):
+    ran = baton_here("serve", typed)
+    assert ran.returncode == 2
+    assert ("Possible" in said(ran)) is bool(suggested)
+    assert suggested in said(ran)
+
+
+def test_words_behind_two_dashes_are_left_alone():
+    """A prompt may begin with dashes. `baton run` takes the second word as one."""
+    from baton.cli.main import app
+
+    run = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    words = ["smollm2", "--max_tokens", "5", "--", "--a_prompt"]
+    assert in_our_form(run, Context(run), words) == ["smollm2", "--max-tokens", "5", "--", "--a_prompt"]
 
 
 def test_an_unknown_option_is_answered_with_a_near_one():

@@ -83,5 +83,5 @@ def test_help_all_of_serve_has_every_setting():
 
 def test_aliases_and_options_of_other_engines_are_not_shown():
     text = helped(("serve",), everything=True)
-    for flag in ("--slots", "--context-tokens-max", "--ctx-size", "--trust-remote-code", "--tensor-parallel-size", "-ngl"):
+    for flag in ("--slots", "--context-tokens-max", "--ctx-size", "--trust-remote-code", "--pipeline-parallel-size", "-ngl"):
         assert flag not in text

@@ -99,6 +99,7 @@ def running(*arguments: str | Path, **options: Any) -> Iterator[Server]:
         server.close()
 
 
+@pytest.mark.slow
 def test_the_reader_of_stderr_ends_and_running_answers_still_finish(tiny_model):
     """`baton serve 2>&1 | tee log`: the Ctrl-C that drains the server ends its reader too."""
     with running(tiny_model) as server:
@@ -147,6 +148,7 @@ def test_under_nohup_a_terminal_that_is_closed_changes_nothing(tiny_model):
         assert server.end() == 0
 
 
+@pytest.mark.slow
 def test_whoever_asks_a_server_to_end_again_and_again_gets_the_same_exit_code(tiny_model):
     with running(tiny_model) as server:
         while server.process.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from baton.cli.on_ray import keeper as module
 from baton.cli.on_ray.driver import wait_ready
 from baton.cli.on_ray.keeper import Keeper, KeeperOrders
 from baton.cli.say import Failed
+from baton.runtime.processes.private_folder import PrivateFolder
 
 
 class Still(Keeper):
@@ -76,6 +78,36 @@ def test_the_router_is_asked_where_it_listens(cluster, host, reached):
     given = KeeperOrders("router", "router", {"port": 8000, "host": host}, "s" * 64)
     cluster["router"] = Still(given, "127.0.0.1", cluster.__getitem__)
     assert cluster["router"].url() == f"http://{reached}:8000"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_file_of_a_keeper_is_left(killed: bool, monkeypatch: pytest.MonkeyPatch):
+    """Its settings may have keys in them. What a killed one leaves, the next one on the machine removes."""
+    start = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: start(["sleep", "120"]))
+    keeper = Keeper(orders("mixed-0", "serve"), "127.0.0.1", {}.__getitem__)
+    keeper.add_router("router", "tcp://127.0.0.1:1")
+    folder = keeper._folder.path
+    assert len(list(folder.iterdir())) == 3
+    if killed:
+        os.close(keeper._folder._fd)  # as the kernel does
+        keeper._folder._fd = -1
+        PrivateFolder().remove()
+    assert folder.exists() is not killed
+    keeper.stop(0.0)
+    assert not folder.exists()
+
+
+def test_a_tree_that_ends_at_once_is_named_with_its_exit(monkeypatch: pytest.MonkeyPatch):
+    """A model that this node does not have, say. The keeper ends too, and Ray starts another."""
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.0)
+    start, left = subprocess.Popen, list[int]()
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: start(["sh", "-c", "exit 2"]))
+    keeper = Keeper(orders("mixed-0", "serve"), "127.0.0.1", {}.__getitem__, left.append)
+    folder = keeper._folder.path
+    assert keeper.wait_ready(60.0) == "mixed-0 exited with status 2"
+    until(lambda: left == [1])
+    assert not folder.exists()
 
 
 def test_there_is_no_cluster_to_wait_for():

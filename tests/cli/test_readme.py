@@ -30,8 +30,9 @@ TRIES = 5
 SMALL = ("--kv-memory-gib", "0.1", "--threads", "1")
 """The tests share a machine. Neither changes an answer."""
 
-INSTALLING = r"pip install |git clone |python3 -m venv |make (serve|test|wheel|fast)$"
-"""In `make chaos`: test_a_fresh_environment. Wheels are built and installed by test_wheel.py."""
+INSTALLING = r"pip install |git clone |python3 -m venv |make (serve|test|wheel|fast)( ARGS=|$)"
+"""In `make chaos`: test_a_fresh_environment, with pip and with `make serve`. Wheels are built and installed by test_wheel.py.
+`make test` and `make fast` run by themselves."""
 CONTAINERS = r"docker (build|run) "
 """test_dockerfile.py has what can be said without Docker."""
 OTHER_MODELS = r"baton serve (?!-)\S+|baton serve --config "
@@ -75,6 +76,21 @@ def is_answered_right(server: Running) -> None:
 
 def test_the_first_question_of_the_readme_is_answered_right(server):
     is_answered_right(server)
+
+
+@pytest.mark.slow
+def test_the_answer_to_it_leads_by_a_nat_in_the_exact_model():
+    """So that rounding cannot change its first token. docs/internals/quantisation.md has the figure."""
+    from baton.llm import LLM, SamplingParams
+
+    [body] = re.findall(r"-d '(.*)'", PAGES[0].read_text())
+    sizes = {"threads": 1, "max_model_len": 256, "max_num_seqs": 1, "kv_blocks": 32}
+    with LLM("smollm2", quantization="none", kv_cache_dtype="float32", **sizes) as exact:
+        greedy = SamplingParams(temperature=0, max_tokens=1, logprobs=2)
+        [output] = exact.chat(json.loads(body)["messages"], greedy)[0].outputs
+    (_, best), (_, second) = output.logprobs[0].top
+    print(f"{best - second:.2f} nats")
+    assert best - second >= 1
 
 
 @pytest.mark.slow
@@ -137,6 +153,13 @@ def test_the_quickstart_shows_what_the_start_prints(server):
         assert line.strip() == "..." or re.search(pattern, printed), (line, printed)
 
 
+def test_the_page_of_commands_shows_the_rows_that_the_start_prints(server):
+    """Their values are the machine's."""
+    [shown] = [text for _, text in fences(ROOT / "docs" / "cli.md") if text.startswith("$ baton serve --port")]
+    rows_of = re.compile(r"^  ([a-z]\S*(?: [a-zA-Z]+)?) {2,}", re.M)
+    assert rows_of.findall(shown) == rows_of.findall(server.text)
+
+
 # In a fresh environment
 
 
@@ -166,7 +189,8 @@ def started(script: str, folder: Path, home: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_fresh_environment(tmp_path):
+@pytest.mark.parametrize("way", ["pip", "make"])
+def test_a_fresh_environment(way, tmp_path):
     """The first commands of the quickstart in a copy of the checkout, without other packages and without cached files."""
     installing, serve, *_ = [text for language, text in fences(PAGES[1]) if language == "" and "docker" not in text]
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -178,6 +202,8 @@ def test_a_fresh_environment(tmp_path):
     home.mkdir()
     lines = [line for line in installing.splitlines() if not line.startswith("git clone")]
     script = "\n".join([*lines, f"exec {serve.strip()} --port {port}"])
+    if way == "make":
+        script = f"exec make serve ARGS='--port {port}'"
     with started(script, tmp_path / "baton", home):
         [(path, body)] = re.findall(rf"curl {ADDRESS}(\S+) [^{{]*-d '(.*)'", PAGES[1].read_text())
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body.encode(), {"content-type": "application/json"})

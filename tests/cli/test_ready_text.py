@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baton.cli.local_cluster import ready_text as up_text
 from baton.cli.router import ready_text as router_text
 from baton.cli.serve import ready_text
-from baton.cli.up import ready_text as up_text
 from baton.config import ServeConfig, TiersConfig, WorkerConfig
 from baton.models.aliases import ALIASES
 from baton.models.loaders.weights import StoredTensor
@@ -154,3 +154,12 @@ def test_weights_are_told_as_they_are_computed(stored, settings, words):
 @pytest.mark.parametrize("there", [True, False])
 def test_the_chat_page_is_named_if_there_is_one(there: bool):
     assert any("chat page" in line for line in said(TiersConfig(), chat_page=there)) is there
+
+
+@pytest.mark.parametrize(("knob", "words"), [("kv_blocks", "beside --kv-blocks"), ("kv_memory_gib", "of its own")])
+def test_a_draft_model_has_memory_of_its_own(knob: str, words: str):
+    plan = ROW | {"draft_model": "/models/small.gguf", "draft_kv_pool_gib": 0.25, "kv_blocks_by": knob}
+    lines = ready_text(
+        ServeConfig(model="tiny", served_model_name=("tiny",)), InstanceReady(100, 16, 64, 258, 512, 512, plan=plan), 1.0
+    ).splitlines()
+    assert f"  drafts     small.gguf, with 0.2 GiB of KV cache {words}" in lines

@@ -139,6 +139,7 @@ def test_contradictions_are_said_before_anything_starts():
     assert "--max-num-seqs" in said(ran)
 
 
+@pytest.mark.slow
 def test_memory_that_holds_no_sequence(tiny_model):
     ran = baton("serve", tiny_model, "--port", "0", "--kv-memory-gib", "0.000001")
     assert ran.returncode == 1
@@ -193,6 +194,7 @@ def test_keys_ports_origins_and_logs_of_a_real_server(tiny_model):
     assert "secret" not in err
 
 
+@pytest.mark.slow
 def test_log_level_and_client_keys_alone(tiny_model):
     with serving(tiny_model, "--kv-memory-gib", "0.05", "--api-key", "client-secret", "--log-level", "warning") as server:
         status, answer = ask(server.url, "/v1/pause", key="client-secret", body={})

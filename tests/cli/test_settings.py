@@ -51,6 +51,7 @@ OTHER = {
     "transfer_announce": "nat.example:8200",
     "allowed_origins": ["https://a", "https://b"],
     "device": "cuda",
+    "speculate": "draft:small",
 }
 
 
@@ -108,7 +109,7 @@ def test_every_field_is_a_yaml_key(name, spelling, tmp_path):
 
 OF_THE_COMMAND = {
     "revision", "served_model_name", "port", "api_key_file", "admin_api_key_file", "admin_host", "ssl_certfile", "ssl_keyfile",
-    "ssl_ca_certs", "root_path", "chat_template", "shutdown_delay",
+    "ssl_ca_certs", "root_path", "chat_template", "shutdown_delay", "data_parallel_size",
 }  # fmt: skip
 """Read where the server is started and ended: names, files and addresses."""
 

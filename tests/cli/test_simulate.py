@@ -55,6 +55,7 @@ def test_json_says_it_all():
     assert said["events"] > said["tokens"] > 0
 
 
+@pytest.mark.slow
 def test_the_summary_says_it_to_people():
     ran = baton("simulate", "--seeds", "3:6", "--jobs", "1")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -78,6 +79,7 @@ def test_one_seed_is_told_with_its_digest():
     assert answer("--seed", "7")["digest"] in ran.stdout
 
 
+@pytest.mark.slow
 def test_the_digest_depends_on_the_seed_alone():
     """Not on the order in which a process happens to hash strings, nor on who runs what."""
     one = answer("--seeds", "0:2", "--jobs", "1", hash_seed="1")

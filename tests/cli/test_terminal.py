@@ -85,6 +85,7 @@ def test_chat_erases_neither_what_is_typed_nor_what_is_answered(tiny_model):
         assert not gone(everyone)
 
 
+@pytest.mark.slow
 def test_chat_says_why_its_server_did_not_start_and_leaves_nothing(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     with on_terminal("chat", tmp_path) as terminal:

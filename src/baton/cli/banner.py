@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +74,15 @@ def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> 
     return [
         ("model", f"{where}; {context}" if where else context),
         ("memory", f"{bits} KV cache for {tokens:,} tokens{size}{each}".strip()),
+        *([("drafts", draft_text(plan))] if "draft_model" in plan else ()),
         ("at once", f"{ready.slots} requests{each}"),
     ]
+
+
+def draft_text(plan: Mapping[str, int | float | str]) -> str:
+    """The draft model, and the memory of its KV cache."""
+    beside = "beside --kv-blocks" if plan["kv_blocks_by"] == "kv_blocks" else "of its own"
+    return f"{Path(str(plan['draft_model'])).name}, with {_size(float(plan['draft_kv_pool_gib']))} of KV cache {beside}"
 
 
 def _size(gib: float) -> str:

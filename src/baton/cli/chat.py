@@ -18,7 +18,7 @@ import typer
 from baton.cli.conversation import Conversation, talk
 from baton.cli.http_stream import ServerAddress
 from baton.cli.options import expanded
-from baton.cli.private_server import models_at, private_server
+from baton.cli.private_server import accepts_name, models_at, private_server
 from baton.cli.sampling_options import Sampling
 from baton.cli.say import Failed, complaints, served_name
 from baton.models.names import DEFAULT_MODEL
@@ -63,9 +63,10 @@ def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: 
     if url is not None and isinstance(names, str):
         raise Failed(f"{names}; start one with `baton serve`, or leave out --url")
     if not isinstance(names, str):
-        if model is None or (name := _name_there(model, names)) is not None:
-            chosen = names[0] if model is None else str(name)
-            typer.echo(f"{chosen} at {server.url}", err=True)
+        chosen = names[0] if model is None else _name_there(server, model, names)
+        if chosen is not None:
+            also = "" if chosen in names else f" (it serves {', '.join(names)} under every name)"
+            typer.echo(f"{chosen} at {server.url}{also}", err=True)
             return server, chosen
         if url is not None:
             raise Failed(f"{url} serves {', '.join(names)}, not {model}: name one of these, or leave out --url")
@@ -75,8 +76,7 @@ def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: 
     return stack.enter_context(private_server(model))
 
 
-def _name_there(model: str, names: list[str]) -> str | None:
-    """The server's name of the model. None: it does not serve it."""
-    if "*" in names:
-        return model
-    return next((name for name in (model, served_name(model)) if name in names), None)
+def _name_there(server: ServerAddress, model: str, names: list[str]) -> str | None:
+    """The server's name of the model. None: it does not serve it. A server that accepts every name lists its own ones alone."""
+    listed = next((name for name in (model, served_name(model)) if name in names), None)
+    return listed or (model if accepts_name(server, model) else None)

@@ -32,7 +32,7 @@ class PlainReporter(UpReporter):
         self._loading: dict[str, str] = {}
         "Current stage of each instance that is not ready."
         self._states: dict[str, str] = {}
-        self._told = self._begin
+        self._summary_at = self._begin
         self._summary = ""
         self.was_ready = False
         self.lines = ServerLines(command)
@@ -82,8 +82,8 @@ class PlainReporter(UpReporter):
 
     def say_summary(self, view: ClusterView) -> None:
         summary = summary_text(view)
-        if self.was_ready and summary != self._summary and monotonic() - self._told >= SUMMARY_SECONDS:
-            self._told, self._summary = monotonic(), summary
+        if self.was_ready and summary != self._summary and monotonic() - self._summary_at >= SUMMARY_SECONDS:
+            self._summary_at, self._summary = monotonic(), summary
             self.say(summary)
 
     def on_stopping(self) -> None:

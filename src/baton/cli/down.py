@@ -33,7 +33,10 @@ def down(
         if on != "ray":
             raise Failed(f"--on {on}: only clusters on Ray are ended by this command; `baton up` ends with Ctrl-C")
         cluster = RayCluster(ray_address, cluster_name, insecure=ray_insecure)
-        if not cluster.keepers():
+        if cluster.keepers():
+            end(cluster, drain_seconds, lambda line: typer.echo(f"baton down: {line}", err=True))
+        elif cluster.release():
+            typer.echo(f"baton down: nothing of a cluster {cluster_name} runs; what it had reserved is free again", err=True)
+        else:
             raise Failed(f"Ray has no cluster {cluster_name}")
-        end(cluster, drain_seconds, lambda line: typer.echo(f"baton down: {line}", err=True))
         cluster.disconnect()

@@ -11,15 +11,16 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from baton.cli.settings import CLOSE, FLAG_WORDS
-from baton.config.schema import BASIC, BASIC_BESIDE, GROUPS
+from baton.cli.settings import FLAG_WORDS
+from baton.cli.spellings import in_our_form
+from baton.config.schema import BASIC, BASIC_BESIDE, GROUPS, flag_of
+from baton.familiar import BY_ALIAS, FOREIGN, closest
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -52,7 +53,7 @@ class HelpfulCommand(TyperCommand):
         if "--help-all" in args and has_rest(self):
             typer.echo(command_help(self, ctx, everything=True).rstrip())
             ctx.exit()
-        args = [with_dashes(arg) for arg in args]
+        args = in_our_form(self, ctx, args)
         refuse_value_of_flag(self, ctx, args)
         try:
             return super().parse_args(ctx, args)
@@ -201,12 +202,6 @@ def metavar_of(param: Any) -> str:
 # Mistyped options
 
 
-def with_dashes(arg: str) -> str:
-    """Replaces underscores: --max_model_len is --max-model-len, as in vLLM."""
-    name, separator, value = arg.partition("=")
-    return name.replace("_", "-") + separator + value if name.startswith("--") else arg
-
-
 def refuse_value_of_flag(command: Any, ctx: Any, args: Sequence[str]) -> None:
     """Refuses `--enable-prefix-caching true`: the word would be taken for the model."""
     flags = {name: param for param in command.params if getattr(param, "is_flag", False) for name in param.opts}
@@ -217,7 +212,12 @@ def refuse_value_of_flag(command: Any, ctx: Any, args: Sequence[str]) -> None:
 
 
 def suggest_close(error: Any, params: Iterable[Any]) -> None:
-    """Suggests only names that are close. Click suggests the nearest, which is often unrelated."""
-    known = [name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)]
-    shown = [name for name in known if name.startswith("--")]
-    error.possibilities = get_close_matches(error.option_name, shown, n=1, cutoff=CLOSE) or None
+    """Suggests only names that are close. Click suggests the nearest, which is often unrelated. For another name of a setting
+    the setting's own is suggested, and an option that other engines alone have is not."""
+    options = [param for param in params if param.param_type_name == "option" and param.name not in FOREIGN]
+    known = {name: param.name for param in options for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
+    found = closest(error.option_name, known)
+    if found and (alias := BY_ALIAS.get(known[found])) is not None:
+        ours = flag_of(alias.setting)
+        found = f"--no-{ours[2:]}" if found.startswith("--no-") else ours
+    error.possibilities = [found] if found else None

@@ -102,6 +102,8 @@ def answer_of(row: Row) -> str:
         return f"accepted, not needed: {row.words}"
     if row.kind == "only":
         return f"{' or '.join(f'`{value}`' for value in row.only)} is accepted; else refused: {row.words}"
+    if row.kind == "several":
+        return f"taken apart: {row.words}"
     return f"refused: {row.words}"
 
 

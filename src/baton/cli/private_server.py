@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import sleep
 from typing import IO, Any
+from urllib.parse import quote
 
 from baton.cli.http_stream import HttpError, ServerAddress, get_json
 from baton.cli.progress import stages
@@ -22,8 +23,8 @@ from baton.models.names import DEFAULT_MODEL
 
 COMMAND = (sys.executable, "-m", "baton.cli.main")
 PREFIX = "baton serve: "
-LOOK_SECONDS = 2.0
-LOOK_AGAIN_SECONDS = 0.1
+ANSWER_SECONDS = 2.0
+ASK_AGAIN_SECONDS = 0.1
 DRAIN_SECONDS = 2.0
 """Only the conversation uses the server, so nothing is left to finish."""
 STOP_SECONDS = 20.0
@@ -60,19 +61,33 @@ def models_at(server: ServerAddress) -> list[str] | str:
     """Names of the served models, or why there are none."""
 
     async def ask() -> list[str]:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(ANSWER_SECONDS):
             return [str(entry["id"]) for entry in (await get_json(server, "/v1/models"))["data"]]
 
     try:
         return asyncio.run(ask()) or f"{server.url} serves no model"
     except TimeoutError:
-        return f"{server.url} does not answer within {LOOK_SECONDS:g} s"
+        return f"{server.url} does not answer within {ANSWER_SECONDS:g} s"
     except HttpError as error:
         if error.status and not error.explained:  # its error page is useless
             return f"{server.url} is no OpenAI-style server (GET /v1/models: {error.status})"
         return str(error)
     except (KeyError, TypeError):
         return f"{server.url} is no OpenAI-style server (GET /v1/models is answered with something else)"
+
+
+def accepts_name(server: ServerAddress, name: str) -> bool:
+    """Whether the server answers to a name, be it listed or not (--served-model-name '*')."""
+
+    async def ask() -> bool:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            found = await get_json(server, f"/v1/models/{quote(name)}")
+            return isinstance(found, dict) and found.get("id") == name
+
+    try:
+        return asyncio.run(ask())
+    except (TimeoutError, HttpError):
+        return False
 
 
 def _start(config: dict[str, Any], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -107,7 +122,7 @@ def _wait_ready(
         read = len(lines)
         if not isinstance(models_at(server), str):
             return
-        sleep(LOOK_AGAIN_SECONDS)
+        sleep(ASK_AGAIN_SECONDS)
     why = next(reversed(_lines(output)), "it ended without a word")
     raise Failed(f"the model could not be started: {why.removeprefix(PREFIX)}")
 

@@ -33,7 +33,7 @@ def rm(
 def remove_model(model: str) -> int:
     """Returns the freed bytes. Raises Failed if there is no such model."""
     from baton.models.aliases import ALIASES, cache_folder
-    from baton.models.hub import hub_name, is_meant
+    from baton.models.hub import hub_name, matches_name
     from baton.models.hub_cache import cached_models, remove
 
     if model in ALIASES:
@@ -46,7 +46,7 @@ def remove_model(model: str) -> int:
     name = hub_name(model)
     if name is None:
         raise Failed(f"{model}: neither an alias nor a Hugging Face id (owner/repo, owner/repo:QUANT); see `baton models`")
-    found = [each for each in cached_models() if is_meant(name, each)]
+    found = [each for each in cached_models() if matches_name(name, each)]
     if not found:
         raise Failed(f"{model}: is not here; `baton models` lists what is")
     return remove(found)

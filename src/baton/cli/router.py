@@ -73,7 +73,7 @@ def router(*, quiet: bool, **given: Any) -> None:
         serve = replace(asked, port=checked_port(asked), log_level="error" if quiet else asked.log_level)
         warn_of_certificate("router", serve, options, quiet=quiet)
         options = replace(options, cluster_port=checked_cluster_port(options, serve))
-        path = resolve_model(serve.model, serve.revision, command="router", quiet=quiet)
+        path = resolve_model(serve.model, serve.revision, command="router", quiet=quiet, weights=False)
         serve = with_model(serve, path)
         if not run_router(serve, placement, options, quiet=quiet):
             raise typer.Exit(INTERRUPTED)

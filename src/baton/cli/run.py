@@ -109,7 +109,7 @@ def answer_all(
         answers = _generate(llm, prompts, sampling, n, raw=raw, system=system)
         _print(prompts, answers, as_json=as_json)
         tokens = sum(len(output.token_ids) for answer in answers for output in answer.outputs)
-    _sum_up(tokens, loaded - begin, monotonic() - loaded)
+    _summarize(tokens, loaded - begin, monotonic() - loaded)
 
 
 def quiet_waiting() -> None:
@@ -192,6 +192,6 @@ def _print(prompts: list[str], answers: list[SequenceAnswer], *, as_json: bool) 
             typer.echo(output.text)
 
 
-def _sum_up(tokens: int, load_seconds: float, seconds: float) -> None:
+def _summarize(tokens: int, load_seconds: float, seconds: float) -> None:
     line = f"{tokens} tokens in {seconds:.2f} s ({tokens / max(seconds, 1e-9):.1f} tok/s), loaded in {load_seconds:.1f} s"
     typer.echo(f"[{line}]", err=True)

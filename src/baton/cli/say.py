@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from baton.config import ANY_NAME
+from baton.config import ANY_NAME, DRAFT, draft_model_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,8 +143,9 @@ def bar(what: str, *, unit: str = "", quiet: bool = False) -> Iterator[Advance]:
         yield advance
 
 
-def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bool = False) -> Path:
-    """Resolves the user's model name to files on this machine that can be served. Announces what takes long."""
+def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bool = False, weights: bool = True) -> Path:
+    """Resolves the user's model name to files on this machine that can be served. Announces what takes long. `weights`: as in
+    models/names.py."""
     from baton.cli.progress import stages
     from baton.models.download import Listener
     from baton.models.names import resolve
@@ -152,9 +153,15 @@ def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bo
 
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # the hub's library draws its own bars, into files too
     with stages(stderr_lines(command), quiet=quiet) as shown:
-        path = resolve(name, revision=revision, listener=Listener(shown.announce, shown.advance))
+        path = resolve(name, revision=revision, listener=Listener(shown.announce, shown.advance), weights=weights)
     refuse_unsupported(path)
     return path
+
+
+def with_draft_model(config: ServeConfig, *, command: str, quiet: bool) -> ServeConfig:
+    """The settings with the files of the draft model, if there is one, in place of its name."""
+    name = draft_model_of(config.speculate)
+    return replace(config, speculate=f"{DRAFT}{resolve_model(name, command=command, quiet=quiet)}") if name else config
 
 
 def with_model(config: ServeConfig, path: Path) -> ServeConfig:

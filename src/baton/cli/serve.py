@@ -28,7 +28,17 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.key_files import with_key_files
 from baton.cli.progress import open_stages
-from baton.cli.say import INTERRUPTED, ServerLines, complaints, end_unhurried, require_packages, resolve_model, with_model
+from baton.cli.say import (
+    INTERRUPTED,
+    Failed,
+    ServerLines,
+    complaints,
+    end_unhurried,
+    require_packages,
+    resolve_model,
+    with_draft_model,
+    with_model,
+)
 from baton.cli.settings import parameters, read_config
 from baton.config import NODE_NAME_CHARACTERS_MAX, CredentialOptions, ServeConfig, lowered_context
 from baton.config.schema import flag_of
@@ -61,9 +71,31 @@ def serve(*, quiet: bool, until_stdin_ends: bool, **given: Any) -> None:
         if config.routers and not config.name:
             config = replace(config, name=node_name(config.port))
         path = resolve_model(config.model, config.revision, command="serve", quiet=quiet)
-        config = with_model(config, path)
-        if not run_server(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
+        config = with_draft_model(with_model(config, path), command="serve", quiet=quiet)
+        require_gpus(config)
+        run = run_instances if config.data_parallel_size > 1 else run_server
+        if not run(config, quiet=quiet, until_stdin_ends=until_stdin_ends):
             raise typer.Exit(INTERRUPTED)
+
+
+def require_gpus(config: ServeConfig) -> None:
+    if config.tensor_parallel_size > 1 or config.data_parallel_size > 1:
+        from baton.cli import local_cluster
+
+        local_cluster.require_gpus(config, config.data_parallel_size)
+
+
+def run_instances(config: ServeConfig, *, quiet: bool, until_stdin_ends: bool) -> bool:
+    """Runs several instances behind one port, as `baton up --mixed N` does."""
+    from baton.cli import local_cluster
+    from baton.cli.cluster_options import PlacementOptions, UpOptions
+
+    if until_stdin_ends:
+        raise Failed("--until-stdin-ends is for one instance: leave out --data-parallel-size")
+    options = UpOptions(mixed=config.data_parallel_size)
+    local_cluster.require_divisible(options, config)
+    engines = local_cluster.engines_of(options, config)
+    return local_cluster.run_cluster(config, PlacementOptions(), engines, plain=True, quiet=quiet)
 
 
 def _own_options() -> list[Parameter]:

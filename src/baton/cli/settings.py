@@ -11,7 +11,6 @@ No setting is read from an environment variable: only the command line and the f
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import os
@@ -28,20 +27,23 @@ from baton.errors import InvalidConfig
 from baton.familiar import (
     BY_ALIAS,
     FOREIGN,
+    PAIR,
     SHORT,
+    closest,
     environment_lines,
     in_our_words,
     line_about,
     switched_on,
     verdict_on,
 )
+from baton.familiar.speculation import Unusable, spread
 from baton.ranges import refusal
 
 ConfigT = TypeVar("ConfigT")
 
 MEMBER = (
     *("router", "role", "name", "cluster_secret", "cluster_ssl_certfile", "cluster_ssl_keyfile", "cluster_ssl_ca_certs"),
-    *("transfer_address", "transfer_announce", "transfer_digest"),
+    *("transfer_address", "transfer_announce", "transfer_digest", "data_parallel_size"),
 )
 """Fields of ServeConfig for an instance of a cluster: not accepted by commands that start a router."""
 
@@ -165,18 +167,25 @@ class SettingSource:
         """Values by field. Options of other engines are refused with an alternative, or left out with a line."""
         values: dict[str, Any] = {}
         typed: dict[str, str] = {}
-        for name, value in (switched_on(name, value, self._flags) for name, value in given.items()):
+        for name, value in (switched_on(name, value, self._flags) for name, value in self._spread(given)):
             if self._is_foreign(name, value):
                 continue
             setting = self._by_name.get(name)
             if setting is None:
                 raise Failed(f"{self._file or 'command line'}: unknown key {name}{did_you_mean(name, self._by_name)}")
             read = self._read(setting, name, value)
-            if setting.name in values and not (read == values[setting.name] and {name, typed[setting.name]} <= {*_PAIR}):
+            if setting.name in values and not (read == values[setting.name] and {name, typed[setting.name]} <= PAIR):
                 both = f"{typed[setting.name]} and {name}"
                 raise Failed(f"{self._file or 'command line'}: {both} are the same setting; give one of them")
             values[setting.name], typed[setting.name] = read, name
         return values
+
+    def _spread(self, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        try:
+            return list(spread(given))
+        except Unusable as error:
+            name, _, rest = str(error).partition(" ")
+            raise Failed(f"{self._named(name)} {rest}") from None
 
     def _named(self, name: str) -> str:
         """The name as the user wrote it."""
@@ -197,14 +206,14 @@ class SettingSource:
         if not self._file and setting.kind is str and not setting.choices and not _takes_text(setting.hint):
             value = _yaml_value(value)
         try:
-            value = in_our_words(name, setting.name, value)
+            ours = in_our_words(name, setting.name, value)
         except ValueError:
             raise Failed(f"{self._named(name)} is {value!r}: it must be a number") from None
-        return read_value(setting, value, self._named(name))
+        converted = isinstance(ours, float) and str(ours) != str(value)
+        return read_value(setting, ours, self._named(name) + (f" {value}, as {self._ours(setting)}," if converted else ""))
 
-
-_PAIR = ("cache_type_k", "cache_type_v")
-"""llama.cpp has separate types for keys and values. Here they are one setting, so both may be given if they agree."""
+    def _ours(self, setting: Setting) -> str:
+        return setting.name if self._file else setting.flag
 
 
 def read_value(setting: Setting, value: Any, named: str) -> Any:
@@ -270,10 +279,7 @@ def _yaml_value(text: str) -> Any:
         return text
 
 
-CLOSE = 0.8
-"""Minimum similarity for a suggestion."""
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=CLOSE)
-    return f"; did you mean {close[0]}?" if close else "; `baton serve --help-all` lists them all"
+    found = closest(name, known)
+    ours = BY_ALIAS[found].setting if found in BY_ALIAS else found
+    return f"; did you mean {ours}?" if found else "; `baton serve --help-all` lists them all"

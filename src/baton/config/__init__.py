@@ -19,6 +19,7 @@ from baton.config.serve import FrontOptions, ServeConfig, lowered_context, shown
 from baton.config.values import (
     ANY_NAME,
     API_KEY_CHARACTERS_MAX,
+    DRAFT,
     NODE_NAME_CHARACTERS_MAX,
     Device,
     GenerationConfig,
@@ -30,6 +31,7 @@ from baton.config.values import (
     Quantization,
     Role,
     TransferDigest,
+    draft_model_of,
     is_api_key,
 )
 from baton.config.wire import WireConfig, wire_config
@@ -37,6 +39,7 @@ from baton.config.wire import WireConfig, wire_config
 __all__ = [
     "ANY_NAME",
     "API_KEY_CHARACTERS_MAX",
+    "DRAFT",
     "NODE_NAME_CHARACTERS_MAX",
     "CacheConfig",
     "CredentialOptions",
@@ -64,6 +67,7 @@ __all__ = [
     "TransferDigest",
     "WireConfig",
     "WorkerConfig",
+    "draft_model_of",
     "is_api_key",
     "lowered_context",
     "shown",

@@ -10,6 +10,7 @@ from baton.config.device_defaults import CPU
 from baton.config.instance import InstanceConfig, KVConfig, SchedulerConfig, TierConfig
 from baton.config.parts import part_of
 from baton.config.values import (
+    RANKS_MAX,
     Blocks,
     BlockSize,
     Compute,
@@ -24,6 +25,7 @@ from baton.config.values import (
     LogLevel,
     PoolAccess,
     Quantization,
+    Ranks,
     Role,
     Seconds,
     Share,
@@ -73,13 +75,14 @@ class WorkerOptions:
     speculate: Speculate = "none"
     """Speculative decoding: draft tokens are verified several at a time, and never change an answer (docs/speculation.md).
     ngram: drafts are what followed the last tokens earlier in the prompt or the answer; for answers that repeat parts of their
-    prompt. grammar: the text that structured output forces, such as names of properties. auto: both. On CPUs."""
+    prompt. grammar: the text that structured output forces, such as names of properties. auto: both. draft:MODEL: on a CPU, a
+    smaller model with the same vocabulary drafts (a folder, a .gguf file, a Hugging Face id or an alias), beside grammar."""
     generation_config: GenerationConfig = "auto"
     """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""
     kv_memory_gib: Gibibytes | None = None
-    """Memory for the KV cache, in GiB. It counts where neither kv_blocks nor gpu_memory_utilization is given. Without it: 2 on
-    a CPU; on a GPU gpu_memory_utilization is 0.9."""
+    """Memory for the KV cache, in GiB; several ranks divide it. It counts where neither kv_blocks nor gpu_memory_utilization is
+    given. Without it: 2 on a CPU; on a GPU gpu_memory_utilization is 0.9."""
     block_size: BlockSize = _KV.block_size
     "Tokens per KV block."
     start_seconds_max: Seconds = _SCHEDULER.worker_start_seconds_max
@@ -91,7 +94,8 @@ class WorkerConfig(WorkerOptions):
     """Settings of the worker process."""
 
     device_index: Annotated[int, Range(0, 1023)] = 0
-    "Index among the visible GPUs (CUDA_VISIBLE_DEVICES). `baton up` spreads its instances over them."
+    """Index among the visible GPUs (CUDA_VISIBLE_DEVICES), or with several ranks among groups of this many. `baton up` spreads
+    its instances over them."""
     device_sharers: Annotated[int, Range(1, 1024)] = 1
     "Instances on that GPU, this one included. They divide memory_utilization."
     device_place: Annotated[int, Range(0, 1023)] = 0
@@ -115,9 +119,23 @@ class WorkerConfig(WorkerOptions):
     "Who creates the KV pool; set by the engine from its row of core/startup.py."
     epoch: int = 1
     "Epoch of the worker, counted by the engine."
+    ranks: Ranks = 1
+    "Processes that compute the model together, each with a part of its weights and heads: the worker set."
+    rank: Annotated[int, Range(0, RANKS_MAX - 1)] = 0
+    "Index of this process in its worker set."
+    pool_incarnation: int = 0
+    "Incarnation of the KV pool that the worker creates, less its rank (protocol/pool.py). 0: a random one, for a single rank."
+    rendezvous: str = ""
+    """Private directory of this epoch of the set, in which its ranks find each other (torch.distributed); in the engine's
+    settings, the directory above it. Empty: one rank."""
 
     def __post_init__(self) -> None:
         check_values(self)
+
+    @property
+    def gpu_index(self) -> int:
+        """Index of this rank's GPU among the visible ones: an instance has as many in a row as ranks."""
+        return self.device_index * self.ranks + self.rank
 
 
 STAGING_GIB = 0.25
@@ -130,7 +148,8 @@ class TiersOptions:
     """Options of `baton serve` for the tiers of the KV cache."""
 
     kv_host_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
-    "Memory, in GiB, for KV blocks that the KV cache has no room for: a second tier of the prefix cache. 0: none."
+    """Memory, in GiB, for KV blocks that the KV cache has no room for: a second tier of the prefix cache. Several ranks divide
+    it. 0: none."""
     kv_storage: str = ""
     """Where KV blocks are kept beyond this server's life: file:DIR, redis://HOST:PORT, mooncake://MASTER:PORT. Also the
     scheme of an installed plug-in. A third tier of the prefix cache, which several servers may share. Empty: nowhere."""
@@ -199,7 +218,7 @@ class CacheConfig(MemberOptions):
     "The worker's settings: a messenger that creates the pool before there is a worker derives the layout from them."
     peer: str = ""
     """Addresses at which the messenger lets other instances read the pool, separated by blanks; set by the engine. Empty: none
-    yet."""
+    yet. With several ranks a line for each."""
     wire: WireConfig = field(default_factory=WireConfig)
     log_level: LogLevel
     log_format: LogFormat
@@ -210,8 +229,8 @@ class EngineOptions(MemberOptions):
     """Options of `baton serve` that the engine takes as they are."""
 
     role: Role = "mixed"
-    """What the instance does for its routers. prefill: computes prompts, which others continue. decode: continues prompts
-    that others have computed, and computes short ones. mixed: serves requests from beginning to end."""
+    """Work of the instance for its routers. prefill: computes prompts, which others continue. decode: continues prompts that
+    others have computed, and computes short ones. mixed: serves requests from beginning to end."""
     transfer_address: str = "auto"
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
     address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and
@@ -222,7 +241,7 @@ class EngineOptions(MemberOptions):
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     log_level: LogLevel = "info"
-    "What is logged on stderr. info: a line per request. debug: health checks and metrics too. warning, error: failures."
+    "Amount of the log on stderr. info: a line per request. debug: health checks and metrics too. warning, error: failures."
     log_format: LogFormat = "text"
     "Lines of the log as text, or as JSON objects."
 
@@ -236,7 +255,7 @@ class EngineConfig(EngineOptions):
     tiers: TiersConfig = field(default_factory=TiersConfig)
     "Not used without prefix caching."
     peer: str = ""
-    "Address at which other instances read its pool; the engine chooses it."
+    "Addresses at which other instances read its pool, a line for each rank; the engine chooses them."
     routers: tuple[str, ...] = ()
     "Addresses of the routers that it serves (addresses.py). Empty: only its front."
     health_url: str = ""

@@ -21,6 +21,8 @@ class KVConfig:
     "Share computed blocks between requests. Off: only the n sequences of one request share their prompt."
     eviction: Literal["lru", "lfu"] = "lru"
     "Which unreferenced cached block is evicted first (core/kv/eviction.py)."
+    digest: bool = False
+    "Keep a digest of the cached blocks for routers (core/kv/digest.py)."
 
     def __post_init__(self) -> None:
         require(self.blocks >= 1, f"kv.blocks is {self.blocks}: a pool needs at least one block")

@@ -78,10 +78,13 @@ class RouterConfig(HandoffOptions):
     handoff_seconds_start: Seconds = 0.02
     "Estimated duration of a hand-off, before one is measured."
     handoff_retry_interval: Count = 32
-    "Of this many prompts that are cheaper to compute at decode, one is handed over anyway, to measure its cost."
+    "Number of prompts that are cheaper to compute at decode, of which one is handed over anyway, to measure its cost."
     again_seconds: Seconds = 0.5
     "Delay before an instance that refused or lost a request is tried again with it."
 
+    handoff_room_seconds: Seconds = 5.0
+    """A hand-off for which no decode instance has room for this long is sent whole to one that other routers use too. It waits
+    there, and that instance computes its prompt."""
     preempted_seconds: Seconds = 10.0
     "How long an instance that preempted a request is its last choice."
 
@@ -98,8 +101,9 @@ class RouterConfig(HandoffOptions):
     withdraw_seconds_max: Seconds = 2.0
     "How long an instance may take to report the end of a withdrawn sequence. Then the router ends it."
 
-    prefix_keys_max: Count = 1_000_000
-    "Block keys that the router remembers for all instances: blocks sent to each, which it has probably cached."
+    prefix_keys_max: Count = 4_200_000
+    """Entries of the index of cached blocks, for all instances together. Each instance has an equal share. 1,000 instances of
+    4,096 blocks publish at most 4,096 keys each: one per block, where prompts have one or two blocks (core/kv/marks.py)."""
     prefix_blocks_max: Count = 8192
     "Blocks of one prompt that are looked up in that index."
 

@@ -44,6 +44,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "model_shape",
         "compute",
         "threads",
+        "tensor_parallel_size",
     ),
     "Server": (
         "host",
@@ -94,6 +95,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "prefill",
         "decode",
         "mixed",
+        "data_parallel_size",
         "router",
         "role",
         "name",
@@ -180,10 +182,12 @@ class Setting:
     def choices(self) -> tuple[str, ...]:
         """The allowed names. Plug-ins may add more (`brought`)."""
         names = allowed_values(self.owner)[self.name].names
-        return names.own if names is not None else tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
+        if names is not None:
+            return *names.own, *names.forms
+        return tuple(get_args(self.kind)) if get_origin(self.kind) is Literal else ()
 
     @property
-    def brought(self) -> str:
+    def plug_in_group(self) -> str:
         """The entry point group that adds names. Empty: none."""
         names = allowed_values(self.owner)[self.name].names
         return "" if names is None else names.group
@@ -214,7 +218,7 @@ class Setting:
     def type_text(self) -> str:
         """The type for the page: `number from 1 to 64`, `auto, cpu or cuda`."""
         if self.choices:
-            return ", ".join(self.choices) + (f", or a plug-in of {self.brought}" if self.brought else "")
+            return ", ".join(self.choices) + (f", or a plug-in of {self.plug_in_group}" if self.plug_in_group else "")
         if self.bounds is not None:
             return f"{'whole number' if self.kind is int else 'number'} {self.bounds}"
         if get_origin(self.hint) is dict:

@@ -23,6 +23,7 @@ from baton.config.values import (
     Blocks,
     ContextTokens,
     KVCacheType,
+    Ranks,
     ReasoningParser,
     Seconds,
     Share,
@@ -42,6 +43,7 @@ _WORKER_OPTIONS = {
     "context_tokens_max": "max_model_len",
     "blocks": "kv_blocks",
     "memory_utilization": "gpu_memory_utilization",
+    "ranks": "tensor_parallel_size",
 }
 """Fields of the owners that have another name as an option. Options with the owner's name need no entry (parts.py)."""
 
@@ -127,6 +129,12 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
     "Limits of requests and connections that differ from those of docs/limits.md, as YAML: {streams: 100, body_bytes: 1000000}."
     chat_template: str | None = None
     "File with a chat template (Jinja) to use instead of the model's own."
+    tensor_parallel_size: Ranks = _WORKER.ranks
+    """Processes that compute the model together, on a GPU of their own each: layers are divided between them
+    (docs/tensor-parallel.md)."""
+    data_parallel_size: Annotated[int, Range(1, 64)] = 1
+    """Instances of the model behind this port, each with GPUs of its own (tensor_parallel_size of them). More than one: as
+    `baton up --mixed N` does."""
     kv_cache_dtype: KVCacheType = _WORKER.kv_dtype
     """Data type of the KV cache. auto: with quantised weights int8 on x86 with AVX2 or more and on ARM with dot products (a
     scale for each token and head), else float16; also where heads are no multiple of 64 wide, or block_size is not 16. float32
@@ -244,6 +252,10 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
             "router needs a cluster_secret: a file that routers and instances share"
             if self.routers
             else "cluster_secret is for an instance that has a --router",
+        )
+        require(
+            self.data_parallel_size == 1 or not self.router,
+            f"data_parallel_size is {self.data_parallel_size}: an instance of a cluster is one instance; start as many",
         )
         self.check_credentials()
         if self.transfer_address not in ("auto", "none"):

@@ -59,6 +59,8 @@ def require(ok: bool, message: str) -> None:
         raise InvalidConfig(message)
 
 
+RANKS_MAX = 64
+Ranks = Annotated[int, Range(1, RANKS_MAX)]
 Threads = Annotated[int, Range(0, 1024)]
 ContextTokens = Annotated[int, Range(2, 2**31 - 1)]
 Blocks = Annotated[int, Range(1, 2**31 - 1)]
@@ -67,7 +69,16 @@ Share = Annotated[float, Range(0, 1, above=True)]
 Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
 Slots = Annotated[int, Range(1, 65_536)]
 StepTokens = Annotated[int, Range(1, 1_048_576)]
-Speculate = Literal["none", "ngram", "grammar", "auto"]
+DRAFT = "draft:"
+"""Before the name of a draft model."""
+Speculate = Annotated[str, Names(("none", "ngram", "grammar", "auto"), forms=(f"{DRAFT}MODEL",))]
+
+
+def draft_model_of(speculate: str) -> str:
+    """The name of the draft model. Empty: none drafts."""
+    return speculate.removeprefix(DRAFT) if speculate.startswith(DRAFT) else ""
+
+
 DRAFTS_MAX = 16
 """Maximum of draft tokens per sequence and step."""
 Seconds = Annotated[float, Range(0, 31_536_000, above=True)]

@@ -5,13 +5,14 @@ they become one, which command line, YAML file and `LLM` share:
 
 ALIASES       other names of a setting, with the same meaning
 VALUES        other words for a value of a setting
-FOREIGN       options that are no setting here, and what is answered
+FOREIGN       options that are no setting here, and what is answered; or several settings (speculation.py)
 ENVIRONMENT   variables of other engines, which are not read, and what to use
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +50,13 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "dtype": {"half": "auto", "float16": "auto", "float": "float32"},
         "device": {"gpu": "cuda", "CUDA0": "cuda", "none": "cpu"},
-        "quantization": {"wint8": "int8", "wint4": "int4", "block_wise_fp8": "fp8"},
+        "quantization": {
+            "wint8": "int8",
+            "wint4": "int4",
+            "block_wise_fp8": "fp8",
+            # The files say what they are in.
+            **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gguf"), "auto"),
+        },
         "kv_cache_dtype": {"fp8_e4m3": "fp8", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "q8_0": "int8"},
         "generation_config": {"vllm": "none"},
         "load_format": {"safetensors": "auto", "gguf": "auto", "default_v1": "auto"},
@@ -86,6 +93,9 @@ def _aliases() -> dict[str, Alias]:
     return found | {row.name: Alias(row.setting, row) for row in _rows() if row.kind == "alias"}
 
 
+PAIR = frozenset({"cache_type_k", "cache_type_v"})
+"""llama.cpp has separate types for keys and values. Here they are one setting, so both may be given if they agree."""
+
 BY_ALIAS: Mapping[str, Alias] = MappingProxyType(_aliases())
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -96,7 +106,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """By field of ServeConfig: former names first."""
 
 FOREIGN: Mapping[str, Row] = MappingProxyType(
-    {row.name: row for row in _rows() if row.kind in ("not needed", "only", "instead")}
+    {row.name: row for row in _rows() if row.kind in ("not needed", "only", "instead", "several")}
 )
 
 
@@ -131,6 +141,15 @@ def verdict_on(name: str, value: object) -> Verdict | None:
     if text in row.nothing:
         return Verdict("not needed", "asks for nothing")
     return Verdict("refused", f"is no setting here: {row.words}")
+
+
+CLOSE = 0.8
+"""Minimum similarity for a suggestion."""
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is spelled nearly like `name`. Empty: none is close."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=CLOSE)), "")
 
 
 def switched_on(name: str, value: Any, flags: frozenset[str]) -> tuple[str, Any]:

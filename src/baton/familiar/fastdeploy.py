@@ -8,7 +8,6 @@ from baton.familiar.rows import (
     ITS_TOKENIZER,
     NO_PORTS,
     NO_REMOTE_CODE,
-    NO_SPECULATION,
     ONE_GPU,
     ONE_WAY,
     TEXT_ONLY,
@@ -17,7 +16,9 @@ from baton.familiar.rows import (
     not_needed,
     only,
     same,
+    several,
 )
+from baton.familiar.speculation import CONFIG
 
 _NO_SCHEDULER = "requests of several servers are placed by `baton router` (docs/cluster.md)"
 
@@ -66,8 +67,8 @@ OPTIONS = (
     not_needed("controller_port", NO_PORTS),
     not_needed("metrics_port", "/metrics is at --port, or at --admin-port"),
     not_needed("workers", "one front serves all connections"),
-    only("tensor_parallel_size", "1", ONE_GPU),
-    only("data_parallel_size", "1", "`baton up --mixed N` starts N instances behind one port"),
+    same("tensor_parallel_size"),
+    same("data_parallel_size"),
     only("scheduler_name", "local", _NO_SCHEDULER),
     instead("ips", ONE_GPU),
     instead("enable_expert_parallel", ONE_GPU, flag=True),
@@ -81,7 +82,7 @@ OPTIONS = (
     instead("scheduler_host", _NO_SCHEDULER),
     instead("scheduler_port", _NO_SCHEDULER),
     instead("max_concurrency", "use --limits '{streams: N}'"),
-    instead("speculative_config", NO_SPECULATION),
+    several("speculative_config", CONFIG),
     instead("early_stop_config", "use --stop-on-repetition"),
     instead("tokenizer", ITS_TOKENIZER),
     instead("enable_mm", TEXT_ONLY, flag=True),

@@ -6,7 +6,6 @@ from baton.familiar.rows import (
     ALWAYS,
     IN_METRICS,
     NO_LORA,
-    NO_SPECULATION,
     ONE_DEVICE,
     ONE_GPU,
     ONE_WAY,
@@ -19,6 +18,7 @@ from baton.familiar.rows import (
     not_needed,
     same,
 )
+from baton.familiar.speculation import DRAFTS_BY_PRICE, drafts_of
 
 _AS_THE_FILE = "a model is computed as its file says"
 
@@ -51,7 +51,7 @@ OPTIONS = (
     not_needed("ubatch_size", "a step of --max-num-batched-tokens is computed in one go", "-ub"),
     not_needed("threads_batch", "--threads is for prompts too", "-tb"),
     not_needed("threads_http", "--text-threads and one front serve all connections"),
-    not_needed("flash_attn", ONE_WAY, "-fa"),
+    not_needed("flash_attn", ONE_WAY, "-fa", values=("on", "off", "auto", "1", "0", "true", "false")),
     not_needed("mlock", "weights are read into memory", flag=True),
     not_needed("mmap", "weights are read into memory", flag=True),
     not_needed("numa", ONE_WAY),
@@ -101,8 +101,17 @@ OPTIONS = (
     instead("rope_freq_base", _AS_THE_FILE),
     instead("override_kv", _AS_THE_FILE),
     instead("lora", NO_LORA),
-    instead("model_draft", NO_SPECULATION, "-md"),
-    instead("draft_max", NO_SPECULATION),
+    alias("model_draft", "speculate", "-md", convert=drafts_of),
+    alias("hf_repo_draft", "speculate", "-hfd", "-hfrd", convert=drafts_of),
+    alias("draft_max", "speculative_tokens"),
+    alias("draft", "speculative_tokens"),
+    alias("draft_n", "speculative_tokens"),
+    not_needed("draft_min", DRAFTS_BY_PRICE),
+    not_needed("draft_n_min", DRAFTS_BY_PRICE),
+    not_needed("draft_p_min", DRAFTS_BY_PRICE),
+    not_needed("ctx_size_draft", "the draft model has KV blocks for the same tokens", "-cd"),
+    not_needed("gpu_layers_draft", "the draft model is on the device of the model", "-ngld"),
+    not_needed("n_gpu_layers_draft", "the draft model is on the device of the model"),
     instead("mmproj", TEXT_ONLY, "-mm"),
 )
 

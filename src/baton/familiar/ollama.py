@@ -74,5 +74,5 @@ ENVIRONMENT = {
     "OLLAMA_LOAD_TIMEOUT": "use --start-seconds-max",
     "OLLAMA_GPU_OVERHEAD": "use --gpu-memory-utilization",
     "OLLAMA_LLM_LIBRARY": "use --device",
-    "OLLAMA_SCHED_SPREAD": "a model runs on one GPU (docs/gpu.md)",
+    "OLLAMA_SCHED_SPREAD": "use --tensor-parallel-size",
 }

@@ -1,10 +1,11 @@
-"""What a row of an engine's table says about one of its options.
+"""The kinds of row in an engine's table: each row says what one of its options means here.
 
 same         the option has the same name and meaning here
 alias        another name of a setting here; `convert` changes the unit of its value
 not_needed   means nothing here, whatever its value: accepted, and a line says why
 only         accepted where it has one of these values, else refused with the reason
 instead      refused, with what to use here; accepted where its value asks for nothing (0, off, empty)
+several      taken apart into several settings (speculation.py)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal
 class Row:
     name: str
     "With underscores. On a command line they are dashes."
-    kind: Literal["same", "alias", "not needed", "only", "instead"]
+    kind: Literal["same", "alias", "not needed", "only", "instead", "several"]
     setting: str = ""
     "The field of ServeConfig, for `same` and `alias`."
     words: str = ""
@@ -31,6 +32,8 @@ class Row:
     nothing: tuple[str, ...] = ()
     "For `instead`: neutral values, which are accepted."
     convert: Callable[[Any], Any] | None = None
+    values: tuple[str, ...] = ()
+    "For `not needed`: all values. On a command line the option may stand without one, which means the first."
 
 
 def same(name: str, *short: str) -> Row:
@@ -41,8 +44,8 @@ def alias(name: str, setting: str, *short: str, convert: Callable[[Any], Any] | 
     return Row(name, "alias", setting, short=short, convert=convert)
 
 
-def not_needed(name: str, words: str, *short: str, flag: bool = False) -> Row:
-    return Row(name, "not needed", words=words, short=short, flag=flag)
+def not_needed(name: str, words: str, *short: str, flag: bool = False, values: tuple[str, ...] = ()) -> Row:
+    return Row(name, "not needed", words=words, short=short, flag=flag, values=values)
 
 
 def only(name: str, values: str, words: str, *short: str) -> Row:
@@ -56,6 +59,10 @@ def instead(name: str, words: str, *short: str, flag: bool = False, nothing: tup
     return Row(name, "instead", words=words, short=short, flag=flag, nothing=nothing)
 
 
+def several(name: str, words: str) -> Row:
+    return Row(name, "several", words=words)
+
+
 def by_request(name: str) -> Row:
     """A sampling option. No value is neutral: temperature 0 is greedy."""
     return Row(name, "instead", words="each request may say it; --generation-config has the defaults")
@@ -65,11 +72,10 @@ def by_request(name: str) -> Row:
 
 ALWAYS = "it is always done"
 ONE_WAY = "there is one way, and it is taken where it helps"
-ONE_GPU = "a model runs on one GPU (docs/gpu.md)"
+ONE_GPU = "a model runs on one GPU, or on several of one machine with --tensor-parallel-size"
 ONE_DEVICE = "all weights are on one device (--device)"
 NO_REMOTE_CODE = "code of a model's repository is never run"
 NO_LORA = "LoRA adapters are not supported yet"
-NO_SPECULATION = "drafts come from the text so far: use --speculate auto (docs/speculation.md)"
 TEXT_ONLY = "only text is supported"
 ITS_TOKENIZER = "the tokenizer comes with the model"
 BY_ROLE = "prefill and decode instances have --role (docs/cluster.md)"

@@ -1,4 +1,4 @@
-"""What each process tree of a cluster on Ray needs, and which of them does not fit. Plain functions of numbers."""
+"""Resources that each process tree of a cluster on Ray needs, and the tree that does not fit. Plain functions of numbers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from baton.cli.on_ray.bundles import ROUTER, Bundle, bundles_of, misfit, threads_for
 from baton.cli.on_ray.keeper import KILL_SECONDS, KeeperOrders
-from baton.cli.on_ray.ray_api import ASK_SECONDS, RayCluster
+from baton.cli.on_ray.ray_api import ASK_SECONDS, NameTaken, RayCluster
 from baton.cli.say import Failed
 from baton.config import Role
 
@@ -39,11 +39,7 @@ class RayJob:
 
 def start(cluster: RayCluster, job: RayJob, report: Report) -> str:
     """Start the cluster. Returns its URL. What was started is removed if anything fails."""
-    if there := cluster.keepers():
-        raise Failed(
-            f"Ray has a cluster {cluster.name} already ({', '.join(there)}): attach to it with --attach, end it with "
-            f"`baton down --on ray --cluster-name {cluster.name}`, or give another --cluster-name"
-        )
+    _refuse_taken(cluster)
     threads = job.threads or threads_for(cluster.nodes(), len(job.roles))
     bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu)
     report(f"asking Ray for room: {', '.join(map(str, bundles))}")
@@ -51,12 +47,33 @@ def start(cluster: RayCluster, job: RayJob, report: Report) -> str:
     if not cluster.place(bundles, job.strategy, PLACE_SECONDS):
         why = misfit(bundles, nodes, apart=job.strategy == "strict_spread") or "the nodes have too little room together"
         raise Failed(f"Ray found no room within {PLACE_SECONDS:g} s: {why}")
+    started: list[str] = []
     try:
+        _refuse_taken(cluster)  # another command may have started it while this one waited for room
         for place, (bundle, orders) in enumerate(zip(bundles, _orders(job, bundles, threads), strict=True)):
-            cluster.start(place, bundle, orders)
+            started.append(bundle.name)
+            _start_keeper(cluster, place, bundle, orders, started)
         return wait_ready(cluster, [bundle.name for bundle in bundles], job.start_seconds, report)
     except BaseException:
-        end(cluster, 0.0, report)
+        _end_keepers(cluster, started, 0.0, report)
+        cluster.release()
+        raise
+
+
+def _refuse_taken(cluster: RayCluster) -> None:
+    if there := cluster.keepers():
+        raise Failed(
+            f"Ray has a cluster {cluster.name} already ({', '.join(there)}): attach to it with --attach, end it with "
+            f"`baton down --on ray --cluster-name {cluster.name}`, or give another --cluster-name"
+        )
+
+
+def _start_keeper(cluster: RayCluster, place: int, bundle: Bundle, orders: KeeperOrders, started: list[str]) -> None:
+    """`started`: ends with this keeper. Its name is removed if the keeper is another command's, which must not be ended."""
+    try:
+        cluster.start(place, bundle, orders)
+    except NameTaken:
+        started.pop()
         raise
 
 
@@ -85,14 +102,18 @@ def wait_ready(cluster: RayCluster, names: list[str], seconds: float, report: Re
 
 def end(cluster: RayCluster, drain_seconds: float, report: Report) -> None:
     """End the cluster: the router first, whose open requests finish while the instances still work. Nothing is left on Ray."""
-    for name in sorted(cluster.keepers(), key=lambda one: one != ROUTER):
+    _end_keepers(cluster, cluster.keepers(), drain_seconds, report)
+    cluster.release()
+
+
+def _end_keepers(cluster: RayCluster, names: list[str], drain_seconds: float, report: Report) -> None:
+    for name in sorted(names, key=lambda one: one != ROUTER):
         try:
             words = cluster.ask(name, "stop", drain_seconds, seconds=drain_seconds + 3 * KILL_SECONDS)
             report(f"{name} {words}")
         except Failed as error:  # it is being started, or its node is lost
             report(str(error))
         cluster.remove(name)
-    cluster.release()
 
 
 def stop_signal() -> threading.Event:

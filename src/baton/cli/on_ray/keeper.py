@@ -36,11 +36,12 @@ RETRY_SECONDS: Final = 5.0
 """An instance asks again for the address of a router that it did not get."""
 EVERYWHERE: Final = ("0.0.0.0", "::", "[::]")
 KILL_SECONDS: Final = 10.0
+ROUTERS: Final = "keeper.routers"
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperOrders:
-    """What a keeper runs. Equal in all its lives."""
+    """The command that a keeper runs. Equal in all lives of the keeper."""
 
     name: str
     command: str
@@ -128,10 +129,10 @@ class Keeper:
             listen = Address(host=host, port=int(self._address.rpartition(":")[2]))
             return {"host": host, **own, "cluster_host": host, "cluster_port": listen.port}
         free = usable_port("127.0.0.1", 0)
-        return {**own, "host": "127.0.0.1", "port": free, "router": [f"file:{self._folder.path / 'routers'}"]}
+        return {**own, "host": "127.0.0.1", "port": free, "router": [f"file:{self._folder.path / ROUTERS}"]}
 
     def _start(self, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
-        path = self._folder.path / "settings.json"  # JSON is YAML
+        path = self._folder.path / "command.settings"  # JSON is YAML
         path.touch(0o600)
         path.write_text(json.dumps(settings), encoding="utf-8")
         command = [
@@ -147,9 +148,9 @@ class Keeper:
 
     def _write_routers(self) -> None:
         """By renaming: the instance reads all of it, or what was there before. Several threads may write: each writes all."""
-        new = self._folder.path / f"routers.{threading.get_ident()}"
+        new = self._folder.path / f"{threading.get_ident()}.routers"
         new.write_text("".join(f"{address}\n" for address in list(self._routers.values())), encoding="ascii")
-        new.rename(self._folder.path / "routers")
+        new.rename(self._folder.path / ROUTERS)
 
     def _watch(self) -> None:
         """When the tree ends by itself, the keeper ends too, and Ray starts another."""

@@ -17,14 +17,18 @@ ASK_SECONDS: Final = 30.0
 """Deadline for an answer of a keeper that does nothing but answer."""
 
 
+class NameTaken(Failed):
+    """Another command has started a cluster of this name meanwhile."""
+
+
 class RayKeeper:
     """The actor. Ray makes it anew with the same orders in each of its lives."""
 
     def __init__(self, cluster: str, orders: KeeperOrders) -> None:
         import ray
 
-        def peer(name: str) -> _Peer:
-            return _Peer(ray.get_actor(f"{cluster}/{name}", namespace=NAMESPACE))
+        def peer(name: str) -> _RemoteKeeper:
+            return _RemoteKeeper(ray.get_actor(f"{cluster}/{name}", namespace=NAMESPACE))
 
         self._keeper = Keeper(orders, ray.util.get_node_ip_address(), peer)
 
@@ -32,7 +36,7 @@ class RayKeeper:
         return getattr(self._keeper, method)(*arguments)
 
 
-class _Peer:
+class _RemoteKeeper:
     """Calls the methods of another keeper by name."""
 
     def __init__(self, actor: Any) -> None:
@@ -61,11 +65,13 @@ class RayCluster:
                 "up token authentication, or give --ray-insecure if only you reach its ports"
             )
         self._ray, self.name = ray, name
+        self._group: Any = None
+        "The placement group that this command has made."
         try:
             ray.init(address=address, namespace=NAMESPACE, logging_level="error", log_to_driver=True)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise Failed(f"--ray-address {address}: {first}; start Ray with `ray start --head`, or give its address") from None
+            why = _first_line(error)
+            raise Failed(f"--ray-address {address}: {why}; start Ray with `ray start --head`, or give its address") from None
 
     def disconnect(self) -> None:
         self._ray.shutdown()
@@ -89,22 +95,32 @@ class RayCluster:
         )
 
     def place(self, bundles: Sequence[Bundle], strategy: str, seconds: float) -> bool:
-        """Reserve the bundles, as one. False: they do not fit within `seconds`; nothing is reserved then."""
-        from ray.util.placement_group import placement_group, remove_placement_group
+        """Reserve the bundles, as one. False: they do not fit within `seconds`. Nothing stays reserved then, nor after an
+        error or Ctrl-C. Raises NameTaken."""
+        from ray.util.placement_group import placement_group
 
-        self._group = placement_group(
-            [one.resources for one in bundles], strategy=strategy.upper(), name=f"{NAMESPACE}/{self.name}", lifetime="detached"
-        )
-        if self._group.wait(timeout_seconds=seconds):
-            return True
-        remove_placement_group(self._group)
-        return False
+        name, needs = f"{NAMESPACE}/{self.name}", [one.resources for one in bundles]
+        try:
+            self._group = placement_group(needs, strategy=strategy.upper(), name=name, lifetime="detached")
+        except (self._ray.exceptions.RayError, ValueError) as error:
+            raise NameTaken(
+                f"Ray refuses to reserve room for a cluster {self.name} ({_first_line(error)}): another command starts it now "
+                f"or was killed; `baton down --on ray --cluster-name {self.name}` releases what it has reserved"
+            ) from None
+        placed = False
+        try:
+            placed = bool(self._group.wait(timeout_seconds=seconds))
+        finally:
+            if not placed:
+                self.release()
+        return placed
 
     def start(self, place: int, bundle: Bundle, orders: KeeperOrders) -> None:
+        """Raises NameTaken."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
-        self._ray.remote(RayKeeper).options(
+        actor = self._ray.remote(RayKeeper).options(
             name=f"{self.name}/{orders.name}",
             namespace=NAMESPACE,
             lifetime="detached",
@@ -114,7 +130,11 @@ class RayCluster:
             num_gpus=bundle.resources.get("GPU", 0),
             resources={kind: amount for kind, amount in bundle.resources.items() if kind not in ("CPU", "GPU")},
             scheduling_strategy=where,
-        ).remote(self.name, orders)
+        )
+        try:
+            actor.remote(self.name, orders)
+        except ValueError as error:
+            raise NameTaken(f"Ray does not start {orders.name}: {_first_line(error)}") from None
 
     def ask(self, name: str, method: str, *arguments: Any, seconds: float = ASK_SECONDS) -> Any:
         """Raises Failed if the keeper does not answer in time."""
@@ -122,16 +142,24 @@ class RayCluster:
             actor = self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE)
             return self._ray.get(actor.call.remote(method, *arguments), timeout=seconds)
         except (self._ray.exceptions.RayError, ValueError) as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise Failed(f"{name}: {first}") from None
+            raise Failed(f"{name}: {_first_line(error)}") from None
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(ValueError):  # it is gone
             self._ray.kill(self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE), no_restart=True)
 
-    def release(self) -> None:
-        """Give the reserved resources back."""
+    def release(self) -> bool:
+        """Give the reserved resources back: those of this command's group, or else of the group with the cluster's name. False:
+        nothing is reserved."""
         from ray.util.placement_group import get_placement_group, remove_placement_group
 
-        with contextlib.suppress(ValueError):
-            remove_placement_group(get_placement_group(f"{NAMESPACE}/{self.name}"))
+        try:
+            remove_placement_group(self._group or get_placement_group(f"{NAMESPACE}/{self.name}"))
+        except ValueError:  # there is none
+            return False
+        self._group = None
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
