@@ -18,6 +18,7 @@ from baton.core.events import Submit
 from baton.errors import CallerError, EngineError, InvalidConfig, RequestRefused
 from baton.llm import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton.models.generation import UNADVISED_SAMPLING
+from baton.protocol.repetition import STOP_ON_REPETITION
 from baton.protocol.request import OPENAI_SAMPLING
 from baton.protocol.request import SamplingParams as WireParams
 
@@ -54,6 +55,17 @@ def test_generate_answers_in_the_order_of_the_prompts(llm: LLM):
         assert answer.prompt_token_ids == llm.tokenizer.encode(prompt)
         assert (output.finish_reason, len(output.token_ids), output.error) == ("length", 8, "")
         assert output.text == llm.tokenizer.decode(output.token_ids)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])
+def test_the_built_in_model_stops_on_repetition_unless_the_user_says_no(monkeypatch, llm: LLM, asked, expected):
+    """test_with_model.py has which file is the built-in model; here is the default of `LLM` for it."""
+    folder = Path(llm.config.model)
+    monkeypatch.setattr("baton.llm.engine.stops_repetitions", lambda path: path == folder)
+    with LLM(str(folder), threads=1, kv_blocks=60, block_size=4, slots=8, stop_on_repetition=asked) as built_in:
+        rules = [built_in._request("abc", SamplingParams(stop_on_repetition=own), None).sampling for own in (None, False)]
+    assert [rule.repetition_stop for rule in rules] == [STOP_ON_REPETITION if expected else None, None]
+    assert llm._request("abc", SamplingParams(), None).sampling.repetition_stop is None, "of another model"
 
 
 def test_two_threads_at_once_are_an_error_and_the_first_one_gets_its_answer(llm: LLM):

@@ -239,7 +239,8 @@ def test_settings_under_vllm_s_names(folder: Path):
     [
         ({"max_num_seq": 3}, "max_num_seq is no setting of LLM; did you mean max_num_seqs?"),
         ({"slots": 3, "max_num_seqs": 3}, "max_num_seqs is given twice"),
-        ({"tensor_parallel_size": 2}, "one GPU"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, and LLM computes in one process"),
+        ({"data_parallel_size": 2}, "data_parallel_size is 2, and LLM computes in one process"),
         ({"enable_lora": True}, "enable_lora is no setting here: LoRA adapters are not supported yet"),
         ({"swap_space": 4}, "--kv-host-gib"),
         ({"enable_loras": True}, "enable_loras is no setting of LLM$"),

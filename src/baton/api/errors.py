@@ -34,6 +34,7 @@ _STATUS_OF_REFUSAL = {
     "never_queued": 400,
     "queue_full": 429,
     "queue_tokens_full": 429,
+    "queued_too_long": 429,
     "duplicate_id": 409,
     "draining": 503,
     "paused": 503,

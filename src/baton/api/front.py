@@ -49,7 +49,7 @@ class UnknownGrammar(Exception):
     """The grammar must be compiled in another process first; then the work is repeated."""
 
     def __init__(self, grammar: Grammar) -> None:
-        super().__init__("a grammar that nobody has checked yet")
+        super().__init__("a grammar that is not checked yet")
         self.grammar = grammar
 
 

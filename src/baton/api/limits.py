@@ -157,13 +157,14 @@ def _sampling_ranges() -> dict[str, FieldRange]:
 
 
 RANGES: Final[dict[str, FieldRange]] = {
-    **_sampling_ranges(),
+    **{name: allowed for name, allowed in _sampling_ranges().items() if name != "drafts_max"},
     "top_p": FieldRange(0.0, 1.0),  # 0: the likeliest token
     "max_completion_tokens": FieldRange(1, INT32_MAX),
     "n": FieldRange(1, 16),
     "best_of": FieldRange(1, 16),
     "top_logprobs": FieldRange(0, 20),
     "truncate_prompt_tokens": FieldRange(1, INT32_MAX),  # or -1: what fits
+    "speculative.n_max": FieldRange(0, INT32_MAX),
     "priority": FieldRange(-(2**31), INT32_MAX),
     "timeout": FieldRange(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
     "drain_seconds": FieldRange(0.0, 86400.0),

@@ -44,14 +44,14 @@ def begin(first: Any) -> Answer:
 def answer(vocabulary: Vocabulary, grammar: Grammar) -> tuple[str, str, str]:
     signal.setitimer(signal.ITIMER_PROF, _KILL_SECONDS)  # ends the process: compiling cannot be interrupted otherwise
     try:
-        return _judged(vocabulary, canonical(grammar))
+        return _checked(vocabulary, canonical(grammar))
     except BadGrammar as error:
         return "", "", str(error)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _judged(vocabulary: Vocabulary, checked: Grammar) -> tuple[str, str, str]:
+def _checked(vocabulary: Vocabulary, checked: Grammar) -> tuple[str, str, str]:
     begin = time.process_time()
     matcher = Matcher(vocabulary, structs.replace(checked, ends=(0,)))  # any end token will do, but there must be one
     matcher.fill(np.zeros(vocabulary.words, np.uint32))

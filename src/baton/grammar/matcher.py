@@ -70,10 +70,15 @@ class Matcher:
     def copy(self, thinking: Thinking | None = None) -> Matcher:
         """A matcher for another sequence, without compiling again. `thinking`: the reasoning before the answer is
         unconstrained."""
+        other = self.fork()
+        other._thought = thinking if thinking is not None and (thinking.is_open or thinking.start is not None) else None
+        return other
+
+    def fork(self) -> Matcher:
+        """A matcher in the same state."""
         other = Matcher.__new__(Matcher)
         other._width, other._ends, other._ends_late = self._width, self._ends, self._ends_late
-        other.ended, other.error = self.ended, self.error
-        other._thought = thinking if thinking is not None and (thinking.is_open or thinking.start is not None) else None
+        other.ended, other.error, other._thought = self.ended, self.error, self._thought
         if not self.error:
             other._matcher = self._matcher.deep_copy()
         return other

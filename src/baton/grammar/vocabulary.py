@@ -6,8 +6,8 @@ id        width               not a token: "the text may end here". A request na
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -18,12 +18,24 @@ from baton.text.tokenizer import Tokenizer
 END: Final = b"<end>"
 GUESS_BYTES_MAX: Final = 24
 """Longest token that `guess` looks for."""
+GUESS_TEXT_MAX: Final = 256
+"""Bytes of a text that `guess` reads: more than any step drafts."""
+GUESSES_MAX: Final = 1024
+"""Guesses that are cached: sequences with the same schema ask for the same names."""
 
 
 class Vocabulary:
-    def __init__(self, tokens: Sequence[bytes], special_ids: Iterable[int], width: int) -> None:
-        """`width`: of the model's head. A tokenizer may have fewer tokens, or more."""
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        special_ids: Iterable[int],
+        width: int,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        """`width`: of the model's head. A tokenizer may have fewer tokens, or more. `encode`: tokens of a text, for guesses."""
         self.width = width
+        self._encode = encode
+        self._guesses: dict[bytes, list[int]] = {}
         known = [*tokens[:width], *[b""] * (width - len(tokens)), END]
         special = sorted({token for token in special_ids if token < width} | {width})
         self.tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(known, special)), n_vocab=width + 1, eos_token=width)
@@ -45,7 +57,23 @@ class Vocabulary:
         return ids
 
     def guess(self, text: bytes) -> list[int]:
-        """Tokens of this text, the longest first: not always those that the tokenizer would choose."""
+        """Tokens of the beginning of this text, as the tokenizer chooses them; where it would write something else, or is not
+        known, the longest first."""
+        text = text[:GUESS_TEXT_MAX]
+        found = self._guesses.get(text)
+        if found is None:
+            if len(self._guesses) >= GUESSES_MAX:
+                self._guesses.clear()
+            found = self._guesses[text] = self._encoded(text) or self._longest_first(text)
+        return found
+
+    def _encoded(self, text: bytes) -> list[int]:
+        words = text.decode(errors="ignore")  # the text may end within a character
+        tokens = [] if self._encode is None else self._encode(words)
+        ordinary = all(token < self.width and token not in self._special for token in tokens)
+        return tokens if ordinary and b"".join(self._known[token] for token in tokens) == words.encode() else []
+
+    def _longest_first(self, text: bytes) -> list[int]:
         tokens: list[int] = []
         while text:
             ends = range(min(len(text), GUESS_BYTES_MAX), 0, -1)
@@ -58,7 +86,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, width: int) -> Vocabulary:
-        return cls(*tokens_of(tokenizer), width)
+        encode = partial(
+            tokenizer.encode, add_special_tokens=False, parse_special=True
+        )  # special ones are no text, and no guess
+        return cls(*tokens_of(tokenizer), width, encode)
 
 
 class _Tokens:

@@ -19,13 +19,14 @@ call.py       the state of one call
 outputs.py    the results; detokenising and stop strings
 stream.py     the same answers, chunk by chunk
 prompts.py    the accepted forms of a prompt
+scores.py     scores of pairs of texts, classes of texts
 keywords.py   settings under vLLM's names
 """
 
 from __future__ import annotations
 
 from baton.llm.engine import LLM
-from baton.llm.outputs import Chunk, Embedding, Output, SequenceAnswer
+from baton.llm.outputs import Chunk, Classification, Embedding, Output, PairScore, SequenceAnswer
 from baton.llm.sampling import GuidedDecodingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from baton.llm.stream import AnswerStream
 
@@ -33,9 +34,11 @@ __all__ = [
     "LLM",
     "AnswerStream",
     "Chunk",
+    "Classification",
     "Embedding",
     "GuidedDecodingParams",
     "Output",
+    "PairScore",
     "RepetitionDetectionParams",
     "SamplingParams",
     "SequenceAnswer",

@@ -39,6 +39,7 @@ class ClientCall:
             self._texts[request.id, output.index] = SequenceText(tokenizer, asked, stops, output)
 
     def on_emit(self, emit: Emit) -> None:
+        """Add the tokens, log-probabilities and ends of an emit to the answers, and queue chunks for a stream."""
         before = self._lengths(emit) if self._streamed else {}
         self._take_tokens(emit)
         for request, index, row in emit.logprobs:

@@ -26,16 +26,17 @@ from weakref import ReferenceType, ref
 
 from msgspec import ValidationError, msgpack, structs
 
-from baton.config import QueueConfig, ServeConfig, lowered_context
+from baton.config import DRAFT, QueueConfig, ServeConfig, draft_model_of, lowered_context
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.events import Abort, StepDone, Submit, WorkerReady
 from baton.core.instance import Instance
 from baton.errors import CallerError, InvalidConfig, RequestRefused, Unavailable
 from baton.llm.call import ClientCall
 from baton.llm.keywords import serve_settings
-from baton.llm.outputs import Embedding, SequenceAnswer
+from baton.llm.outputs import Classification, Embedding, PairScore, SequenceAnswer
 from baton.llm.prompts import Chats, Prompts, batch_of, chats_of
 from baton.llm.sampling import SamplingParams, wire_params
+from baton.llm.scores import CHARACTERS_PER_TOKEN, PairScores, classes_of
 from baton.llm.stream import AnswerStream
 from baton.models.aliases import stops_repetitions
 from baton.models.download import Listener
@@ -48,6 +49,7 @@ from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import StepPlan
 from baton.text.chat_prompt import render_chat
 from baton.text.loading import load_model_text
+from baton.text.pair_scores import PairModel
 from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
 
@@ -81,9 +83,15 @@ class LLM:
         # No client waits for single tokens: only the time until all prompts are done matters.
         settings = {"prefill_tokens_beside_decodes": 0, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is downloaded
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if (size := getattr(asked, name)) > 1:
+                raise InvalidConfig(f"{name} is {size}, and LLM computes in one process: use baton serve")
         path = str(resolve(model, revision=asked.revision, listener=Listener(_announce)))
         refuse_unsupported(Path(path))  # before errors about its tokenizer
-        self.config = replace(asked, model=path)
+        speculate = asked.speculate
+        if draft := draft_model_of(speculate):
+            speculate = f"{DRAFT}{resolve(draft, listener=Listener(_announce))}"
+        self.config = replace(asked, model=path, speculate=speculate)
         engine = self.config.engine()
         text = load_model_text(path)
         self.tokenizer, self.chat_template = text.tokenizer, text.chat_template
@@ -96,8 +104,12 @@ class LLM:
             stops_repetitions(Path(path)) if asked.stop_on_repetition is None else asked.stop_on_repetition
         )
         self.pooling = built.pooling
+        self.scoring = built.scoring
+        "How the model scores a pair of texts (models/scoring.py). Empty: not at all."
+        self.labels = built.labels
+        "Names of the classes of a model that classifies."
         self.generates = built.generates
-        "False: the model is an encoder, for `embed`."
+        "False: the model is an encoder, for `embed`, `score` or `classify`."
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
@@ -176,6 +188,44 @@ class LLM:
             )
         call = self._answered(prompts, WireParams(max_tokens=1, pooling=how), 1, progress)
         return [Embedding.of(answer, call.vectors.get(request, b"")) for request, answer in call.answers.items()]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        instruction: str = "",
+        truncate_prompt_tokens: int | None = None,
+        progress: Progress | None = None,
+        use_tqdm: bool = False,
+    ) -> list[PairScore]:
+        """One score per pair, as /score: one text of `data_1` is paired with every text of `data_2`. For rerankers and
+        embedding models. A pair that does not fit the context raises; `truncate_prompt_tokens` cuts it (-1: to what fits)."""
+        del use_tqdm
+        scored = PairScores(self._pair_model(), instruction, truncate_prompt_tokens)
+        prompts = scored.prompts(data_1, data_2)
+        call = self._answered(prompts, scored.sampling, 1, progress) if prompts else ClientCall()
+        return scored.scores(call)
+
+    def classify(self, prompts: Prompts, *, progress: Progress | None = None, use_tqdm: bool = False) -> list[Classification]:
+        """The probabilities of the model's classes for each prompt, as /classify."""
+        del use_tqdm
+        if not self.labels:
+            raise CallerError("the model has no classes: load a model for sequence classification")
+        every = WireParams(max_tokens=1, pooling="cls", label_ids=tuple(range(len(self.labels))))
+        return classes_of(self._answered(prompts, every, 1, progress), self.labels, self.scoring)
+
+    def _pair_model(self) -> PairModel:
+        return PairModel(
+            name=self.config.model,
+            tokenizer=self.tokenizer,
+            context_tokens=self.context_tokens,
+            head_width=self._runner.config.vocab_size,
+            scoring=self.scoring,
+            pooling=self.pooling,
+            generates=self.generates,
+            characters_per_token=CHARACTERS_PER_TOKEN,
+        )
 
     def _answered(self, prompts: Prompts, sampling: Sampling, n: int | None, progress: Progress | None) -> ClientCall:
         self._enter_call()
@@ -277,7 +327,7 @@ class LLM:
 
     def _request(self, prompt: str | Sequence[int], asked: WireParams, n: int | None) -> GenerateRequest:
         if not self.generates and asked.pooling is None:
-            raise CallerError("the model is an encoder, which generates no text: use embed")
+            raise CallerError("the model is an encoder, which generates no text: use embed, score or classify")
         tokens = tuple(self._ids(prompt) if isinstance(prompt, str) else prompt)
         room = self.context_tokens - len(tokens)
         if not tokens or room < 1:
@@ -318,13 +368,19 @@ class LLM:
         """Collects one step after launching the next ones. Returns False if there is none."""
         if not self._plans and not self._tickets:
             return False
-        while self._plans and not self._runner.must_wait(self._plans[0]):
-            self._tickets.append(self._runner.submit(self._plans.popleft()))
-        self._dispatch(StepDone(self._runner.collect(self._tickets.popleft())))
+        self._launch()
+        result = self._runner.collect(self._tickets.popleft())
+        if self._runner.steps_ahead > 1:
+            self._launch()  # a step that waited for these tokens does not wait until they are delivered
+        self._dispatch(StepDone(result))
         stopped, self._call.stopped = self._call.stopped, []
         for request, index in stopped:
             self._dispatch(Abort(request, index, FinishReason.STOP))
         return True
+
+    def _launch(self) -> None:
+        while self._plans and not self._runner.must_wait(self._plans[0]):
+            self._tickets.append(self._runner.submit(self._plans.popleft()))
 
     def _dispatch(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):

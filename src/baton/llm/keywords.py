@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from baton.config import ServeConfig
+from baton.config.schema import all_settings
 from baton.errors import InvalidConfig
-from baton.familiar import BY_ALIAS, FOREIGN, in_our_words, line_about, switched_on, verdict_on
+from baton.familiar import BY_ALIAS, FOREIGN, PAIR, closest, in_our_words, line_about, switched_on, verdict_on
+from baton.familiar.speculation import Unusable, spread
 
 _FIELDS = {field.name: field for field in fields(ServeConfig)}
-_FLAGS = frozenset(name for name, field in _FIELDS.items() if isinstance(field.default, bool))
+_FLAGS = frozenset(setting.name for setting in all_settings() if setting.kind is bool)
 _FLAGS |= {name for name, alias in BY_ALIAS.items() if alias.setting in _FLAGS}
 _FLAGS |= {name for name, row in FOREIGN.items() if row.flag}
 
@@ -23,7 +24,12 @@ log = logging.getLogger(__name__)
 def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ServeConfig. Raises InvalidConfig for an unknown name, or for two names of one field."""
     found: dict[str, Any] = {}
-    for name, value in (switched_on(name, value, _FLAGS) for name, value in given.items()):
+    names: dict[str, str] = {}
+    try:
+        each = [switched_on(name, value, _FLAGS) for name, value in spread(given)]
+    except Unusable as error:
+        raise InvalidConfig(str(error)) from None
+    for name, value in each:
         if name == "quantization" and value is None:
             continue
         if (verdict := verdict_on(name, value)) is not None:
@@ -33,13 +39,15 @@ def serve_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         field = BY_ALIAS[name].setting if name in BY_ALIAS else name
         if field not in _FIELDS:
-            close = difflib.get_close_matches(name, [*_FIELDS, *BY_ALIAS], n=1, cutoff=0.8)
-            raise InvalidConfig(f"{name} is no setting of LLM" + (f"; did you mean {close[0]}?" if close else ""))
+            close = closest(name, [*_FIELDS, *BY_ALIAS])
+            ours = BY_ALIAS[close].setting if close in BY_ALIAS else close
+            raise InvalidConfig(f"{name} is no setting of LLM" + (f"; did you mean {ours}?" if close else ""))
         if field == "model":
             raise InvalidConfig(f"{name} is no setting of LLM: the model is its first argument")
-        if field in found:
+        taken = _taken(name, field, value)
+        if field in found and not (taken == found[field] and {name, names[field]} <= PAIR):
             raise InvalidConfig(f"{field} is given twice, the second time as {name}")
-        found[field] = _taken(name, field, value)
+        found[field], names[field] = taken, name
     return found
 
 

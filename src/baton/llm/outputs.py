@@ -8,14 +8,13 @@ are dropped, and no stop string applies before `min_tokens`.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from dataclasses import dataclass, field
 
 from baton.errors import EngineError
 from baton.llm.sampling import SamplingParams
 from baton.protocol.request import SamplingParams as WireParams
 from baton.protocol.step import TokenLogprob
+from baton.protocol.vectors import floats
 from baton.text.detokenizer import Detokenizer
 from baton.text.stops import StopAutomaton, StopStrings
 from baton.text.tokenizer import Tokenizer
@@ -78,10 +77,41 @@ class Embedding:
         """Raises EngineError if the vector is empty."""
         if not vector:
             raise EngineError(answer.outputs[0].error or "the prompt was given up before its vector was there")
-        numbers = array("f", vector)
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        return cls(answer.prompt_token_ids, Vector(numbers.tolist()), answer.prompt, answer.request_id)
+        return cls(answer.prompt_token_ids, Vector(floats(vector)), answer.prompt, answer.request_id)
+
+
+@dataclass(slots=True)
+class Score:
+    score: float
+
+
+@dataclass(slots=True)
+class PairScore:
+    """The score of one pair of texts."""
+
+    outputs: Score
+
+
+@dataclass(slots=True)
+class Classes:
+    probs: list[float]
+    "In the order of the model's classes."
+    label: str
+    "Name of the likeliest."
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@dataclass(slots=True)
+class Classification:
+    """The classes of one prompt."""
+
+    prompt_token_ids: list[int]
+    outputs: Classes
+    prompt: str | None = None
+    request_id: str = ""
 
 
 @dataclass(slots=True)

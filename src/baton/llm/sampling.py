@@ -103,6 +103,8 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     "Texts or token ids that must not appear in the output."
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
 
+    disable_spec_decode: bool = False
+    "No draft tokens for these answers, where the model is loaded with `speculate`. Drafts never change an answer."
     stop_on_repetition: bool | None = None
     "End answers that repeat themselves. None: the setting of LLM(stop_on_repetition=...), else only for the built-in model."
     repetition_detection: RepetitionDetectionParams | None = None
@@ -134,6 +136,8 @@ def wire_params(
             given["top_k"] = -1  # both mean "all" to vLLM
         if given.get("seed") == -1:
             del given["seed"]  # as in a server, and in vLLM: a different one each time
+        if asked.disable_spec_decode:
+            given["drafts_max"] = 0
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
             given["grammar"] = structured.wire()
         free = not asked.ignore_eos and "grammar" not in given

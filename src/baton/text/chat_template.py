@@ -159,6 +159,8 @@ class ChatTemplate:
         return replace_lone_surrogates(_cut(prompt) if continue_final_message else prompt)
 
     def _compiled(self, name: str, source: str) -> _Template:
+        """Compile the template in its own process. Raises InvalidConfig if it is too long, invalid, or does not compile in
+        time."""
         if len(source) > self._limits.template_chars_max:
             raise InvalidConfig(
                 f"the chat template '{name}' has {len(source)} characters and {self._limits.template_chars_max} are allowed"

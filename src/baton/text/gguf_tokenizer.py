@@ -122,6 +122,7 @@ def _fill_in_ids(metadata: Metadata) -> dict[str, int]:
 
 
 def _byte_level_parts(metadata: Metadata) -> TokenizerParts:
+    """Build a byte-level tokenizer from the metadata. Raises InvalidConfig for an unknown way to split words."""
     name = _one(metadata, "tokenizer.ggml.pre", str) or "default"
     words = _WORD_SPLITS.get(name)
     if words is None:

@@ -154,6 +154,7 @@ class _PieceStyle:
         return byte_level_bytes(piece) if self.is_byte_level else sentencepiece_bytes(piece)
 
     def _learn(self, step: dict[str, Any]) -> None:
+        """Read one step of the decoder: how a token becomes bytes. Raises InvalidConfig for a step that is not supported."""
         match step.get("type"):
             case "ByteLevel":
                 self.is_byte_level = True

@@ -80,6 +80,7 @@ Json = dict[str, Any]
 
 
 def messages_body(front: Front, body: dict[str, Any]) -> ChatBody:
+    """Translates a body of /v1/messages to a chat body."""
     asked = translated(body, MESSAGES)
     messages: list[Any] = expect(list, body.get("messages"), "messages")
     spoken = [{"role": "system", "content": _text(body["system"], "system")}] if body.get("system") else []
@@ -137,6 +138,7 @@ def _user(role: str, blocks: list[Json], place: str) -> list[Json]:
 
 
 def _assistant(blocks: list[Json], place: str) -> Json:
+    """A message of the assistant in OpenAI's form, from its blocks. `place`: path of the message, for errors."""
     texts, thoughts, calls = [], [], []
     for block in blocks:
         match block["type"]:
@@ -257,6 +259,7 @@ def openai_tools(value: Any, referenced: frozenset[str]) -> tuple[list[Json], li
 
 
 def choose_tool(asked: Json, choice: Any, left_out: frozenset[str]) -> None:
+    """Sets OpenAI's tool_choice in `asked` from Anthropic's `choice`. `left_out`: names of tools that are not offered."""
     match choice:
         case {"type": "auto" | "none" as word}:
             asked["tool_choice"] = word

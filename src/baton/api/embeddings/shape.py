@@ -23,6 +23,7 @@ from baton.api.limits import FieldRange
 from baton.api.ollama.fields import model_name
 from baton.api.translate import Table, errors_named_by, translated
 from baton.protocol.request import POOLINGS, Pooling
+from baton.protocol.vectors import floats
 
 _DIMENSIONS: Final = FieldRange(1, 2**31 - 1)
 
@@ -149,14 +150,6 @@ class OllamaEmbeddingsShape(OllamaEmbedShape):
 
     def answer(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         return {"embedding": self._vector(pieces[0])}
-
-
-def floats(vector: bytes) -> list[float]:
-    numbers = array("f")
-    numbers.frombytes(vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tolist()
 
 
 def packed(numbers: list[float]) -> bytes:

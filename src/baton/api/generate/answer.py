@@ -119,6 +119,8 @@ class _Call:
             self.front.idempotency.drop(self.caller.tenant, self._key, self._entry)
 
     async def _generate(self, live: LiveRequest, lease: Lease) -> None:
+        """Parses the body, builds the job, and answers with a stream or one JSON object."""
+
         def make_job() -> Job:
             body = self.front.json.parse(self.body)
             deployment = deployment_of(self.request.scope)
@@ -156,6 +158,7 @@ class _Call:
         await self._send_whole(self.shape.whole(job, pieces, generation.usage))
 
     async def _send_whole(self, answer: dict[str, Any]) -> None:
+        """Sends the answer as one JSON object, in parts, and stores it under its idempotency key if there is one."""
         sent = self.front.idempotency.recording()
 
         def keep(part: bytes, last: bool) -> None:
@@ -176,6 +179,7 @@ class _Call:
             sent.close()
 
     async def _stream(self, job: Job, generation: Generation, lease: Lease) -> None:
+        """Streams the answer event by event, and stores it under its idempotency key if there is one."""
         buffer = SendBuffer(self.front.limits.send_buffer_bytes, lease)
         sent = self.front.idempotency.recording()
 

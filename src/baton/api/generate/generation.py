@@ -36,6 +36,10 @@ class Usage:
     "Cached tokens that were loaded from host memory and from storage."
     preemptions: int = 0
     "Number of times that sequences of the request lost their KV blocks to others and were computed again."
+    drafted_tokens: int = 0
+    "Draft tokens that were verified (speculative decoding)."
+    accepted_tokens: int = 0
+    "Draft tokens that were accepted."
     reasoning_tokens: int | None = None
     "Output tokens that are reasoning. None where reasoning is not separated."
     prompt_seconds: float = 0.0
@@ -73,6 +77,7 @@ class Generation:
         self._cached: dict[int, tuple[int, int, int]] = {}
         "Per prompt: cached tokens, and how many of them host and storage supplied."
         self._preemptions = 0
+        self._drafted = self._accepted = 0
         self._prefill_seconds: dict[int, float] = {}
         "Per prompt: time from its admission to its first token."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
@@ -93,6 +98,8 @@ class Generation:
             host_tokens=host,
             storage_tokens=storage,
             preemptions=self._preemptions,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
             reasoning_tokens=sum(output.reasoning_tokens for output in self._outputs) if self._job.thinks else None,
             prompt_seconds=first - self._started,
             output_seconds=last - first,
@@ -136,6 +143,8 @@ class Generation:
             raise errors.exceptions[0] from None
 
     async def _follow(self, place: int, sink: Sink) -> None:
+        """Runs one engine request, and passes its deltas to the sink until its deadline and a few seconds of grace have
+        passed."""
         request = self._job.requests[place]
         grace = self._front.limits.engine_grace_seconds
         deadline = self._now() + (request.timeout_seconds or self._front.limits.request_seconds) + grace
@@ -144,11 +153,11 @@ class Generation:
         def take(delta: Delta) -> None:
             nonlocal owed, all_finished
             if delta.begun is not None:
-                self._note_begun(place, delta.begun, self._now() - asked)
+                self._record_begun(place, delta.begun, self._now() - asked)
             if text_sink is not None and delta.ended is None and delta.tokens:
-                self._take_text(place * self._n + delta.index, delta.tokens, text_sink)
+                self._on_text(place * self._n + delta.index, delta.tokens, text_sink)
                 return
-            finished = self._take(place, delta, sink)
+            finished = self._on_delta(place, delta, sink)
             if delta.ended is not None:
                 owed -= 1
             if owed and finished and not all_finished and self._all_finished(place):
@@ -161,25 +170,27 @@ class Generation:
             if owed:
                 raise Unavailable("the engine ended the request without an answer")
         except TimeoutError:
-            self._give_up(place, sink)
+            self._end_at_deadline(place, sink)
         finally:
             if owed:
                 self._front.engine.abort(request.id)
         self._report_ended(place)
 
-    def _take_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
-        """The fast path of `_take` for nearly every token of a stream: Job.only_text, and not the end."""
+    def _on_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
+        """The fast path of `_on_delta` for nearly every token of a stream: Job.only_text, and not the end."""
         self._clock(choice, len(tokens))
         if text := self._outputs[choice].text_of(tokens):
             text_sink(choice, text)
 
-    def _take(self, place: int, delta: Delta, sink: Sink) -> bool:
-        """Returns True if the client has all of this sequence."""
+    def _on_delta(self, place: int, delta: Delta, sink: Sink) -> bool:
+        """Pass the delta's output to the sink. Returns True if the client has all of this sequence."""
         choice = place * self._n + delta.index
         output = self._outputs[choice]
         if delta.ended is not None:
-            self._note_cached(place, delta.ended)
+            self._record_cached(place, delta.ended)
             self._preemptions += delta.ended.preemptions
+            self._drafted += delta.ended.drafted_tokens
+            self._accepted += delta.ended.accepted_tokens
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
             return True
@@ -197,14 +208,14 @@ class Generation:
         sink(piece)
         return True
 
-    def _note_begun(self, place: int, begun: Begun, seconds: float) -> None:
+    def _record_begun(self, place: int, begun: Begun, seconds: float) -> None:
         """`seconds`: time since the engine was called. The part that was not prefill was spent in queues, a router's too."""
-        self._note_cached(place, begun)
+        self._record_cached(place, begun)
         if place not in self._prefill_seconds:
             self._prefill_seconds[place] = prefill = min(begun.prefill_seconds, seconds)
             self._front.metrics.request_begun(seconds - prefill, prefill)
 
-    def _note_cached(self, place: int, report: Begun | Ended) -> None:
+    def _record_cached(self, place: int, report: Begun | Ended) -> None:
         """Tokens that siblings computed for each other were not cached before: the minimum over the sequences counts."""
         counts = (report.cached_tokens, report.host_tokens, report.storage_tokens)
         self._cached[place] = min(self._cached.get(place, counts), counts)
@@ -232,7 +243,7 @@ class Generation:
         seconds = self._job.options.timeout_seconds
         return ApiError(504, f"no token within the request's {seconds:g} seconds", param="timeout", code="timeout")
 
-    def _give_up(self, place: int, sink: Sink) -> None:
+    def _end_at_deadline(self, place: int, sink: Sink) -> None:
         """Ends the choices with what they have: the engine is silent past the deadline."""
         if not any(output.tokens for output in self._outputs):
             raise self._too_late()

@@ -89,6 +89,7 @@ def require_generates(front: Front) -> None:
 
 
 def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
+    """Builds the job of a chat: renders the template, adds grammars of tools and limits of reasoning, and tokenises."""
     require_generates(front)
     require_may_fit(front, characters_of(body.messages))  # before the template copies it
     text, mark = render_chat(
@@ -187,6 +188,7 @@ def _request(
     seed: int,
     salt: bytes,
 ) -> GenerateRequest:
+    """Builds the engine's request for one prompt. Raises ApiError if prompt and answer do not fit the context."""
     context = front.model.context_tokens
     if not ids:
         raise bad("the prompt has no tokens: at least 1 is needed", "prompt")

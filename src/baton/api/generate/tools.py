@@ -87,6 +87,8 @@ def _checked_tools(value: Any, limits: Limits) -> dict[str, dict[str, Any]]:
 
 
 def _checked_tool(entry: Any, place: str) -> dict[str, Any]:
+    """The tool in OpenAI's form, without null values. Raises ApiError for a wrong type or name. `place`: its path, for
+    errors."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type", "function"), str):
         raise bad(f"{place} must be an object with a type and a function, not {shown(entry)}", "tools")
     if entry.get("type", "function") != "function":

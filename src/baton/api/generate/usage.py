@@ -14,15 +14,23 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         device = details["cached_tokens"] - below
         details["cached_tokens_by_tier"] = {"device": device, "host": usage.host_tokens, "storage": usage.storage_tokens}
     thoughts = usage.reasoning_tokens
-    reasoning = {} if thoughts is None else {"completion_tokens_details": {"reasoning_tokens": thoughts}}
+    output = {**({} if thoughts is None else {"reasoning_tokens": thoughts}), **drafts_json(usage)}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         "prompt_tokens_details": details,
-        **reasoning,
+        **({"completion_tokens_details": output} if output else {}),
         **preemptions_json(usage),
     }
+
+
+def drafts_json(usage: Usage) -> dict[str, int]:
+    """Verified draft tokens, present only if there were some."""
+    if not usage.drafted_tokens:
+        return {}
+    rejected = usage.drafted_tokens - usage.accepted_tokens
+    return {"accepted_prediction_tokens": usage.accepted_tokens, "rejected_prediction_tokens": rejected}
 
 
 def preemptions_json(usage: Usage) -> dict[str, int]:

@@ -99,6 +99,8 @@ class Access:
         self._cross_site = CrossSite(config)
 
     def require(self, scope: Scope, right: Right, *, page: bool = False) -> None:
+        """Raises ApiError unless the request may use a route with this right; sets scope["state"]["caller"]. `page`: ask a
+        browser for the key."""
         state = scope.setdefault("state", {})
         if right == "open":
             state["caller"] = ApiCaller()
@@ -188,6 +190,8 @@ class CrossSite:
         self._local_origins = takes_local_origins(config)
 
     def require(self, scope: Scope, *, trusted_host: bool, admin: bool = False) -> None:
+        """Raises ApiError if a foreign page may have sent the request. `trusted_host`: a bearer key vouches for the Host
+        header."""
         headers = scope["headers"]
         hosts = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
         if len(hosts) > 1:

@@ -39,14 +39,15 @@ def certificate_warning(
         return None
     several = len(found) > 1
     warned = [
-        _judged(f"certificate {place} of {len(found)}" if several else "the certificate", begin, end, now, remedy)
+        _date_problem(f"certificate {place} of {len(found)}" if several else "the certificate", begin, end, now, remedy)
         for place, (begin, end) in enumerate(found, 1)
     ]
     worst = sorted((each for each in warned if each is not None), key=lambda each: not each.refused)
     return Warned(f"{option} {file}: {worst[0].text}", worst[0].refused) if worst else None
 
 
-def _judged(which: str, begin: datetime, end: datetime, now: datetime, remedy: str) -> Warned | None:
+def _date_problem(which: str, begin: datetime, end: datetime, now: datetime, remedy: str) -> Warned | None:
+    """The warning about one certificate: expired, not yet valid, or ending soon. None: it is valid for longer."""
     if now > end:
         return Warned(f"{which} EXPIRED on {_shown(end)}: clients that check it refuse this server; {remedy}", True)
     if now < begin:

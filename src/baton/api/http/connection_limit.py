@@ -98,6 +98,7 @@ class ConnectionLimit(socket.socket):
         self._accepted = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
+        """Accepts a connection and counts it. Raises the error by which asyncio ends the turn, or skips the connection."""
         if self._accepted == ACCEPTS_PER_TURN:
             self._accepted = 0
             raise BlockingIOError("the rest waits for the next turn of the loop")

@@ -69,6 +69,8 @@ def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def _parsed(text: str, limits: Limits) -> Any:
+    """Parses JSON with the limits on objects and numbers. Raises ApiError 400 with the place of the error."""
+
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)
         if len(items) > limits.object_keys:

@@ -120,6 +120,7 @@ class RequestLog:
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the app for one request, turns an uncaught error into a response, and logs the request at its end."""
         record = RequestRecord(request_id_of(scope, self._front.limits))
         scope.setdefault("state", {})["record"] = record
         status, began = 0, time.monotonic()

@@ -47,7 +47,8 @@ class EndOfTurn:
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []
 
-    def do(self, what: Callable[[], None]) -> None:
+    def run_at_end(self, what: Callable[[], None]) -> None:
+        """Run the callback after all events of this turn of the loop."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._run)
         self._waiting.append(what)
@@ -172,7 +173,7 @@ class EventStream:
         """Sends what `produce` puts into the buffer, until it returns. Raises its error if nothing was sent before."""
         if self._direct is not None:
             flush = partial(self._flush, buffer)
-            buffer.on_first = partial(self._turn.do, flush)
+            buffer.on_first = partial(self._turn.run_at_end, flush)
         producing = asyncio.create_task(produce())
         producing.add_done_callback(lambda _: buffer.news.set())
         writing = asyncio.create_task(self._write(buffer, producing))

@@ -24,6 +24,7 @@ from baton.api.http.auth import ApiCaller
 from baton.api.http.json_body import parse_object, read_body
 from baton.api.ollama.fields import OPTIONS, chat_body, generate_body, model_name
 from baton.protocol.request import FinishReason
+from baton.text.fill_in import fill_in_tokens
 from baton.text.parsers.base import Content, ToolCallDelta
 
 Json = dict[str, Any]
@@ -177,6 +178,8 @@ API_VERSION: Final = "0.12.6"
 "Emulated version of Ollama: clients refuse a server that seems too old."
 _OLLAMA_NAMES: Final = {field.to: name for name, field in OPTIONS.items()}
 _NEVER: Final = "9999-12-31T00:00:00Z"
+_SUFFIX_NOTE: Final = "{# /api/generate with a suffix: {{ .Prompt }}, the gap that is filled in, {{ .Suffix }} #}"
+"""A comment of the template language."""
 
 
 async def tags(request: Request) -> Response:
@@ -220,11 +223,21 @@ async def show(request: Request) -> Response:
             "model_info": {"general.architecture": "baton", "baton.context_length": front.model.context_tokens},
             "capabilities": _capabilities(front),
             "parameters": _parameters(front),
-            "template": next(iter(front.template.sources), ""),
+            "template": _template(front),
             "modelfile": "",
             "license": "",
         }
     )
+
+
+def _template(front: Front) -> str:
+    """The chat template. Clients look for Ollama's variables in it: Continue fills in the middle where `.Suffix` occurs."""
+    source = next(iter(front.template.sources), "")
+    return f"{_SUFFIX_NOTE}{source}" if _fills_in(front) else source
+
+
+def _fills_in(front: Front) -> bool:
+    return front.model.generates and fill_in_tokens(front.tokenizer) is not None
 
 
 def _parameters(front: Front) -> str:
@@ -251,6 +264,7 @@ def _capabilities(front: Front) -> list[str]:
     generates = front.model.generates
     able = {
         "completion": generates,
+        "insert": _fills_in(front),
         "embedding": "embed" in front.model.tasks,
         "tools": generates and front.style.has_calls,
         "thinking": generates and front.style.has_thoughts,

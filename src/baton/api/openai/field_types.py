@@ -17,6 +17,7 @@ _BOTH: Final[dict[str, str]] = {
     "ignore_eos": "boolean",
     "stop_on_repetition": "boolean",
     "repetition_detection": "object",
+    "disable_spec_decode": "boolean",
     "bad_words": "string or array",
     "bad_words_token_ids": "array",
     "logit_bias": "object",

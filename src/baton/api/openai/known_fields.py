@@ -31,6 +31,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "min_tokens": ("min_new_tokens",),
     "stop": ("stop_sequences", "stopping_strings"),
     "repetition_penalty": ("repeat_penalty",),
+    "disable_spec_decode": ("disable_speculative_decoding",),
 }
 """Our name -> names of other servers (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
 
@@ -150,6 +151,8 @@ HARMLESS: Final = (
     "early_stopping",
     "max_streaming_response_tokens",  # only the chunk size
     "include_logprobs_decode_token",
+    "speculative.n_min",  # drafts change no answer
+    "speculative.p_min",
 )
 
 

@@ -37,6 +37,7 @@ def repetition_stop_of(fields: Fields, *, default: bool) -> RepetitionStop | Non
 
 
 def _detection(value: Any) -> RepetitionStop | None:
+    """Reads vLLM's repetition_detection. None: it is off."""
     expect(dict, value, "repetition_detection")
     unknown = [name for name in value if name not in _DETECTION]
     if unknown:

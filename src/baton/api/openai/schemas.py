@@ -54,6 +54,7 @@ class Schema:
         self._defaults["top_k"] = int(min(self._defaults["top_k"], model.head_width))
 
     def chat(self, body: dict[str, Any]) -> ChatBody:
+        """Reads the body of a chat."""
         fields = self.open(body, chat=True)
         messages: list[Any] = expect(list, fields.raw("messages"), "messages")
         continue_final = fields.boolean("continue_final_message")
@@ -164,6 +165,7 @@ class Schema:
             raise bad(str(error), "prompt") from None
 
     def _options(self, fields: Fields, *, max_tokens: int | None, logprobs: int | None, chat: bool) -> Options:
+        """Reads the options that chat and completions share, each checked against its range."""
         limits, asked, ignore_eos = self._limits, grammar_of(fields, self._limits), fields.boolean("ignore_eos")
         stops_repetitions = self._stops_repetitions and asked is None and not ignore_eos
         sampling = SamplingParams(
@@ -171,6 +173,7 @@ class Schema:
             stop_token_ids=fields.token_ids("stop_token_ids", count_max=limits.token_ids),
             logit_bias=fields.logit_bias(),
             logprobs=logprobs,
+            drafts_max=_drafts_max(fields),
             repetition_stop=repetition_stop_of(fields, default=stops_repetitions),
             grammar=None if asked is None else asked.grammar,
         )
@@ -234,6 +237,13 @@ def _chat_max_tokens(fields: Fields) -> int | None:
     """OpenAI's newer name takes precedence."""
     older, newer = _max_tokens(fields, None), fields.integer("max_completion_tokens", None, means_none=-1)
     return older if fields.raw("max_completion_tokens") is None else newer
+
+
+def _drafts_max(fields: Fields) -> int | None:
+    """llama.cpp's bound of draft tokens. The switch is the one that vLLM and SGLang propose."""
+    most = fields.integer("speculative.n_max", None)
+    off = fields.boolean(fields.given("disable_spec_decode", ALIASES["disable_spec_decode"]))
+    return 0 if off else most
 
 
 def _require_no_best_of(fields: Fields, n: int) -> None:

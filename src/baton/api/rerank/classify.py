@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from baton.api.embeddings.fields import CLASSIFY
-from baton.api.embeddings.shape import EmbeddingShape, floats
+from baton.api.embeddings.shape import EmbeddingShape
 from baton.api.errors import JsonRows, bad
 from baton.api.generate.generation import Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job
 from baton.api.http.auth import ApiCaller
-from baton.api.rerank.pairs import sigmoid
 from baton.protocol.request import Pooling
+from baton.protocol.vectors import floats
+from baton.text.pair_scores import probabilities_of
 
 
 class ClassifyShape(EmbeddingShape):
@@ -47,13 +47,3 @@ class ClassifyShape(EmbeddingShape):
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         label = self.front.model.labels[best]
         return {"index": piece.choice, "label": label, "probs": probabilities, "num_classes": len(probabilities)}
-
-
-def probabilities_of(logits: list[float], scoring: str) -> list[float]:
-    """`scoring`: as in models/scoring.py."""
-    if scoring == "logit":
-        return logits
-    if scoring != "softmax":
-        return [sigmoid(logit) for logit in logits]
-    shares = [math.exp(logit - max(logits)) for logit in logits]
-    return [share / math.fsum(shares) for share in shares]

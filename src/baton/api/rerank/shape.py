@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from baton.api.errors import bad
+from baton.api.errors import ApiError, bad, too_long
 from baton.api.fields import shown, whole_number
 from baton.api.front import Front
 from baton.api.generate.generation import Generation, Usage
@@ -17,8 +17,8 @@ from baton.api.generate.shape import Events, Put, Shape, require_vectors
 from baton.api.http.auth import ApiCaller
 from baton.api.limits import FieldRange
 from baton.api.rerank.fields import COHERE, RERANK, SCORE
-from baton.api.rerank.pairs import Cuts, Pair, Scorer, scorer_of
 from baton.api.translate import Table, translated
+from baton.text.pair_scores import Cuts, Pair, PairModel, PairRefused, PairTooLong, Scorer, scorer_of
 
 _COUNT: Final = FieldRange(1, 2**31 - 1)
 COHERE_DOCUMENT_TOKENS: Final = 4096
@@ -30,6 +30,7 @@ class PairShape(Shape):
     def __init__(self, front: Front) -> None:
         super().__init__(front)
         self._scorer: Scorer | None = None
+        self._model = pair_model(front)
 
     @abstractmethod
     def pairs(self, body: dict[str, Any]) -> list[Pair]: ...
@@ -38,19 +39,27 @@ class PairShape(Shape):
     def answer(self, scores: list[float], usage: dict[str, int]) -> dict[str, Any]: ...
 
     def cuts(self, body: dict[str, Any]) -> Cuts:
-        return Cuts(self.front, _truncation(body))
+        return Cuts(self._model, _truncation(body))
 
     def job(self, body: dict[str, Any], caller: ApiCaller) -> Job:
         settings = translated(body, self.table)
         self.front.schema.require_model(body.get("model"))
-        self._scorer = scorer = scorer_of(self.front, _text(body.get("instruction"), "instruction", optional=True))
-        pairs, most = self.pairs(body), self.front.limits.embedding_inputs
-        if len(pairs) > most:
-            raise bad(f"there are {len(pairs)} pairs of texts and at most {most} are allowed", "documents")
-        prompts = [list(ids) for ids in within_total(self.front, scorer.prompts(pairs, self.cuts(body)), "documents")]
+        try:
+            scorer, prompts = self._prompts(body)
+        except PairRefused as error:
+            raise _refusal(error, self._model) from None
+        self._scorer = scorer
         asked = {**settings, "model": body.get("model"), "prompt": prompts, "max_tokens": 1, "temperature": 0, "stream": False}
         completion = self.front.schema.completion(asked, prompts_max=len(prompts))
         return embedding_job(self.front, completion, scorer.pooling, caller, labels=scorer.labels)
+
+    def _prompts(self, body: dict[str, Any]) -> tuple[Scorer, list[list[int]]]:
+        scorer = scorer_of(self._model, _text(body.get("instruction"), "instruction", optional=True))
+        pairs, most = self.pairs(body), self.front.limits.embedding_inputs
+        if len(pairs) > most:
+            raise bad(f"there are {len(pairs)} pairs of texts and at most {most} are allowed", "documents")
+        prompts = within_total(self.front, scorer.prompts(pairs, self.cuts(body)), "documents")
+        return scorer, [list(ids) for ids in prompts]
 
     def whole(self, job: Job, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         assert self._scorer is not None
@@ -86,7 +95,7 @@ class RerankShape(PairShape):
     def cuts(self, body: dict[str, Any]) -> Cuts:
         most = body.get("max_tokens_per_doc")
         tokens = None if most is None else whole_number(most, _COUNT, "max_tokens_per_doc")
-        return Cuts(self.front, _truncation(body), tokens)
+        return Cuts(self._model, _truncation(body), tokens)
 
     def answer(self, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
         order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
@@ -106,7 +115,7 @@ class CohereRerankShape(RerankShape):
         most = body.get("max_tokens_per_doc")
         tokens = COHERE_DOCUMENT_TOKENS if most is None else whole_number(most, _COUNT, "max_tokens_per_doc")
         asked = _truncation(body)
-        return Cuts(self.front, -1 if asked is None else asked, tokens)
+        return Cuts(self._model, -1 if asked is None else asked, tokens)
 
     def answer(self, scores: list[float], usage: dict[str, int]) -> dict[str, Any]:
         meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": usage["prompt_tokens"], "output_tokens": 0}}
@@ -137,6 +146,26 @@ class ScoreShape(PairShape):
             "data": [{"index": place, "object": "score", "score": score} for place, score in enumerate(scores)],
             "usage": usage,
         }
+
+
+def pair_model(front: Front) -> PairModel:
+    model = front.model
+    return PairModel(
+        name=model.name,
+        tokenizer=front.tokenizer,
+        context_tokens=model.context_tokens,
+        head_width=model.head_width,
+        scoring=model.scoring,
+        pooling=model.pooling,
+        generates=model.generates,
+        characters_per_token=front.limits.characters_per_token,
+    )
+
+
+def _refusal(error: PairRefused, model: PairModel) -> ApiError:
+    if isinstance(error, PairTooLong):
+        return too_long(error.tokens, model.context_tokens)
+    return bad(str(error), error.param, error.code)
 
 
 def _truncation(body: dict[str, Any]) -> int | None:

@@ -104,6 +104,7 @@ class ResponsesRequest:
 
 
 def responses_body(front: Front, body: dict[str, Any], tenant: bytes) -> ResponsesRequest:
+    """Translates a body of the Responses API to a chat body, with the facts that its answer needs."""
     asked = translated(body, RESPONSES)
     store = expect(bool, True if body.get("store") is None else body["store"], "store")
     stored = StoredItems(front.responses, tenant, front.limits.body_bytes)
@@ -190,6 +191,8 @@ def _referred(item: Any, place: str, find: FindItem) -> Any:
 
 
 def _add_item(messages: list[Json], item: Any, place: str) -> None:
+    """Adds one input item to the chat, as a message or as a part of the assistant's last message. `place`: path of the item,
+    for errors."""
     if not isinstance(item, dict):
         raise bad(f"{place} must be an item, not {shown(item)}", "input")
     kind = item.get("type", "message")
@@ -333,6 +336,7 @@ def tool_choice(value: Any) -> Any:
 
 
 def _add_tool(found: ToolSet, tool: Any, place: str, namespace: str | None = None) -> None:
+    """Adds a tool, or the tools of a namespace, to `found`. `place`: path of the tool, for errors."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind == "function":
         function = {key: part for key, part in tool.items() if key != "type" and part is not None}

@@ -28,7 +28,7 @@ from baton.api.generate.options import Options
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
-from baton.api.generate.usage import preemptions_json
+from baton.api.generate.usage import drafts_json, preemptions_json
 from baton.api.http.auth import ApiCaller
 from baton.api.limits import Limits
 from baton.api.openai.logprobs import chat_logprobs
@@ -115,7 +115,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0, **drafts_json(usage)},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
         **preemptions_json(usage),
     }

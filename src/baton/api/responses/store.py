@@ -188,6 +188,7 @@ def input_items(response_id: str, stored: Stored) -> list[Item]:
 
 
 def _items(message: dict[str, Any], made: OutputItems, place: int) -> Iterator[Item]:
+    """Yields a message of a conversation as items. `place`: number of its first item."""
     if message["role"] == "tool":
         result = {"call_id": message["tool_call_id"], "output": message["content"], "status": "completed"}
         yield {"id": made.message(place, "", [])["id"], "type": "function_call_output", **result}

@@ -100,6 +100,8 @@ class CallsParser:
     # States: each reads text from `at` on and returns the position where the next one reads.
 
     def _content(self, text: str, at: int) -> int:
+        """Read content up to the next mark that opens calls. Returns the next place in `text`; the rest may be the begin of a
+        mark."""
         if self._gap is not None:
             begin = at
             while at < len(text) and text[at] in _SPACE:
@@ -169,6 +171,7 @@ class CallsParser:
         return at
 
     def _next(self, text: str, at: int) -> int:
+        """Read between two calls: another call, the closing mark, or content again. Returns the next place in `text`."""
         char = text[at]
         closes = self._style.closes
         if char in _SPACE or char in ",;" or (char == "]" and self._in_list):

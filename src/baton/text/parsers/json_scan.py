@@ -76,6 +76,7 @@ class JsonScan:
         return self._structure(state, char, at)
 
     def _structure(self, state: str, char: str, at: int) -> tuple[Event, int]:
+        """Consume a character outside of strings and literals. Returns the event, if any, and the next place."""
         outer = len(self._stack) == 1 and self._stack[0] == "{"
         if state == "begin":
             return self._value(char, at) if char in '{["' else ("broken", at)

@@ -76,6 +76,7 @@ class PythonicCalls(TextCalls):
         return True
 
     def _value(self) -> bool:
+        """Read an argument up to its comma or closing parenthesis. False: more text is needed."""
         text, limit = self._text, self._at + HELD_CHARS_MAX
         at = self._at + self._scanned
         while at < min(len(text), limit):
@@ -109,7 +110,7 @@ class PythonicCalls(TextCalls):
             raise NoCall from None
         closes = self._text[at] == ")"
         self._at = at if closes else at + 1
-        self._tell(value)
+        self._add_arguments(value)
         self._step = self._argument
         return True
 

@@ -69,7 +69,7 @@ class TextCalls(ABC):
         elif self._calls and self._gap and self._is_tail(rest.strip(SPACE)):
             pass  # white space and half a closing mark after the last call belong to it
         else:
-            self._say(rest)
+            self._add_text(rest)
         return self._parts
 
     # Interface of a format
@@ -106,7 +106,7 @@ class TextCalls(ABC):
                 return True
         place, mark = first_mark(self._style.opens, text, self._at)
         if not self._gap or text[begin:place].strip(SPACE):
-            self._say(text[begin:place])
+            self._add_text(text[begin:place])
             self._gap, self._begin = False, place
         self._at = place + len(mark)
         if mark:
@@ -149,16 +149,17 @@ class TextCalls(ABC):
         self._parts.append(ToolCallDelta(self._calls, name=name, arguments="{"))
 
     def _member(self, key: str) -> None:
-        self._tell((", " if self._members else "") + to_json(key) + ": ")
+        self._add_arguments((", " if self._members else "") + to_json(key) + ": ")
         self._members += 1
 
-    def _tell(self, arguments: str) -> None:
+    def _add_arguments(self, arguments: str) -> None:
+        """Append a piece of the present call's arguments."""
         if arguments:
             self._parts.append(ToolCallDelta(self._calls, arguments=arguments))
         self._begin = self._at
 
     def _end(self) -> None:
-        self._tell("}")
+        self._add_arguments("}")
         self._ended()
 
     def _ended(self) -> None:
@@ -177,11 +178,11 @@ class TextCalls(ABC):
             self.done = self._calls >= self._calls_max
         if self._told or self._step != self._after:
             at = max(self._at, self._begin + 1) if not self._told else self._begin
-            self._say(self._text[self._begin : at])
+            self._add_text(self._text[self._begin : at])
             self._begin, self._gap = at, False
         self._at, self._told, self._step = self._begin, False, self._content
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if text:
             self._parts.append(Content(text))
 

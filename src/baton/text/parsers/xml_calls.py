@@ -64,7 +64,7 @@ class XmlCalls(TextCalls):
     def _value(self) -> bool:
         text = self._until(_END_PARAMETER)
         if text is not None:
-            self._tell(_as_json(_inner(text), self._types))
+            self._add_arguments(_as_json(_inner(text), self._types))
             self._step = self._argument
         return text is not None
 
@@ -72,7 +72,7 @@ class XmlCalls(TextCalls):
         if self._at == len(self._text):
             return False
         self._at += self._text[self._at] == "\n"
-        self._tell('"')
+        self._add_arguments('"')
         self._step = self._string
         return True
 
@@ -82,11 +82,11 @@ class XmlCalls(TextCalls):
         if place >= 0:
             value = text[begin:place]
             self._at = place + len(_END_PARAMETER)
-            self._tell(_escaped(value.removesuffix("\n")) + '"')
+            self._add_arguments(_escaped(value.removesuffix("\n")) + '"')
             self._step = self._argument
             return True
         self._at = len(text) - max(overlap("\n" + _END_PARAMETER, text, begin), overlap(_END_PARAMETER, text, begin))
-        self._tell(_escaped(text[begin : self._at]))
+        self._add_arguments(_escaped(text[begin : self._at]))
         return False
 
     def _after(self) -> bool:
@@ -99,7 +99,7 @@ class XmlCalls(TextCalls):
 
     def _cut(self, rest: str) -> None:
         if self._step == self._string:
-            self._tell(_escaped(rest))
+            self._add_arguments(_escaped(rest))
 
 
 def _inner(text: str) -> str:

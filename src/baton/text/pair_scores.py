@@ -1,21 +1,19 @@
-"""Converts pairs of texts to prompts, and vectors to scores: a class per kind of model (models/scoring.py)."""
+"""Scores of pairs of texts, and classes of texts: pairs become prompts, vectors become scores (models/scoring.py)."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import mul
 from typing import Final
 
-from baton.api.embeddings.shape import floats
-from baton.api.errors import ApiError, bad, too_long
-from baton.api.front import Front
-from baton.api.generate.prompts import require_may_fit
-from baton.errors import CallerError
+from baton.errors import CallerError, Unavailable
 from baton.protocol.request import POOLINGS, Pooling
-from baton.text.tokenizer import TooManyTokens
+from baton.protocol.vectors import floats
+from baton.text.tokenizer import Tokenizer, TooManyTokens
 
 Pair = tuple[str, str]
 Prompts = Iterator[tuple[int, ...]]
@@ -29,30 +27,64 @@ INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that 
 """Qwen3-Reranker's template, from its training."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairModel:
+    """Properties of a model that determine the prompts of pairs.
+
+    `scoring`, `pooling`, `generates` and `head_width` are as in api/config.py (ServedModel)."""
+
+    name: str
+    tokenizer: Tokenizer
+    context_tokens: int
+    head_width: int
+    scoring: str
+    pooling: str
+    generates: bool
+    characters_per_token: int
+    "A text with more than this many per token of the context is refused before it is tokenised."
+
+
+class PairRefused(CallerError):
+    """The pair cannot be scored. `param` and `code` are those of an answer over HTTP."""
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class PairTooLong(PairRefused):
+    def __init__(self, tokens: int, context_tokens: int) -> None:
+        """`tokens`: at least this many."""
+        super().__init__(f"a pair of {tokens} tokens, and at most {context_tokens - 1} fit the context", "documents")
+        self.tokens = tokens
+
+
 class Cuts:
     """Truncation of documents."""
 
-    def __init__(self, front: Front, prompt_tokens: int | None = None, document_tokens: int | None = None) -> None:
+    def __init__(self, model: PairModel, prompt_tokens: int | None = None, document_tokens: int | None = None) -> None:
         """prompt_tokens    maximum of a whole pair; -1: what fits. None: a pair that does not fit is refused
         document_tokens  maximum of a document"""
-        self._front = front
-        self._context = front.model.context_tokens
+        self._model = model
+        self._context = model.context_tokens
         most = self._context - 1
-        self.cuts = prompt_tokens is not None or not front.model.generates  # sentence-transformers cuts always
+        self.cuts = prompt_tokens is not None or not model.generates  # sentence-transformers cuts always
         self.prompt_tokens = most if prompt_tokens in (None, -1) else min(prompt_tokens or 0, most)
         self._document_tokens = document_tokens
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a client's text; special tokens in it are plain text."""
-        front = self._front
+        tokenizer = self._model.tokenizer
         if self.cuts:
-            return front.tokenizer.encode_beginning(text, self.prompt_tokens)
-        require_may_fit(front, len(text))
+            return tokenizer.encode_beginning(text, self.prompt_tokens)
+        if len(text) > self._model.characters_per_token * self._context:
+            raise PairTooLong(len(text) // self._model.characters_per_token, self._context)
         most = None if self._document_tokens else self._context
         try:
-            return front.tokenizer.encode(text, add_special_tokens=False, tokens_max=most)
+            return tokenizer.encode(text, add_special_tokens=False, tokens_max=most)
         except TooManyTokens as error:
-            raise too_long(max(self._context, error.tokens_at_least), self._context) from None
+            raise PairTooLong(max(self._context, error.tokens_at_least), self._context) from None
 
     def document(self, text: str) -> list[int]:
         return self.ids(text)[: self._document_tokens]
@@ -60,9 +92,9 @@ class Cuts:
     def pair(self, query: str, document: str) -> tuple[int, ...]:
         """As the tokenizer joins both texts; the longer one is cut first."""
         try:
-            ids = self._front.tokenizer.encode_pair(query, document, self.prompt_tokens, second_max=self._document_tokens)
+            ids = self._model.tokenizer.encode_pair(query, document, self.prompt_tokens, second_max=self._document_tokens)
         except CallerError as error:
-            raise bad(str(error), "truncate_prompt_tokens") from None
+            raise PairRefused(str(error), "truncate_prompt_tokens") from None
         return tuple(ids)
 
     def joined(self, before: Sequence[int], document: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
@@ -70,10 +102,10 @@ class Cuts:
         room = self.prompt_tokens - len(before) - len(after)
         if len(document) > room:
             if not self.cuts:
-                raise too_long(len(before) + len(document) + len(after), self._context)
+                raise PairTooLong(len(before) + len(document) + len(after), self._context)
             if room < 1:
                 others = len(before) + len(after)
-                raise bad(f"query and template have {others} tokens, and a pair may have {self.prompt_tokens}", "query")
+                raise PairRefused(f"query and template have {others} tokens, and a pair may have {self.prompt_tokens}", "query")
         return (*before, *document[:room], *after)
 
 
@@ -95,9 +127,9 @@ class YesNo(Scorer):
     """A decoder that answers its template's question: the score is the share of "yes" against "no". The query comes before the
     document, so documents of a query share a cached prefix."""
 
-    def __init__(self, front: Front, instruction: str) -> None:
-        tokenizer = front.tokenizer
-        self.labels = tuple(_label(front, word) for word in ("yes", "no"))
+    def __init__(self, model: PairModel, instruction: str) -> None:
+        tokenizer = model.tokenizer
+        self.labels = tuple(_label(model, word) for word in ("yes", "no"))
         self._before = tokenizer.encode(QUESTION, add_special_tokens=False, parse_special=True)
         self._after = tokenizer.encode(ANSWER, add_special_tokens=False, parse_special=True)
         self._instruction = instruction or INSTRUCTION
@@ -116,7 +148,7 @@ class YesNo(Scorer):
         for vector in vectors:
             numbers = floats(vector)
             if len(numbers) != len(self.labels):
-                raise ApiError(503, "an instance of an older build cannot score", code="no_vector")
+                raise Unavailable("an instance of an older build cannot score")
             found.append(sigmoid(numbers[0] - numbers[1]))
         return found
 
@@ -124,11 +156,11 @@ class YesNo(Scorer):
 class Cosine(Scorer):
     """An embedding model: the score is the cosine of the texts' vectors. Each distinct text is computed once."""
 
-    def __init__(self, front: Front) -> None:
-        if front.model.pooling not in POOLINGS:
-            raise bad(f"the model's files want embeddings pooled by {front.model.pooling}, which is not there", "model")
-        self.pooling = next(kind for kind in POOLINGS if kind == front.model.pooling)
-        self._around = front.tokenizer.prefix_ids, front.tokenizer.suffix_ids
+    def __init__(self, model: PairModel) -> None:
+        if model.pooling not in POOLINGS:
+            raise PairRefused(f"the model's files want embeddings pooled by {model.pooling}, which is not there", "model")
+        self.pooling = next(kind for kind in POOLINGS if kind == model.pooling)
+        self._around = model.tokenizer.prefix_ids, model.tokenizer.suffix_ids
         self._places: list[tuple[int, int]] = []
 
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
@@ -151,8 +183,8 @@ class CrossEncoder(Scorer):
     labels = (0,)
     pooling = "cls"
 
-    def __init__(self, front: Front) -> None:
-        self._sigmoid = front.model.scoring == "sigmoid"
+    def __init__(self, model: PairModel) -> None:
+        self._sigmoid = model.scoring == "sigmoid"
 
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
         return (cuts.pair(query, document) for query, document in pairs)
@@ -162,18 +194,18 @@ class CrossEncoder(Scorer):
         return [sigmoid(logit) for logit in logits] if self._sigmoid else logits
 
 
-def scorer_of(front: Front, instruction: str) -> Scorer:
-    match front.model.scoring:
+def scorer_of(model: PairModel, instruction: str) -> Scorer:
+    match model.scoring:
         case "yes_no":
-            return YesNo(front, instruction)
+            return YesNo(model, instruction)
         case "vectors" | "sigmoid" | "logit" if instruction:
-            raise bad("instruction is not supported by this model: write it before the query", "instruction")
+            raise PairRefused("instruction is not supported by this model: write it before the query", "instruction")
         case "vectors":
-            return Cosine(front)
+            return Cosine(model)
         case "sigmoid" | "logit":
-            return CrossEncoder(front)
-    raise bad(
-        f"{front.model.name} was not made to score pairs of texts: serve a reranker (bge-reranker, Qwen3-Reranker) or an "
+            return CrossEncoder(model)
+    raise PairRefused(
+        f"{model.name} was not made to score pairs of texts: serve a reranker (bge-reranker, Qwen3-Reranker) or an "
         "embedding model",
         "model",
         code="unsupported",
@@ -184,8 +216,20 @@ def sigmoid(number: float) -> float:
     return 1.0 / (1.0 + math.exp(-number)) if number >= 0 else math.exp(number) / (1.0 + math.exp(number))
 
 
-def _label(front: Front, word: str) -> int:
-    ids = front.tokenizer.encode(word, add_special_tokens=False)
-    if len(ids) != 1 or ids[0] >= front.model.head_width:
-        raise bad(f'the model\'s tokenizer has no token "{word}": it cannot score by yes and no', "model", code="unsupported")
+def _label(model: PairModel, word: str) -> int:
+    ids = model.tokenizer.encode(word, add_special_tokens=False)
+    if len(ids) != 1 or ids[0] >= model.head_width:
+        raise PairRefused(
+            f'the model\'s tokenizer has no token "{word}": it cannot score by yes and no', "model", code="unsupported"
+        )
     return ids[0]
+
+
+def probabilities_of(logits: list[float], scoring: str) -> list[float]:
+    """Probabilities of the classes of a model that classifies."""
+    if scoring == "logit":
+        return logits
+    if scoring != "softmax":
+        return [sigmoid(logit) for logit in logits]
+    shares = [math.exp(logit - max(logits)) for logit in logits]
+    return [share / math.fsum(shares) for share in shares]
