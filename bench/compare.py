@@ -77,7 +77,8 @@ def compare(name: str, pairs: list[tuple[list[float], list[float]]]) -> list[Com
 def run(command: list[str], checkout: Path, value: str | None) -> list[float]:
     """The processor seconds of the command, or the numbers that `value` finds in its output."""
     path = os.pathsep.join([str(checkout / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+    # Bytecode is kept: else every run compiles all sources, and more lines would count as slower.
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:

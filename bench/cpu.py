@@ -33,8 +33,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from baton.models.load import open_model
 from baton.models.names import resolve
+from baton.models.open import open_model
 from measuring import machine, work
 from measuring.cases import OFFLINE, Case, Figures, http, memory, ready_server, warm
 from measuring.engines import Engine, Place, chosen, prepare, start_driver

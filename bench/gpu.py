@@ -258,6 +258,48 @@ def prefill(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     torch.cuda.empty_cache()
 
 
+def chunks(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
+    """What it costs to compute a prompt in eighths, as an instance does that hands it over (core/engine/handoff_chunks.py)."""
+    rig = Rig(config, 8, 16_384, 4096)
+    for tokens in (4096, 8192, 16_384):
+        whole = prompt_ms(rig, tokens, 4096)
+        for chunk in (max(512, tokens // 8), max(512, tokens // 4)):
+            took = prompt_ms(rig, tokens, chunk)
+            yield {
+                "tokens": tokens,
+                "chunk": chunk,
+                "prompt_ms": took,
+                "whole_ms": whole,
+                "cost_percent": 100 * (took / whole - 1),
+            }
+    del rig
+    torch.cuda.empty_cache()
+
+
+def prompt_ms(rig: Rig, tokens: int, chunk: int, repeats: int = 5) -> float:
+    """Milliseconds for a prompt in chunks of this size, two steps in flight; the median."""
+    ids, times = np.random.default_rng(tokens).integers(0, rig.config.vocab_size, tokens), []
+    for _ in range(repeats + 1):
+        flying, began = [], time.perf_counter()
+        for begin in range(0, tokens, chunk):
+            some = ids[begin : begin + chunk]
+            batch = StepBatch(
+                token_ids=some,
+                slots=np.zeros(1, np.int64),
+                starts=np.array([0, len(some)]),
+                contexts=np.array([begin]),
+                due=np.array([begin + chunk >= tokens]),
+                outputs=np.zeros(1, np.int64),
+            )
+            flying.append(rig.steps.launch(batch))
+            if len(flying) == 2:
+                flying.pop(0).done.synchronize()
+        for launched in flying:
+            launched.done.synchronize()
+        times.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(times[1:])
+
+
 def attention(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
     """Decode attention of all layers as one graph, and nothing else."""
     for context in (1024, 2048):
@@ -312,18 +354,26 @@ def sampling(config: ModelConfig, options: argparse.Namespace) -> Iterator[Row]:
                     sample(logits, slots, slots, columns, scratch, tokens, last)
 
                 row[f"{kind}_us"] = 1e3 * time_of_graph(choose)
-            kept = Adjustments(SlotColumns(rows, config.vocab_size, "cuda").adjust, rows)
-            for kind, (flags, told) in {"untouched": (0, -1), "penalties": (3, -1), "penalties_20_told": (3, 20)}.items():
+            kept = Adjustments(SlotColumns(rows, config.vocab_size, "cuda").adjust, rows, rows)
+            cases = {"untouched": (0, -1), "penalties": (3, -1), "penalties_20_logprobs": (3, 20)}
+            for kind, (flags, top) in cases.items():
                 kept.columns.kinds.fill_(flags)
-                kept.columns.told.fill_(told)
+                kept.columns.top_logprobs.fill_(top)
 
                 def adjusted(logits=logits, slots=slots, kept=kept, scratch=scratch, tokens=tokens, last=last) -> None:  # noqa: ANN001
-                    adjust(logits, kept.raw, slots, last, kept.columns, kept.rows)
+                    adjust(logits, kept.raw, slots, slots, last, kept.columns, kept.rows)
                     argmax(logits, slots, scratch.argmax, tokens, last, kept.rows.adjusted)
                     write_logprobs(
-                        logits, kept.raw, kept.rows.adjusted, slots, tokens, kept.columns.told, kept.scratch, kept.told
+                        logits,
+                        kept.raw,
+                        kept.rows.adjusted,
+                        slots,
+                        tokens,
+                        kept.columns.top_logprobs,
+                        kept.scratch,
+                        kept.logprob_words,
                     )
-                    tally(slots, tokens, kept.columns)
+                    tally(slots, slots, tokens, kept.columns)
 
                 row[f"greedy_{kind}_us"] = 1e3 * time_of_graph(adjusted)
             yield row
@@ -357,6 +407,7 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "ceilings": ceilings,
     "decode": decode,
     "prefill": prefill,
+    "chunks": chunks,
     "attention": attention,
     "sampling": sampling,
     "deterministic": deterministic,

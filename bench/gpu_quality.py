@@ -27,7 +27,6 @@ from baton.models.names import resolve
 from baton.models.open import open_model
 from baton.models.torch_weights import Weights
 from baton.text.loading import load_model_text
-from baton.worker.cuda import plain
 from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.graphs import DeviceSteps
 from baton.worker.cuda.layer_steps import StepLimits
@@ -101,8 +100,13 @@ def log_probabilities(steps: DeviceSteps, window: np.ndarray, chunk: int) -> tor
         residual, added = steps.step.last_hidden
         hidden = residual.clone() if added is None else residual.float() + added.float()  # the next step writes there
         rows.append(hidden[: part.size].to(weights.embedding.dtype))
-    normed = plain.norm(torch.cat(rows)[:-1], weights.final_norm.weight, eps)
+    normed = norm(torch.cat(rows)[:-1], weights.final_norm.weight, eps)
     return (normed.float() @ weights.head.float().t()).log_softmax(-1)
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()).to(x.dtype)
 
 
 def add(sums: Sums, logs: torch.Tensor, exact: torch.Tensor, window: np.ndarray) -> None:

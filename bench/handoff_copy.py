@@ -97,7 +97,7 @@ class Puller:
             peer_blocks=tuple(map(BlockId, sources)),
         )
         begun = perf_counter()
-        self._messenger.take(move)
+        self._messenger.submit(move)
         result = await self._results.get()
         seconds = perf_counter() - begun
         if result.moved != len(sources):

@@ -1,18 +1,21 @@
 """Times whole steps of the C library, phase by phase, without Python around them; two versions of it in turns.
 
-    python bench/kernel_times.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT]
+    python bench/kernel_times.py [--steps 1x1@150,32x1@200,1x256@768] [--bits 8,4] [--against CHECKOUT] [--zig]
 
 A step is SEQUENCESxROWS@CONTEXT: 32x1@200 is 32 sequences that decode behind 200 tokens each, 1x256@768 a chunk of 256 tokens
 of a prompt. The model has the shape of SmolLM2-135M and random weights. Milliseconds: the least, and in brackets the median, of
 all repeats of all rounds; phases as in csrc/decoder.c. With --against, another checkout's library is timed in turns with this
-one, each by its own bench/kernel_times.c.
+one, each by its own bench/kernel_times.c. With --zig, this checkout's library as the compiler of the wheels makes it
+(tools/wheel.py) is timed in turns, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import subprocess
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -24,6 +27,10 @@ from measuring.goals import markdown
 from measuring.machine import CORES
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tools"))
+
+from wheel import zig_compiler, zig_flags  # noqa: E402
+
 SOURCES = Path("src/baton/native/csrc")
 RUN_SECONDS_MAX = 600.0
 
@@ -31,11 +38,13 @@ Times = dict[str, tuple[list[float], list[float]]]
 """By phase: least and median of every run."""
 
 
-def build(checkout: Path, variant: str, to: Path, more: list[str]) -> Path:
-    flags = next(each for each in VARIANTS if each.name == variant).compiler_flags
+def build(checkout: Path, variant: str, to: Path, more: list[str], *, zig: bool = False) -> Path:
+    chosen = next(each for each in VARIANTS if each.name == variant)
+    flags = zig_flags(chosen) if zig else chosen.compiler_flags
+    compiler = zig_compiler(platform.machine()) if zig else find_compiler()
     program = to / f"kernel-times-{len(list(to.iterdir()))}"
     plain = [*(flag for flag in FLAGS if flag not in ("-shared", "-fPIC")), *more]
-    command = [*find_compiler(), *plain, *flags, "-I", str(checkout / SOURCES), str(checkout / "bench/kernel_times.c")]
+    command = [*compiler, *plain, *flags, "-I", str(checkout / SOURCES), str(checkout / "bench/kernel_times.c")]
     subprocess.run([*command, "-o", str(program), "-lm", "-lpthread"], check=True, timeout=COMPILE_SECONDS_MAX)
     return program
 
@@ -58,6 +67,8 @@ def main() -> None:
         checkouts = {"here": HERE.parent} | ({"there": options.against} if options.against else {})
         more = ["-include", str(HERE / "processor_time.h")] if options.processor_time else []
         programs = {name: build(path, options.variant, Path(folder), more) for name, path in checkouts.items()}
+        if options.zig:
+            programs["here, zig"] = build(HERE.parent, options.variant, Path(folder), more, zig=True)
         for number in range(options.rounds):
             for name in list(programs)[:: 1 if number % 2 == 0 else -1]:
                 for bits in options.bits.split(","):
@@ -81,6 +92,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=20, help="of a step, in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--zig", action="store_true", help="beside this machine's compiler; needs ziglang")
     parser.add_argument("--processor-time", action="store_true", help="of one thread: on a machine with neighbours")
     options = parser.parse_args()
     return argparse.Namespace(**{**vars(options), "threads": 1 if options.processor_time else options.threads})

@@ -126,7 +126,7 @@ class Bench:
         self.begin(state)
         for _ in range(count):
             routed = self.routed()
-            self.placement.keys(routed)
+            self.placement.marks(routed)
             times.append(timed(lambda routed=routed: self.placement.place(routed, NOW, Closed())))
             times[-1] += timed(lambda: self.placement.roster.refresh(NOW))
         return times
@@ -136,7 +136,7 @@ class Bench:
         times = []
         for _ in range(count):
             routed = self.routed()
-            self.placement.keys(routed)
+            self.placement.marks(routed)
             times.append(timed(lambda routed=routed: self.naive.choose(routed, NOW, Closed())))
         return times
 

@@ -53,14 +53,17 @@ def zig_flags(variant: Variant) -> list[str]:
     return [re.sub(r"^-march=armv(\d)\.(\d)-a", r"-mcpu=generic+v\1_\2a", flag) for flag in variant.compiler_flags]
 
 
+def zig_compiler(machine: str) -> list[str]:
+    return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+
+
 def compile_kernels(variant: Variant, machine: str, folder: Path) -> Path:
     """The library of one variant, in `folder`, under the name by which native/prebuilt.py finds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch, "kernels.so")
-        zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
         command = [
-            *zig,
+            *zig_compiler(machine),
             *build.FLAGS,
             *zig_flags(variant),
             "-s",

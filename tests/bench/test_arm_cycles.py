@@ -37,7 +37,7 @@ def test_the_inner_loop_is_found_with_its_work_and_its_spills():
 @pytest.mark.slow
 def test_tiles_of_four_rows_stay_in_registers():
     needs_compiler()
-    flags = next(variant.flags for variant in VARIANTS if variant.name == "dotprod")
+    flags = next(variant.compiler_flags for variant in VARIANTS if variant.name == "dotprod")
     tiles = [loop for loop in loops_of(assembly(HERE.parent, flags)) if loop.count("sdot") == 64]
     assert len(tiles) >= 4
     few = [loop for loop in tiles if len(loop.lines) <= 140]  # more instructions: few rows, which unpack nibbles as they go

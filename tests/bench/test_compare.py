@@ -27,6 +27,12 @@ def test_each_command_runs_with_the_sources_of_its_own_checkout(checkouts):
     assert [run(PRINTS, folder, VALUE) for folder in checkouts] == [[100.0, 200.0], [104.0, 208.0]]
 
 
+def test_bytecode_is_kept_so_that_more_lines_do_not_count_as_slower(checkouts, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    run(PRINTS, checkouts[0], VALUE)
+    assert list(checkouts[0].glob("src/__pycache__/figure.*.pyc"))
+
+
 @pytest.mark.parametrize(("limit", "status"), [("3", 1), ("5", 0)])
 def test_exit_status_1_beyond_the_limit(checkouts, capsys, limit, status):
     options = ["--pairs", "2", "--limit", limit, "--value", VALUE, "--", *PRINTS]

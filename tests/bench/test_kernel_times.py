@@ -15,7 +15,7 @@ def test_a_step_is_timed_phase_by_phase(tmp_path):
         find_compiler()
     except NoCompiler as error:
         pytest.skip(str(error))
-    program = build(HERE.parent, "plain", tmp_path)
+    program = build(HERE.parent, "plain", tmp_path, [])
     found = defaultdict(lambda: defaultdict(lambda: ([], [])))
     run(program, "4", Namespace(threads=2, kv="bytes", repeats=2, steps="1x1@5,2x3@20"), found, "here")
     assert list(found) == [("1x1@5, 4 bits", "here"), ("2x3@20, 4 bits", "here")]

@@ -17,6 +17,7 @@ from baton.models.names import DEFAULT_MODEL, resolve
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_host_measures_a_server():
     try:
         resolve(DEFAULT_MODEL)
