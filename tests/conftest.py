@@ -29,7 +29,7 @@ def the_collector_looks_at_this_module_alone() -> None:
     gc.freeze()
 
 
-REAL_PROCESSES = ("chaos", "cli", "runtime")
+REAL_PROCESSES = ("chaos", "cli", "kvcache", "runtime")
 """A machine that stands still for seconds at the wrong moment fails tests of these. They get a second try, and the report
 names each that needed one: one that is named often is broken."""
 

@@ -32,6 +32,7 @@ from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedModel
 from baton.models.parameters import EMBED, LM_HEAD, expected_shapes
 from baton.models.rotary import rotary_angles, rotary_frequencies
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
@@ -83,8 +84,8 @@ class NumpyPlatform:
     def memory_of_step(self, run: Callable[[], object]) -> int:
         return transient_bytes(run)
 
-    def create_pool(self, layout: KVLayout, blocks: int) -> KVPool:
-        return KVPool.create(layout, blocks)
+    def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> KVPool:
+        return KVPool.create(layout, blocks, incarnation=incarnation)
 
     def attach_pool(self, fd: int, announced: PoolReady) -> KVPool:
         return KVPool.attach(fd, announced)

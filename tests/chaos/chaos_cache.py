@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from chaos_gates import ORDERS, POLL_SECONDS, Gate
 from msgspec.structs import replace
 
+from baton.kvcache import tcp_session
 from baton.kvcache.tcp_session import TcpSession
 from baton.protocol.codec import Message
 from baton.protocol.ids import PoolIncarnation
@@ -23,15 +25,14 @@ class ChaosCache(cache.CacheProcess):
         self._gate = Gate("pull")
         self._transport_gate = Gate("transport")
         self._held: list[asyncio.Task[None]] = []
-        gate, send_bytes = Gate("send"), TcpSession.send_bytes
+        gate, write_piece = Gate("send"), TcpSession.write_piece
 
-        async def send_when_open(session: TcpSession, content: memoryview, first: int = 0) -> None:
-            if gate.closed:
-                while gate.still_closed:
-                    await asyncio.sleep(POLL_SECONDS)
-            await send_bytes(session, content, first)
+        def write_when_open(session: TcpSession, content: Sequence[memoryview], digest: bytes) -> None:
+            gate.wait()
+            write_piece(session, content, digest)
 
-        TcpSession.send_bytes = send_when_open  # type: ignore[method-assign]
+        TcpSession.write_piece = write_when_open  # type: ignore[method-assign]
+        tcp_session.PIECE_BYTES = 1  # a block: there are several to be held
 
     def on_message(self, message: Message) -> None:
         pull = isinstance(message, BlockMove) and message.kind == "pull"

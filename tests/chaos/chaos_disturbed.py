@@ -5,7 +5,7 @@
             ...
             cluster.process("decode-0").send(signal.SIGKILL)
 
-Processes by name: up, router, prefill-0 (its engine), prefill-0/worker, prefill-0/cache.
+Processes by name: up, router, prefill-0 (its engine), prefill-0/worker, prefill-0/cache; further ranks prefill-0/worker.1 etc.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class DisturbedCluster(Server):
         }
         self._out, self._err = scratch / "stdout", scratch / "stderr"
         self.roles = ["up", "router"]
+        others = [f".{rank}" for rank in range(1, settings.get("tensor_parallel_size", 1))]
         for name in instances:
-            self.roles += [name, f"{name}/worker", f"{name}/cache"]
+            self.roles += [name, *(f"{name}/{below}{rank}" for below in ("worker", "cache") for rank in ("", *others))]
         self.seen = {}
         environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}"}
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -72,9 +73,11 @@ class DisturbedCluster(Server):
             elif module == "chaos_node" and (name := _instance(pid)):
                 found[name] = pid
         for name in self.instances:
-            for pid in children(found[name]) if name in found else ():
+            ranks = dict.fromkeys(BELOW.values(), 0)
+            for pid in sorted(children(found[name])) if name in found else ():
                 if (below := BELOW.get(_module(pid) or "")) is not None:
-                    found[f"{name}/{below}"] = pid
+                    found[f"{name}/{below}" + (f".{ranks[below]}" if ranks[below] else "")] = pid
+                    ranks[below] += 1
         return found
 
     def number_of(self, name: str, **labels: str) -> float:

@@ -22,8 +22,8 @@ class ChaosNode(Engine):
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
         self._gates = {kind: Gate(kind.__name__) for kind in (Reserved, Offer, Release, Released, Adopted)}
-        self._pass_on = self._callers.pass_on
-        self._callers.pass_on = self._pass_on_when_open  # type: ignore[method-assign]
+        self._pass_on = self._callers.forward
+        self._callers.forward = self._pass_on_when_open  # type: ignore[method-assign]
         self._held: list[asyncio.Task[None]] = []
 
     def _pass_on_when_open(self, message: Any) -> None:

@@ -7,6 +7,7 @@ import random
 import time
 
 from chaos_gates import ORDERS, Gate
+from chaos_worker import run_all_drafts
 
 from baton.protocol.codec import Message
 from baton.protocol.step import StepPlan, StepResult
@@ -34,5 +35,7 @@ class ChaosChannel(BlockingChannel):
 
 
 if __name__ == "__main__":
+    if ORDERS.get("all_drafts"):
+        run_all_drafts()
     worker.BlockingChannel = ChaosChannel  # type: ignore[misc]
     worker.main()

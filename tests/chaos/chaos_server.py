@@ -301,6 +301,16 @@ class Reply:
                 tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
         return tokens
 
+    @property
+    def logprobs(self) -> dict[int, list[float]]:
+        """Log-probabilities by choice, of completions that were asked for them. JSON keeps every bit of a float."""
+        found: dict[int, list[float]] = {}
+        for part in self.events or [self.json]:
+            for choice in part.get("choices", ()):
+                if choice.get("logprobs"):
+                    found.setdefault(choice["index"], []).extend(choice["logprobs"]["token_logprobs"])
+        return found
+
 
 def request_bytes(path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

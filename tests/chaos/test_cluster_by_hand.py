@@ -48,12 +48,14 @@ class ByHand:
         command = ("router", self._model, *ports, *handoff, *self._common)
         return self._stack.enter_context(running(self.folder / name, *command))
 
-    def start(self, name: str, role: str, *, model: Path | None = None, secret: Path | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, role: str, *more: Any, model: Path | None = None, secret: Path | None = None
+    ) -> subprocess.Popen[bytes]:
         self.own_ports[name] = free_port()
         where = ("--router", ",".join(self._addresses), "--cluster-secret", secret or self._secret)
         own = ("--port", self.own_ports[name], "--name", name, "--role", role)
         sizes = ("--threads", 1, "--kv-blocks", 300, "--block-size", 4, "--slots", 4)
-        command = ("serve", model or self._model, *where, *own, *sizes, *self._common)
+        command = ("serve", model or self._model, *where, *own, *sizes, *self._common, *more)
         return self._stack.enter_context(running(self.folder / name, *command))
 
     def log(self, name: str) -> str:
@@ -190,6 +192,23 @@ def test_who_does_not_fit_or_has_another_secret_is_told_so(cluster: ByHand, tmp_
             serve.terminate()
         ends = [serve.wait(60) for serve in (unfit, stranger)]
     assert ends == [0, 0]
+
+
+@pytest.mark.slow
+def test_an_instance_with_another_number_of_ranks_is_refused_with_the_reason(cluster: ByHand):
+    ranks = cluster.start("ranks", "decode", "--tensor-parallel-size", 2)
+
+    def refused() -> dict[str, str]:
+        return {one["name"]: one["reason"] for one in cluster.view()["refused"]}
+
+    try:
+        until(lambda: "ranks" in refused(), "it is refused", START_SECONDS)
+        assert "tensor parallel size 2 instead of 1" in refused()["ranks"]
+        until(lambda: "tensor parallel size 2 instead of 1" in cluster.log("ranks"), "it is told why")
+        cluster.wait_joined("p0", "d0")
+    finally:
+        ranks.send_signal(signal.SIGINT)
+        ranks.wait(60)
 
 
 def test_a_router_that_is_killed_takes_only_its_own_streams_along(cluster: ByHand, alone: Server):

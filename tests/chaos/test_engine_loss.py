@@ -98,6 +98,7 @@ def test_every_open_answer_goes_on_with_another_engine(tiny: Path, tmp_path: Pat
         assert server.wait_ended() == 0
 
 
+@pytest.mark.slow
 def test_an_answer_that_repeats_itself_ends_at_the_same_token_with_another_engine(tiny: Path, tmp_path: Path):
     """The tokens of the lost engine count: the answer is one token over and over, and ends at the 40th."""
     rule = {"repetition_detection": {"max_pattern_size": 3, "min_count": 40}}
@@ -193,6 +194,7 @@ def test_an_answer_does_not_go_on_with_other_weights(tmp_path: Path, victim: str
         server.wait_idle()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopped_while_it_has_no_engine_ends_its_requests(tiny: Path, tmp_path: Path):
     orders = {"gate": {"at": "loading", "folder": str(tmp_path)}, "delay": [1, 0.2]}
     (tmp_path / "open").touch()

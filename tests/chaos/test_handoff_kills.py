@@ -138,7 +138,10 @@ def require_no_stray_pools(cluster: DisturbedCluster) -> None:
     allowed = {"worker": 1, "cache": len(INSTANCES)}
     for role in [role for role in cluster.roles if "/" in role]:
         pid = cluster.process(role).pid
-        until(lambda pid=pid, role=role: pools_of(pid) <= allowed[role.partition("/")[2]], f"{role} has unmapped old pools")
+        until(
+            lambda pid=pid, role=role: pools_of(pid) <= allowed[role.partition("/")[2].partition(".")[0]],
+            f"{role} has unmapped old pools",
+        )
 
 
 def pools_of(pid: int) -> int:

@@ -4,6 +4,7 @@ server. Ray takes 215 MB and a quarter of a minute to start: `make chaos` runs t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -135,18 +136,105 @@ def instances(port: int) -> list[str]:
     return sorted(one["name"] for one in reply.json["instances"] if one["state"] == "alive")
 
 
+def keepers() -> dict[int, int]:
+    """First processes of trees, by the process of their keeper: it is an argument of theirs."""
+    found = {}
+    for pid in trees():
+        with contextlib.suppress(OSError):  # it has ended
+            found[int(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[3])] = pid
+    return found
+
+
+def test_a_killed_keeper_takes_its_tree_along_and_both_come_again(port: int, alone: Server):
+    before = keepers()
+    keeper, first = next((keeper, pid) for keeper, pid in before.items() if b"\0serve\0" in command_line(pid))
+    below = descendants(first)
+    assert below
+    streams(port, alone, range(30, 36), lambda: os.kill(keeper, signal.SIGKILL))
+    until(lambda: not any(alive(pid) for pid in [first, *below]), "the tree has ended with its keeper")
+    until(lambda: instances(port) == ["mixed-0", "mixed-1"], "both are there again", 180)
+    until(lambda: len(keepers()) == len(before), "one tree for each keeper")
+    assert keeper not in keepers()
+    streams(port, alone, range(36, 38), lambda: None)
+
+
+def lost(port: int) -> int:
+    """Sessions of instances that the router has lost so far."""
+    reply = asyncio.run(ask(port, "/v1/cluster", None))
+    return int(reply.json["counters"]["instances_lost"])
+
+
 def test_a_lost_node_costs_no_token(port: int, ray: Ray, alone: Server):
-    streams(port, alone, range(20, 26), lambda: ray.order("lose"))
+    before, trees_before = lost(port), set(trees())
+
+    def lose() -> None:
+        ray.order("lose")
+        until(lambda: len(instances(port)) < 2, "the router has lost an instance", 60)
+
+    streams(port, alone, range(20, 26), lose)
+    assert lost(port) > before
+    assert trees_before - set(trees()), "the node had a tree"
     ray.order("add")
     until(lambda: instances(port) == ["mixed-0", "mixed-1"], "Ray has found another place", 180)
 
 
-def test_attached_and_ended_nothing_is_left(port: int, ray: Ray):
+def attached(ray: Ray) -> subprocess.Popen[str]:
     driver = subprocess.Popen(command("up", ray, "--attach"), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert driver.stderr is not None
     assert next(line for line in driver.stderr if "ready at" in line)
+    return driver
+
+
+def test_a_killed_driver_is_missed_by_no_stream_and_another_is_attached(port: int, ray: Ray, alone: Server):
+    driver, before = attached(ray), keepers()
+
+    def kill() -> None:
+        driver.kill()
+        driver.wait()
+
+    streams(port, alone, range(40, 46), kill)
+    assert keepers() == before, "nothing was started again"
+    second = attached(ray)
+    streams(port, alone, range(46, 48), lambda: None)
+    second.kill()
+    second.wait()
+
+
+def test_attached_and_ended_nothing_is_left(port: int, ray: Ray):
+    folders = private_folders()
+    assert len(folders) >= 3
+    below = [pid for first in trees() for pid in descendants(first)]
+    driver = attached(ray)
     driver.send_signal(signal.SIGTERM)
     assert driver.wait(120) == 0
     until(lambda: not trees(), "no tree is left")
+    until(lambda: not any(alive(pid) for pid in below), "nothing below them")
+    until(lambda: not any(folder.exists() for folder in folders), "no secret, no socket")
     done = run("down", ray)
     assert "Ray has no cluster baton" in done.stderr
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def alive(pid: int) -> bool:
+    """Zombies are not."""
+    return bool(command_line(pid))
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        own = [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return own + [below for child in own for below in descendants(child)]
+
+
+def private_folders() -> set[Path]:
+    """Of keepers: the folder of the settings is an argument of each tree."""
+    lines = [command_line(pid).decode().split("\0") for pid in trees()]
+    return {Path(line[line.index("--config") + 1]).parent for line in lines if "--config" in line}

@@ -207,6 +207,7 @@ def test_a_lost_template_process_is_replaced(tiny: Path, tmp_path: Path):
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.slow
 def test_a_front_that_was_told_to_end_behind_the_supervisors_back(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path).wait_ready() as server:
         server.process("front").send(signal.SIGTERM)
@@ -229,6 +230,7 @@ class TestStartsThatFail:
             taken.close()
             server.require_all_gone()
 
+    @pytest.mark.slow
     def test_another_server_takes_the_port_while_this_one_loads(self, tiny: Path, tmp_path: Path):
         """Found by an audit: two servers that were started at once, and a traceback in place of the reason."""
         server, _ = gated(tiny, tmp_path, "loading")
@@ -242,6 +244,7 @@ class TestStartsThatFail:
             assert "Traceback" not in server.errors
             other.close()
 
+    @pytest.mark.slow
     def test_there_is_no_model(self, tmp_path: Path):
         with Server(tmp_path / "nothing", tmp_path / "scratch") as server:
             assert server.wait_ended() == 1
@@ -249,6 +252,7 @@ class TestStartsThatFail:
             assert "nothing" in server.errors
             assert "Traceback" not in server.errors
 
+    @pytest.mark.slow
     def test_the_weights_are_cut_short(self, tiny: Path, tmp_path: Path):
         broken = tmp_path / "broken"
         broken.mkdir()

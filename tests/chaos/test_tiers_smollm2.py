@@ -30,6 +30,7 @@ def undisturbed(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
         return [tokens(server, body) for body in BODIES]
 
 
+@pytest.mark.slow
 def test_every_tier_gives_the_same_tokens(smollm2_path: Path, tmp_path: Path, undisturbed: list[list[int]]):
     tiers = {"kv_host_gib": 0.05, "kv_storage": f"file:{tmp_path / 'kv'}"}
     with Server(smollm2_path, tmp_path / "first", **SETTINGS, **tiers).wait_ready() as server:

@@ -81,6 +81,7 @@ def test_three_kills_under_24_streams_cost_no_answer(tiny: Path, tmp_path: Path)
         assert (numbers["baton:worker_losses_total"], numbers["baton:crash_ends_total"]) == (3, 0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_be_replaced_ends_the_server_with_clean_errors(tiny: Path, tmp_path: Path):
     """Whoever supervises the server from outside sees it end, and may start it again."""
     with Server(tiny, tmp_path, orders={"delay": [1, 0.01], "dies_from": 2}).wait_ready() as server:

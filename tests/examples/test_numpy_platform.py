@@ -27,7 +27,7 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("cases", ["greedy and None", pytest.param("", marks=pytest.mark.slow)], ids=["one", "all"])
 def test_its_own_test_file_runs_the_conformance_suite(tmp_path, cases):
-    """As its author runs it. tests/conformance has all cases, beside the platforms of this repository."""
+    """As its author runs it. tests/testing has all cases, beside the platforms of this repository."""
     pytest.importorskip("torch", reason="the suite's oracle")
     path = os.pathsep.join([str(install_example(tmp_path, "numpy_platform")), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [

@@ -12,10 +12,17 @@ from baton.models.names import resolve
 COMMANDS = [f"baton.cli.{path.stem}" for path in Path(resolve.__code__.co_filename).parents[1].glob("cli/*.py")]
 MODULES = {
     "cli": COMMANDS,
-    "front": ["baton.runtime.front", "baton.api.app", "baton.text.loading"],
-    "engine": ["baton.runtime.engine"],
+    "front": ["baton.runtime.front.process", "baton.api.app", "baton.text.loading"],
+    "router": ["baton.runtime.router.process"],
+    "engine": ["baton.runtime.engine.process"],
+    "cache": ["baton.runtime.cache.process"],
     "supervisor": ["baton.runtime.supervisor"],
-    "worker": ["baton.runtime.worker", "baton.worker.build", "baton.worker.model_runner", "baton.worker.platforms.choose"],
+    "worker": [
+        "baton.runtime.worker.process",
+        "baton.worker.build",
+        "baton.worker.model_runner",
+        "baton.worker.platforms.choose",
+    ],
     "llm": ["baton.llm"],
     "native": ["baton.native.decoder", "baton.native.library", "baton.worker.forward.native_forward"],
     "models": ["baton.models.open", "baton.models.quantise", "baton.models.rotary", "baton.models.loaders.dummy"],
