@@ -53,13 +53,13 @@ $(VENV)/.serve: pyproject.toml
 		|| $(PIP) torch==2.13.0
 	@touch $@
 
-serve: $(VENV)/.serve   ## serve the default model
-	$(BIN)/baton serve
+serve: $(VENV)/.serve   ## serve the default model; options: make serve ARGS='--port 8001'
+	$(BIN)/baton serve $(ARGS)
 
-# Three processes on two cores: many tests wait for a process to start.
-PYTEST  = $(QUIET) $(BIN)/python -m pytest --durations 10 --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( ($$(nproc) * 3 + 1) / 2 ))
+# Two processes per core: many tests wait for a process to start.
+PYTEST  = $(QUIET) $(BIN)/python -m pytest --durations 10 --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( $$(nproc) * 2 ))
 
-fast: $(VENV)/.fast     ## under a minute, without torch, compiler or model: lint, layers, core, protocol, 20 seeds each of instance and cluster
+fast: $(VENV)/.fast     ## under a minute, without torch, compiler or model: lint, layers, core, protocol, 20 seeds each of instance, cluster and front
 	$(BIN)/ruff check src tests bench tools
 	$(BIN)/ruff format --check src tests bench tools
 	BATON_HYPOTHESIS=fast PYTHONPATH=src $(QUIET) $(BIN)/python -m pytest -n $$(nproc) --dist loadfile tests/layers tests/core tests/protocol
@@ -78,7 +78,9 @@ test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for ever
 	@# all of it as on a machine without Triton, Mooncake, Redis, Chromium and Node; then what needs them, with those that are here
 	BATON_HIDE=1 PYTHONPATH=$(CURDIR)/tests/hidden $(PYTEST)
 	$(PYTEST) @tests/hidden/with_packages.txt
-	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 40))   # fresh ones every time
+	@# fresh ones every time
+	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 20)) \
+		&& $(BIN)/baton simulate --cluster --seeds $$first:$$((first + 10)) && $(BIN)/baton simulate --front --seeds $$first:$$((first + 10))
 
 # Rewrites the asserts of all tests once, and not in each of the processes that run them.
 collect: $(VENV)/.ready
@@ -113,6 +115,8 @@ bench: $(VENV)/.ready   ## the figures of docs/internals/performance.md and docs
 	$(BIN)/python bench/handoff_copy.py
 	$(BIN)/python bench/storage.py   # redis-py is its peer: pip install redis hiredis
 	$(BIN)/python bench/simulator.py
+	$(BIN)/python bench/fleet.py   # --jobs N
+	$(BIN)/python bench/placement.py
 	$(BIN)/baton simulate --seeds 0:500 --jobs 1
 
 chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers, a million faults of stored KV blocks

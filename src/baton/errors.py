@@ -1,4 +1,4 @@
-"""The tree of Baton's errors; each has an HTTP status and knows whether a retry makes sense.
+"""The tree of Baton's errors; each has an HTTP status.
 
 EngineError
   CallerError            400   the request is wrong; a retry will not help
@@ -26,7 +26,6 @@ from typing import Literal
 
 class EngineError(Exception):
     http_status: int = 500
-    retryable: bool = False
 
 
 class CallerError(EngineError):
@@ -47,12 +46,10 @@ class RequestRefused(CallerError):
 
 class Overloaded(EngineError):
     http_status = 429
-    retryable = True
 
 
 class Unavailable(EngineError):
     http_status = 503
-    retryable = True
 
 
 class ChildKilled(Unavailable):

@@ -29,23 +29,34 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A set of names: `own`, and the installed entry points of `group`."""
+    """A set of names: `own`, the installed entry points of `group`, and what begins as one of `forms`."""
 
     own: tuple[str, ...]
-    group: str
+    group: str = ""
+    "Empty: none."
+    forms: tuple[str, ...] = ()
+    "A prefix with a colon and a word for what follows it: draft:MODEL."
 
     def __contains__(self, value: object) -> bool:
-        return value in self.own or value in self.installed()
+        return value in self.own or self.has_form(value) or value in self.installed()
+
+    def has_form(self, value: object) -> bool:
+        prefix, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+        return bool(colon and rest.strip()) and prefix in [form.partition(":")[0] for form in self.forms]
 
     def installed(self) -> list[str]:
         """Names of installed entry points. Slow, as it searches all installed packages: only for names outside of `own`."""
+        if not self.group:
+            return []
         from importlib.metadata import entry_points
 
         return sorted({entry.name for entry in entry_points(group=self.group)} - set(self.own))
 
     def __str__(self) -> str:
-        plug_ins = ", ".join(self.installed()) or "none installed"
-        return f"one of {', '.join(self.own)} (by entry points of {self.group}: {plug_ins})"
+        words = f"one of {', '.join((*self.own, *self.forms))}"
+        if not self.group:
+            return words
+        return f"{words} (by entry points of {self.group}: {', '.join(self.installed()) or 'none installed'})"
 
 
 class Allowed(NamedTuple):

@@ -18,6 +18,7 @@ import pytest
 from baton.core.events import EvictSome, PreemptSome
 from baton.errors import ModelUnsupported
 from baton.protocol.grammar import Grammar
+from baton.protocol.ids import PoolIncarnation
 from baton.protocol.request import FinishReason
 from baton.protocol.thinking import Thinking
 from baton.testing.platforms import END, POISON, TOKENS, PlatformUnderTest, all_traits, on_device
@@ -95,7 +96,9 @@ class PlatformConformance:
         pools = [hardware.create_pool(layout, blocks) for blocks in (1, 3)]
         assert [(pool.layout, pool.blocks) for pool in pools] == [(layout, 1), (layout, 3)]
         assert pools[0].incarnation != pools[1].incarnation
-        for pool in pools:
+        named = hardware.create_pool(layout, 1, PoolIncarnation(7))
+        assert named.incarnation == 7
+        for pool in (*pools, named):
             pool.close()
 
     def test_a_pool_that_is_shared_is_attached_by_its_descriptor(self, platform: PlatformUnderTest) -> None:
@@ -145,7 +148,7 @@ class PlatformConformance:
         del requests["broken"]
         assert {name: found.tokens[name] for name in requests} == platform.oracle(requests).tokens
 
-    @pytest.mark.parametrize("kind", ["dense", "experts", "experts and sinks"])
+    @pytest.mark.parametrize("kind", ["dense", "parallel", "after", "experts", "experts and sinks"])
     def test_all_traits_at_once(self, platform: PlatformUnderTest, kind: str) -> None:
         """`load` refuses an unsupported model by name."""
         made = replace(platform, config=all_traits(platform.config, kind))

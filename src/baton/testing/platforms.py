@@ -47,7 +47,8 @@ POISON = 50
 
 
 def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
-    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss."""
+    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds
+    have what excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only."""
     layers = range(config.layers)
     ropes = (RopeConfig(theta=500.0, dimensions=8), NO_ROPE)
     traits = Traits(
@@ -58,6 +59,10 @@ def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
     )  # fmt: skip
     if kind == "dense":
         return replace(config, traits=traits)
+    if kind == "parallel":
+        return replace(config, traits=replace(traits, parallel=True, norms="before"))
+    if kind == "after":
+        return replace(config, traits=replace(traits, norms="after"))
     mixture = Experts(
         count=6, per_token=2, inner_size=32, normalised=True, layers=tuple(layer > 0 for layer in layers), scoring="sigmoid",
         correction=True, scale=1.5, shared_size=24, shared_gate=True,

@@ -29,7 +29,9 @@ from baton.protocol.output import Emit, Ended, each_token
 from baton.protocol.request import GenerateRequest, SamplingParams
 from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.worker.drafters.base import Drafter
+from baton.worker.drafters.model import ModelDrafter
 from baton.worker.executors.base import LoadedExecutor
+from baton.worker.executors.stepwise import Stepwise
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.in_flight_step import InFlightStep
 from baton.worker.kv_layout import kv_layout
@@ -63,9 +65,26 @@ def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
     return pool
 
 
-def make_runner(model: RigModel, pool: Pool, *, slots: int, drafter: Drafter | None = None) -> ModelRunner:
+def make_runner(
+    model: RigModel, pool: Pool, *, slots: int, drafter: Drafter | None = None, draft_model: RigModel | None = None
+) -> ModelRunner:
     grammars = GrammarMasks(model.vocabulary)
-    return ModelRunner(model.loaded.with_pool(pool), pool, slots=slots, grammars=grammars, drafter=drafter)
+    return ModelRunner(
+        model.loaded.with_pool(pool),
+        pool,
+        slots=slots,
+        grammars=grammars,
+        drafter=drafter,
+        draft_model=None if draft_model is None else make_model_drafter(draft_model, model, pool, slots=slots),
+    )
+
+
+def make_model_drafter(draft: RigModel, main: RigModel, pool: Pool, *, slots: int) -> ModelDrafter:
+    """`pool`: of the main model."""
+    own = make_pool(draft, blocks=pool.blocks, block_size=pool.layout.block_size)
+    executor = draft.loaded.with_pool(own)
+    assert isinstance(executor, Stepwise)
+    return ModelDrafter(executor.forward, own, slots=slots, vocabulary=main.config.vocab_size)
 
 
 class StepRig:
@@ -80,15 +99,16 @@ class StepRig:
         tokens_per_step: int = 4096,
         steps_in_flight: int = 2,
         drafter: Callable[[], Drafter] | None = None,
+        draft_model: RigModel | None = None,
         drafts_max: int = 4,
     ) -> None:
-        """`drafter`: of a worker that speculates; each life of the worker has a new one."""
+        """`drafter`: of a worker that speculates; each life of the worker has a new one. `draft_model`: drafts too."""
         scheduler = SchedulerConfig(
             slots=slots,
             chunk_tokens_max=chunk,
             tokens_per_step=tokens_per_step,
             steps_in_flight=steps_in_flight,
-            drafts_max=0 if drafter is None else drafts_max,
+            drafts_max=0 if drafter is None and draft_model is None else drafts_max,
         )
         self.instance = Instance(InstanceConfig(kv=KVConfig(blocks=blocks, block_size=block_size), scheduler=scheduler))
         self._new_runner: Callable[[], ModelRunner] = lambda: make_runner(
@@ -96,6 +116,7 @@ class StepRig:
             make_pool(model, blocks=blocks, block_size=block_size),
             slots=slots,
             drafter=None if drafter is None else drafter(),
+            draft_model=draft_model,
         )
         self.runner = self._new_runner()
         self.plans: deque[StepPlan] = deque()

@@ -100,6 +100,36 @@ class TransportConformance:
 
         finish(main())
 
+    @pytest.mark.parametrize("end", ["deadline", "may not go on", "detach"])
+    def test_a_read_that_was_given_up_writes_nothing_afterwards(self, tmp_path: Path, end: str) -> None:
+        """Reads are given up at various moments; the blocks then belong to other requests."""
+
+        async def main() -> None:
+            async with self.both(tmp_path) as (server, theirs, reader, ours):
+                for turn in range(12):
+                    going_on = True
+                    peer = await reader.open(server.address, theirs.incarnation, LAYOUT.fingerprint(), lambda: None)
+                    runs = [CopySpan(block, block, 1) for block in range(BLOCKS)] * 50
+                    deadline = Deadline.after(0.0002 * turn if end == "deadline" else SECONDS_MAX)
+                    reading = asyncio.create_task(peer.read(runs, ours, deadline, lambda: going_on))  # noqa: B023
+                    await asyncio.sleep(0.0002 * turn)
+                    if end != "deadline":
+                        going_on = False
+                    if end == "detach":
+                        reader.detach()
+                        ours.data[:] = 0
+                    await asyncio.wait([reading])
+                    reading.exception()
+                    if end != "detach":
+                        ours.data[:] = 0
+                    await asyncio.sleep(0.005)
+                    assert not ours.data.any()
+                    peer.close()
+                    if end == "detach":
+                        reader.attach(ours)
+
+        finish(main())
+
     def test_a_reader_learns_once_that_the_pool_is_gone(self, tmp_path: Path) -> None:
         async def main() -> None:
             async with self.both(tmp_path) as (server, theirs, reader, _):
