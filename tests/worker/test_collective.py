@@ -78,11 +78,10 @@ def test_gloo_sums_in_the_order_of_ranks_and_names_one_that_does_not_come(tmp_pa
     """Without a C compiler, and for two ranks on one GPU."""
     pytest.importorskip("torch")
     command = [sys.executable, str(HERE / "gloo_process.py"), "3", str(tmp_path)]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout.splitlines()
+    subprocess.run(command, timeout=300, check=True)
     total = numbers_of(0, 999) + numbers_of(1, 999) + numbers_of(2, 999)
-    assert [json.loads(line) for line in lines] == [
-        [total.tobytes().hex(), [[float(rank)] * 2 for rank in range(3)], 98, 3]
-    ] * 3
+    found = [json.loads((tmp_path / f"answer-{rank}.json").read_text()) for rank in range(3)]
+    assert found == [[total.tobytes().hex(), [[float(rank)] * 2 for rank in range(3)], 98, 3]] * 3
     command = [sys.executable, str(HERE / "gloo_process.py"), "2", str(tmp_path / "alone"), "alone"]
     (tmp_path / "alone").mkdir()
     line = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout

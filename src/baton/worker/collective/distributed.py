@@ -20,6 +20,9 @@ from torch._C._distributed_c10d import FileStore
 from baton.errors import EngineError
 from baton.models.shard import Shard
 
+_gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"torch 2.13 renames it; the former name warns on every rank."
+
 WAIT_SECONDS = 600.0
 """Maximum wait for another rank. Long: the ranks load weights between two exchanges."""
 
@@ -66,7 +69,7 @@ class DistributedCollective:
     def gather(self, part: Tensor) -> Tensor:
         here = part.contiguous() if self.in_graphs else part.cpu().contiguous()
         out = here.new_empty(self.ranks, *here.shape)
-        self._call(dist.all_gather_into_tensor, out.view(-1, *here.shape[1:]), here)
+        self._call(_gather_into, out.view(-1, *here.shape[1:]), here)
         return out.to(part.device)
 
     def notes(self, note: bytes) -> list[bytes]:
