@@ -10,7 +10,7 @@ import torch
 from gguf_files import gguf, interleaved, write_gguf
 from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model
 
-from baton.errors import BatonError
+from baton.errors import ModelLoadError
 from baton.models.config import FrequencyDivisors
 from baton.models.dequantise import dequantise
 from baton.models.load import build_model
@@ -84,7 +84,7 @@ def test_settings_in_the_metadata(case, metadata, tmp_path):
 def test_yarn_without_a_factor_is_refused(tmp_path):
     oracle = oracle_model("llama")
     path = write_gguf(tmp_path / "m.gguf", oracle, "llama", metadata={"rope.scaling.type": "yarn"})
-    with pytest.raises(BatonError, match=r"rope\.scaling\.factor"):
+    with pytest.raises(ModelLoadError, match=r"rope\.scaling\.factor"):
         load_model(path)
 
 
