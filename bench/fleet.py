@@ -3,13 +3,13 @@
 The router machine is the real one (events in, effects out), and every instance has the real prefix cache, block pool and digest
 feed. Instead of an engine, an instance has service times: prompts are computed one after the other, a fixed time per uncached
 token, and every token of an answer takes a fixed time. Messages arrive at once and nothing fails. Heartbeats, with the digests
-after them, arrive every 0.25 s. Traffic: fleet_traffic.py.
+after them, arrive every 0.25 s, early ones (core/heartbeat_times.py) without digests. Traffic: fleet_traffic.py.
 
     oracle     perfect knowledge of all caches: every block is in the router's index at the instant of its insertion or
                eviction, and depths are exact to the block instead of to the last mark. The load rule, the heartbeats and the
                router's own guesses (what was sent and is not computed yet) are those of the router
     digests    what routers do: marked blocks, published after heartbeats
-    2 routers  the same with two routers; requests go to either by chance
+    2 routers  the same with two routers; requests go to either by chance, and the other one gets an early heartbeat
     guesses    instances publish nothing: each of the two routers knows its own sends
     load       one router that ignores prefixes
 
@@ -54,6 +54,7 @@ from baton.core.cluster.events import (
 )
 from baton.core.cluster.prefix_index import PrefixIndex
 from baton.core.cluster.router import Router
+from baton.core.heartbeat_times import HeartbeatTimes
 from baton.core.kv.block_hash import BlockHasher
 from baton.core.kv.block_pool import BlockPool
 from baton.core.kv.digest import CacheDigest, DigestFeed
@@ -153,6 +154,8 @@ class Instance:
         "Prompt tokens that are not computed."
         self.free_at = 0.0
         self.feeds: list[DigestFeed] = []
+        self.beats: list[HeartbeatTimes] = []
+        "Of the session with each router."
         self._after = after
 
     def beat(self) -> Heartbeat:
@@ -192,7 +195,7 @@ class Counts:
     def __init__(self) -> None:
         self.tokens = self.found = self.could_be = 0
         self.digest_bytes = self.prompts = self.answers = 0
-        self.rejected = self.warned = self.cut = self.most_keys = self.waits = 0
+        self.rejected = self.warned = self.cut = self.most_keys = self.waits = self.early = 0
 
 
 class Fleet:
@@ -229,6 +232,7 @@ class Fleet:
             membership = self.routers[0].membership
             return Instance(number, OracleCache(pool, membership.index, membership.names[f"i{number}"].number), self.after)
         instance = Instance(number, PrefixCache(pool, lru), self.after)
+        instance.beats = [HeartbeatTimes(0.0, BEAT) for _ in self.routers]
         if publishes:
             digest = instance.cache.digest = CacheDigest()
             instance.feeds = [DigestFeed(digest) for _ in self.routers]
@@ -247,6 +251,7 @@ class Fleet:
                     self.dispatch(home, RunPass())
                 case SendToInstance(session, GenerateRequest() as request):
                     self.instances[session].submit(self.runs[request.id], self.now, self)
+                    self.beat_early(session, home)
                 case WarnOfInstance():
                     self.counts.warned += 1
                 case Deliver():
@@ -260,12 +265,29 @@ class Fleet:
         self.counts.waits += len(instance.queue)
         for home in range(len(self.routers)):
             self.dispatch(home, InstanceMessage(Session(number), beat))
+            instance.beats[home].on_sent(self.now)
             if instance.feeds and (cached := instance.feeds[home].next()) is not None:
                 self.counts.digest_bytes += len(encode(cached))
                 self.dispatch(home, InstanceMessage(Session(number), cached))
         if instance.cache.digest is not None:
             self.counts.most_keys = max(self.counts.most_keys, len(instance.cache.digest))
         self.after(self.now + BEAT, partial(self.beat, number))
+
+    def beat_early(self, session: Session, home: int) -> None:
+        """The instance has a request of a router: the others get a heartbeat soon (core/heartbeat_times.py)."""
+        instance = self.instances[session]
+        for other, beats in enumerate(instance.beats):
+            if other != home and beats.early_due is None:
+                beats.on_request_of_another(self.now)
+                if beats.early_due is not None:
+                    self.after(beats.early_due, partial(self.send_early, instance, other))
+
+    def send_early(self, instance: Instance, home: int) -> None:
+        beats = instance.beats[home]
+        if beats.early_due is not None and beats.early_due <= self.now:
+            beats.on_sent(self.now, early=True)
+            self.counts.early += 1
+            self.dispatch(home, InstanceMessage(Session(instance.number), instance.beat()))
 
     def arrive(self, number: int, arrival: Arrival, *, measured: bool) -> None:
         run = Run(arrival, self.rng.randrange(len(self.routers)), number, measured=measured)

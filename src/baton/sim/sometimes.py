@@ -193,6 +193,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     # Digests
     "a digest began anew",
     "a digest was sent",
+    "a heartbeat was sent early",
     "a stray left",
     # Tiers and workers, as on a single node
     "blocks were loaded from the host",

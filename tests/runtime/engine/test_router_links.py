@@ -26,6 +26,7 @@ from baton.protocol.codec import encode
 from baton.protocol.control import (
     AbortRequest,
     ClearCache,
+    InstanceStats,
     ModeReport,
     OrderAnswer,
     PauseInstance,
@@ -437,6 +438,26 @@ def test_each_router_hears_heartbeats_as_often_as_it_asks_for(secret_file: Path)
             await rig.until(lambda: len(calm.beats) > 1)
             assert len(eager.beats) - seen >= 10, "75 of them are due between two of the other's"
             assert any(type(message).__name__ == "InstanceStats" for message in eager.messages)
+
+    finish(main())
+
+
+def test_a_request_of_one_router_is_reported_to_the_others_early(secret_file: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not with the next regular heartbeat, a minute later; with their digest and stats only then."""
+    monkeypatch.setattr(router_links, "BEAT_SECONDS", 60.0)
+
+    async def main() -> None:
+        asking, other = FakeRouter(SECRET, lapse_seconds=90.0), FakeRouter(SECRET, lapse_seconds=90.0)
+        asking.beat_seconds = other.beat_seconds = 60.0
+        async with asking, other, rig_of(secret_file, asking, other) as rig:
+            first, second = await asking.visit(), await other.visit()
+            await rig.until(lambda: bool(second.all(InstanceStats)))
+            free, seen, stats = second.beats[-1].slots_free, len(first.beats), len(second.all(InstanceStats))
+            first.ask("a", max_tokens=200)
+            await rig.until(lambda: second.beats[-1].slots_free < free or second.beats[-1].waiting_tokens > 0)
+            assert len(first.beats) == seen, "the router that sent the request has counted it itself"
+            assert len(second.all(InstanceStats)) == stats
+            await rig.until(lambda: "a" in first.ended)
 
     finish(main())
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from baton.addresses import parse_address, reachable_url
 from baton.config import WireConfig
 from baton.core.discovery import SessionLost, SessionOpened
+from baton.core.heartbeat_times import REQUESTS, HeartbeatTimes
 from baton.core.kv.digest import DigestFeed
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
@@ -87,8 +88,7 @@ class RouterSession:
 
     __slots__ = (
         "address",
-        "beat_due",
-        "beat_seconds",
+        "beats",
         "begun",
         "caller",
         "digest",
@@ -110,9 +110,8 @@ class RouterSession:
         self.opened: float | None = None
         "When the router accepted us."
         self.lapse_seconds = 0.0
-        self.beat_seconds = BEAT_SECONDS
-        "Interval of heartbeats that the router wants."
-        self.beat_due = self.stats_due = now
+        self.beats = HeartbeatTimes(now, BEAT_SECONDS)
+        self.stats_due = now
         self.digest: DigestFeed | None = None
         "None: the router asks for none."
         self.over = ""
@@ -137,6 +136,7 @@ class RouterLinks:
         self._sessions: dict[RouterSession, None] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._early_timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
         "Set when a timer callback fails."
         self._ticked = 0.0
@@ -164,8 +164,9 @@ class RouterLinks:
             await self._broken
         finally:
             self._sources.close()
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._early_timer):
+                if timer is not None:
+                    timer.cancel()
             for task in self._dialling.values():
                 task.cancel()
             for session in self._sessions:
@@ -259,10 +260,10 @@ class RouterLinks:
                 self.refusal = ""
                 self._sources.dispatch(SessionOpened(session.address))
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
-                session.beat_seconds = max(beat_seconds, BEAT_SECONDS_MIN)
+                session.beats.seconds = max(beat_seconds, BEAT_SECONDS_MIN)
                 log.well(f"joined router {printable(router)}")
                 self.on_sessions()
-                session.beat_due = session.stats_due = session.received_at
+                session.beats.due = session.stats_due = session.received_at
                 self._send_beats([session])
                 self._arm()
             case InstanceRefused(reason):
@@ -275,12 +276,14 @@ class RouterLinks:
                 self._end(session, f"a {type(message).__name__} came before the router's hello", "failed")
             case _:
                 self._callers.on_message(session.caller, message)
+                if type(message) in REQUESTS:
+                    self._on_request_of(session)
 
     # All routers
 
     @property
     def _tick_seconds(self) -> float:
-        return min([BEAT_SECONDS, *(session.beat_seconds for session in self._sessions)])
+        return min([BEAT_SECONDS, *(session.beats.seconds for session in self._sessions)])
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -299,7 +302,7 @@ class RouterLinks:
                     self._end(session, f"the router sent no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
                 elif session.opened is not None and now - session.received_at > session.lapse_seconds:
                     self._end(session, f"nothing was received for {now - session.received_at:.1f} s", "lapsed")
-            self._send_beats([session for session in self._sessions if session.beat_due <= now + EARLY_SECONDS])
+            self._send_beats([session for session in self._sessions if session.beats.due <= now + EARLY_SECONDS])
             self._arm()
         except Exception as error:  # the loop would only log it
             self._on_error(error)
@@ -312,7 +315,7 @@ class RouterLinks:
         now, beat, stats = self._loop.time(), self._member.beat(), None
         self._fault = beat.fault
         for session in opened:
-            session.beat_due = now + session.beat_seconds
+            session.beats.on_sent(now)
             session.link.send(session.beat_for_router(beat))
             if session.digest is not None and (cached := session.digest.next()) is not None:
                 session.link.send(cached)
@@ -320,6 +323,34 @@ class RouterLinks:
                 session.stats_due = now + STATS_SECONDS - EARLY_SECONDS
                 stats = self._member.stats() if stats is None else stats
                 session.link.send(stats)
+
+    def _on_request_of(self, asker: RouterSession) -> None:
+        """Other routers learn of the request from an early heartbeat."""
+        now = self._loop.time()
+        for session in self._sessions:
+            if session is not asker and session.opened is not None:
+                session.beats.on_request_of_another(now)
+        self._arm_early()
+
+    def _arm_early(self) -> None:
+        times = [session.beats.early_due for session in self._sessions if session.beats.early_due is not None]
+        if self._early_timer is None and times:
+            self._early_timer = self._loop.call_at(min(times), self._send_early)
+
+    def _send_early(self) -> None:
+        """Send heartbeats that are due early, without digests and stats: these keep to the regular interval."""
+        try:
+            self._early_timer, now = None, self._loop.time()
+            due = [each for each in self._sessions if each.beats.early_due is not None and each.beats.early_due <= now]
+            if due:
+                beat = self._member.beat()
+                self._fault = beat.fault
+                for session in due:
+                    session.beats.on_sent(now, early=True)
+                    session.link.send(session.beat_for_router(beat))
+            self._arm_early()
+        except Exception as error:  # the loop would only log it
+            self._on_error(error)
 
     def report_fault_change(self) -> None:
         """Send a heartbeat now if the fault has changed, instead of waiting for the next one."""

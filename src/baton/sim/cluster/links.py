@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, SendToCache
 from baton.core.events import Abort, Submit
+from baton.core.heartbeat_times import REQUESTS, HeartbeatTimes
 from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
@@ -42,7 +43,7 @@ class RouterLink:
     """An instance's state of one router."""
 
     __slots__ = (
-        "beat_seconds",
+        "beats",
         "dial_at",
         "digest",
         "failures",
@@ -57,7 +58,7 @@ class RouterLink:
     def __init__(self) -> None:
         self.wire: Wire | None = None
         self.received_at = 0.0
-        self.beat_seconds = 0.25
+        self.beats = HeartbeatTimes(0.0, 0.25)
         self.lapse_seconds = 2.0
         self.tag = ""
         "Prefix of the ids of its requests in this session."
@@ -170,13 +171,16 @@ class SimulatedLinks:
             if self.instance.is_stray:
                 self._watch.saw("a stray was taken")
                 self._watch.happened("stray")
-            link.beat_seconds, link.lapse_seconds = message.beat_seconds, message.lapse_seconds
+            link.beats = HeartbeatTimes(self._timeline.now, message.beat_seconds)
+            link.lapse_seconds = message.lapse_seconds
             digest = engine.instance.board.digest
             if digest is not None and CACHED_KEYS in message.capabilities:
                 link.digest = SimulatedFeed(digest, self._scenario, engine.identity)
             self._send_stats(wire)
         elif type(message) is not RouterHeartbeat:
             self._take(engine, link.tag, message)
+            if type(message) in REQUESTS:
+                self._on_request_of(engine, link.tag)
 
     def _refused(self, link: RouterLink, wire: Wire) -> None:
         link.refused = True
@@ -299,12 +303,32 @@ class SimulatedLinks:
                     self._session_over(router, "nothing was received")
                 else:
                     link.wire.send("up", self._state(engine, link))
+                    link.beats.on_sent(self._timeline.now)
                     self._send_digest(link)
-        self._timeline.at(self._timeline.now + self.links[0].beat_seconds * 0.9, self._beat_again, (engine, self._beats))
+        self._timeline.at(self._timeline.now + self.links[0].beats.seconds * 0.9, self._beat_again, (engine, self._beats))
 
     def _beat_again(self, entry: tuple[SimulatedEngine, int]) -> None:
         if entry[1] == self._beats:
             self._beat(entry[0])
+
+    def _on_request_of(self, engine: SimulatedEngine, tag: str) -> None:
+        """The other routers learn of the request from an early heartbeat."""
+        for link in self.links:
+            if link.opened and link.wire is not None and link.tag != tag:
+                before = link.beats.early_due
+                link.beats.on_request_of_another(self._timeline.now)
+                if before is None and link.beats.early_due is not None:
+                    self._timeline.at(link.beats.early_due, self._beat_early, (engine, link, link.wire))
+
+    def _beat_early(self, entry: tuple[SimulatedEngine, RouterLink, Wire]) -> None:
+        engine, link, wire = entry
+        due = link.beats.early_due
+        if engine is not self.instance.engine or engine.frozen or link.wire is not wire or due is None:
+            return
+        if due <= self._timeline.now:
+            self._watch.saw("a heartbeat was sent early")
+            wire.send("up", self._state(engine, link))
+            link.beats.on_sent(self._timeline.now, early=True)
 
     def _state(self, engine: SimulatedEngine, link: RouterLink) -> Heartbeat:
         view = engine.instance.view
