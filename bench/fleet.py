@@ -145,7 +145,9 @@ def every_mark(keys: Sequence[BlockKey]) -> list[Mark]:
 class Instance:
     """Service times around a real cache."""
 
-    def __init__(self, number: int, cache: PrefixCache, after: Callable[[float, Callable[[], None]], None]) -> None:
+    def __init__(
+        self, number: int, cache: PrefixCache, routers: int, after: Callable[[float, Callable[[], None]], None]
+    ) -> None:
         self.number = number
         self.cache = cache
         self.queue: deque[Run] = deque()
@@ -154,7 +156,7 @@ class Instance:
         "Prompt tokens that are not computed."
         self.free_at = 0.0
         self.feeds: list[DigestFeed] = []
-        self.beats: list[HeartbeatTimes] = []
+        self.beats = [HeartbeatTimes(0.0, BEAT) for _ in range(routers)]
         "Of the session with each router."
         self._after = after
 
@@ -230,9 +232,8 @@ class Fleet:
         pool = BlockPool(BLOCKS)
         if self.mode == "oracle":
             membership = self.routers[0].membership
-            return Instance(number, OracleCache(pool, membership.index, membership.names[f"i{number}"].number), self.after)
-        instance = Instance(number, PrefixCache(pool, lru), self.after)
-        instance.beats = [HeartbeatTimes(0.0, BEAT) for _ in self.routers]
+            return Instance(number, OracleCache(pool, membership.index, membership.names[f"i{number}"].number), 1, self.after)
+        instance = Instance(number, PrefixCache(pool, lru), len(self.routers), self.after)
         if publishes:
             digest = instance.cache.digest = CacheDigest()
             instance.feeds = [DigestFeed(digest) for _ in self.routers]
