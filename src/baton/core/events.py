@@ -49,6 +49,12 @@ class WorkerProgressed(Struct, frozen=True):
     epoch: WorkerEpoch
 
 
+class WorkerSilent(Struct, frozen=True):
+    """The worker of this epoch has no plan, and has not answered a ping for `step_seconds_max` (engine/idle_probe.py)."""
+
+    epoch: WorkerEpoch
+
+
 LossCause = Literal["died", "killed", "timeout", "protocol"]
 """How a worker was lost. All causes but one are evidence against what it computed.
 
@@ -157,6 +163,7 @@ Event = (
     | WorkerReady
     | WorkerLost
     | WorkerProgressed
+    | WorkerSilent
     | BlocksMoved
     | StorageAnswered
     | CacheReady

@@ -50,6 +50,7 @@ from baton.core.events import (
     WorkerLost,
     WorkerProgressed,
     WorkerReady,
+    WorkerSilent,
     WorkerStopped,
 )
 from baton.core.handoff.ends import HandoffEnds
@@ -112,6 +113,7 @@ class Instance:
             WorkerReady: self._on_worker_ready,
             WorkerLost: self._on_worker_lost,
             WorkerProgressed: self._on_worker_progressed,
+            WorkerSilent: self._on_worker_silent,
             BlocksMoved: self._on_blocks_moved,
             StorageAnswered: self._on_storage_answered,
             CacheReady: self._on_cache_ready,
@@ -294,6 +296,12 @@ class Instance:
     def _on_worker_progressed(self, event: WorkerProgressed) -> None:
         if event.epoch == self.worker.epoch:
             self.worker.progressed(self._now)
+
+    def _on_worker_silent(self, event: WorkerSilent) -> None:
+        """Replace a worker that hangs while it has no plan. One with a plan has the deadline of its step."""
+        ready = event.epoch == self.worker.epoch and self.worker.state is WorkerState.READY
+        if ready and not self.in_flight:
+            self._lose_worker("timeout", "no answer in time, and it had no work")
 
     def _lose_worker(self, cause: LossCause, reason: str) -> None:
         """Return everything on the worker to the queue, with its tokens; plans in flight are void."""

@@ -12,12 +12,13 @@ from typing import Protocol
 
 from baton.config import InstanceConfig
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartCache, RestartWorker, RunStep, SendToCache, StopWorker
+from baton.core.engine.idle_probe import IdleProbe
 from baton.core.engine.progress_watch import ProgressWatch
-from baton.core.events import Event, Resume, StepDone, Submit, Tick, Wake, WorkerReady, WorkerStopped
+from baton.core.events import Event, Resume, StepDone, Submit, Tick, Wake, WorkerReady, WorkerSilent, WorkerStopped
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
 from baton.protocol.handoff import Adopted, Offer, Prefill, Release, Released, Reserve, Reserved
-from baton.protocol.ids import Instant
+from baton.protocol.ids import Instant, WorkerEpoch
 from baton.protocol.output import Emit
 from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
@@ -35,6 +36,7 @@ from baton.sim.timeline import Timeline
 Outward = Emit | Refuse | Reserved | Offer | Release | Released | Adopted | ModeChanged
 TIME_MARGIN = 1e-6
 STOP_SECONDS = 0.05
+PONG_SECONDS = 0.001
 REPLACED_SECONDS = 1.0
 """Time after which a worker that is gone is replaced by hand, once faults are healed."""
 POOLS_EACH = 1_000
@@ -127,6 +129,9 @@ class SimulatedEngine:
         self.network.connect(self.process.take, self._receive)
         self._shares = scenario.prefix_caching
         "Requests share cached blocks. Otherwise each has keys of its own."
+        self._probe = IdleProbe()
+        self.worker_fault = ""
+        "That an idle worker does not answer, as heartbeats report it."
         self.results = 0
         "Results that the instance was handed."
         self.was_ready = False
@@ -240,6 +245,7 @@ class SimulatedEngine:
                     if not self._broken and not self.process.broke_protocol:
                         raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
                     self.process.scribble()
+                self._probe, self.worker_fault = IdleProbe(), ""
                 self.process.restart(effect)
             case StopWorker():
                 self.process.stop()
@@ -345,6 +351,28 @@ class SimulatedEngine:
         ready = self.instance.worker.state.value == "ready"
         self._progress.look(self._progress_count, ready and bool(self.instance.in_flight), now)
         return self._progress.stalled_seconds(now) > 0
+
+    def probe_worker(self) -> None:
+        """Ping an idle worker, and report one that hangs: before every heartbeat (runtime/engine/worker_supervisor.py)."""
+        now, worker = self.clock.now(), self.instance.worker
+        idle = worker.state.value == "ready" and not self.instance.in_flight
+        self.worker_fault = self._probe.look(now, idle=idle, ask=self._ping)
+        if self._probe.silent_seconds(now) > self.instance.config.scheduler.step_seconds_max:
+            self._onlooker.saw("an idle worker was silent for too long")
+            self._probe, self.worker_fault = IdleProbe(), ""
+            self.dispatch(WorkerSilent(worker.epoch))
+
+    def _ping(self) -> None:
+        self._timeline.at(self._timeline.now + PONG_SECONDS, self._pong, (self.process.epoch, self._probe))
+
+    def _pong(self, entry: tuple[WorkerEpoch, IdleProbe]) -> None:
+        """The worker answers, unless it hangs; a frozen one when it continues."""
+        epoch, probe = entry
+        if epoch == self.process.epoch != NO_EPOCH:
+            if (until := self.process.frozen_until) > self._timeline.now:
+                self._timeline.at(until, self._pong, entry)
+            else:
+                probe.answered(self.clock.now())
 
     @property
     def is_drained(self) -> bool:

@@ -69,7 +69,7 @@ class WorkerProcess:
         self._healed = False
         self.on_disk: Callable[[], int] = lambda: 0
         "The weights that the next life loads."
-        self._frozen_until = self._plods_until = 0.0
+        self.frozen_until = self._plods_until = 0.0
         self._ranks: SimulatedRanks | None = None
         if scenario.ranks > 1:
             self._ranks = SimulatedRanks(scenario.ranks, timeline, watch, lambda: self.epoch, self._break_up, self._ready)
@@ -89,9 +89,9 @@ class WorkerProcess:
     def heal(self) -> None:
         self._healed = True
         now = self._timeline.now
-        left = max(self._frozen_until, self._plods_until) - now
+        left = max(self.frozen_until, self._plods_until) - now
         if left > 0:  # it continues now
-            self._frozen_until = self._plods_until = now
+            self.frozen_until = self._plods_until = now
             self._busy_until = max(now, self._busy_until - left)
             for time, plan in self._timeline.withdraw(self._step):
                 self._timeline.at(max(now, time - left), self._step, plan)
@@ -166,7 +166,7 @@ class WorkerProcess:
         self.epoch = epoch
         if self._ranks is not None:
             self._ranks.begin()
-        self._frozen_until = self._plods_until = 0.0
+        self.frozen_until = self._plods_until = 0.0
         self._last_step, self._life_steps = self._network.last_step, 0
 
     def stop(self) -> None:
@@ -219,7 +219,7 @@ class WorkerProcess:
         """Stop for `seconds` (SIGSTOP): every queued step ends later by as much."""
         if self.epoch != NO_EPOCH:
             now = self._timeline.now
-            self._frozen_until = max(self._frozen_until, now + seconds)
+            self.frozen_until = max(self.frozen_until, now + seconds)
             self._busy_until = max(self._busy_until, now) + seconds
             for time, plan in self._timeline.withdraw(self._step):
                 self._timeline.at(time + seconds, self._step, plan)
@@ -227,7 +227,7 @@ class WorkerProcess:
     @property
     def computes(self) -> bool:
         """Whether the worker is in a step: a real one would advance its progress counter."""
-        return self.epoch != NO_EPOCH and self._frozen_until <= self._timeline.now < self._busy_until
+        return self.epoch != NO_EPOCH and self.frozen_until <= self._timeline.now < self._busy_until
 
     # Steps
 

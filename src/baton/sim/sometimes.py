@@ -194,6 +194,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a digest began anew",
     "a digest was sent",
     "a heartbeat was sent early",
+    "an idle worker was silent for too long",
     "a stray left",
     # Tiers and workers, as on a single node
     "blocks were loaded from the host",

@@ -5,7 +5,7 @@ import pytest
 from baton.core.effects import Mode
 from baton.core.engine.phase import Phase
 from baton.core.engine.service_mode import PAUSES_MAX
-from baton.core.events import Abort, Pause, Resume, Tick, WorkerProgressed
+from baton.core.events import Abort, Pause, Resume, Tick, WorkerProgressed, WorkerSilent
 from baton.protocol.ids import RequestId, WorkerEpoch
 from baton.protocol.request import FinishReason
 
@@ -285,6 +285,25 @@ def test_progress_of_a_step_puts_its_deadline_off_but_not_for_ever():
             break
     assert driver.instance.worker.epoch == epoch + 1, "after twenty times as long it is lost all the same"
     assert 190.0 < driver.now <= 210.0
+
+
+def test_an_idle_worker_that_is_silent_for_too_long_is_replaced():
+    """No step has a deadline then: with a fault no router sends work, so none would ever begin."""
+    driver = Driver(step_seconds_max=10.0)
+    epoch = driver.instance.worker.epoch
+    driver.dispatch(WorkerSilent(WorkerEpoch(epoch + 1)))
+    assert driver.instance.worker.epoch == epoch, "that of another life says nothing"
+    driver.dispatch(WorkerSilent(epoch))
+    assert driver.instance.worker.epoch == epoch + 1
+    assert driver.instance.stats.worker_losses == 1
+
+
+def test_a_worker_with_a_plan_has_the_deadline_of_its_step_alone():
+    driver = Driver(step_seconds_max=10.0)
+    driver.submit("a", max_tokens=8)
+    epoch = driver.instance.worker.epoch
+    driver.dispatch(WorkerSilent(epoch))
+    assert driver.instance.worker.epoch == epoch
 
 
 def test_clock_backwards():

@@ -338,9 +338,25 @@ def test_a_worker_that_was_stopped_while_idle_is_noticed():
             await rig.answer("a")
             assert await pinged(rig, 1) == ""
             rig.engine._worker.process.send_signal(signal.SIGSTOP)
-            assert await pinged(rig, 2) is None
+            assert await pinged(rig, 2) != ""
             rig.engine._worker.process.send_signal(signal.SIGCONT)
             await until_health_is(rig, "")
+
+    finish(main())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_worker_that_hangs_while_it_has_no_work_is_replaced(ranks: int):
+    """Though nobody asks anything: behind a load balancer or a router no request comes while it is at fault."""
+
+    async def main() -> None:
+        async with Rig(ranks=ranks, step_seconds_max=1.0) as rig:
+            await rig.answer("a")
+            rig.engine._worker.ranks[-1].process.send_signal(signal.SIGSTOP)
+            await rig.until(lambda: rig.engine._instance.worker.epoch == 2)
+            assert await rig.answer("b") == expected(5, 12)
+            await until_health_is(rig, "")
+            assert rig.stats.worker_losses == 1
 
     finish(main())
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+from baton.core.engine.idle_probe import ANSWER_SECONDS, PROBE_SECONDS, IdleProbe
 from baton.protocol.progress import ProgressWord
-from baton.runtime.engine.worker_health import ANSWER_SECONDS, PROBE_SECONDS, IdleProbe, WorkerHealth
+from baton.runtime.engine.worker_health import WorkerHealth
 
 
 class Rig:
@@ -40,6 +41,24 @@ def test_one_that_does_not_answer_is_at_fault_until_it_does():
     assert rig.look(ANSWER_SECONDS + 0.5) == "the worker has not answered for 1.5 s"
     rig.probe.answered(3.0)
     assert rig.look(3.1) == ""
+
+
+def test_the_time_of_its_silence_is_known_until_it_answers():
+    rig = Rig()
+    for now in (0.0, 1.0, 2.5):
+        rig.look(now)
+    assert rig.probe.silent_seconds(2.5) == 2.5
+    rig.probe.answered(3.0)
+    assert rig.probe.silent_seconds(3.5) == 0.0
+
+
+def test_silence_while_the_engine_itself_was_stopped_does_not_count():
+    """The answer may wait unread."""
+    rig = Rig()
+    rig.look(0.0)
+    assert rig.look(90.0) == ""
+    assert rig.probe.silent_seconds(90.0) == 0.0
+    assert rig.look(91.5) == "the worker has not answered for 1.5 s"
 
 
 def test_a_question_of_before_its_work_is_forgotten():

@@ -165,7 +165,7 @@ def test_an_idle_set_is_healthy_only_if_its_last_rank_answers():
         async with Rig(ranks=2) as rig:
             await rig.answer("a")
             rig.engine._worker.ranks[1].process.send_signal(signal.SIGSTOP)
-            assert await pinged(rig, 2) is None
+            assert await pinged(rig, 2) != ""
             rig.engine._worker.ranks[1].process.send_signal(signal.SIGCONT)
             await until_health_is(rig, "")
 

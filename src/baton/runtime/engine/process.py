@@ -158,7 +158,7 @@ class Engine:
                 task.cancel()
             await self._children.end()
             self._pool.close_all()
-            self._worker_supervisor.health.detach()
+            self._worker_supervisor.close()
             self._cache.close()
             if self._folder is not None:
                 self._folder.remove()
@@ -244,6 +244,7 @@ class Engine:
             logger.info("digest of the weights: %.1f s beside loading", hello.digest_seconds)
         self.dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity))
         self._cache.on_begun()
+        self._worker_supervisor.watch_idle()
         if self._links is not None:
             self._spawn(self._links.run())
 

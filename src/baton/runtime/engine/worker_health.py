@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
 from baton.core.engine.progress_watch import ProgressWatch
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
@@ -61,33 +58,3 @@ class WorkerHealth:
         self.look(instance, now)
         stalled = self._watch.stalled_seconds(Instant(now))
         return f"the worker has made no progress for {stalled:.1f} s" if stalled else ""
-
-
-PROBE: Final = 0
-"""Number of the engine's own ping to its worker. Those of callers begin at 1."""
-PROBE_SECONDS: Final = 1.0
-ANSWER_SECONDS: Final = 1.0
-
-
-class IdleProbe:
-    """A worker without work shows no progress, so it is pinged about once a second: routers must know of a fault before they
-    send it requests."""
-
-    def __init__(self) -> None:
-        self._asked_at: float | None = None
-        self._next = 0.0
-
-    def answered(self, now: float) -> None:
-        self._asked_at, self._next = None, now + PROBE_SECONDS
-
-    def look(self, now: float, *, idle: bool, ask: Callable[[], None]) -> str:
-        """Called several times per second. Returns a description of the fault; empty: none known."""
-        if not idle:
-            self._asked_at = None  # its progress is watched
-        elif self._asked_at is None:
-            if now >= self._next:
-                self._asked_at = now
-                ask()
-        elif now - self._asked_at > ANSWER_SECONDS:
-            return f"the worker has not answered for {now - self._asked_at:.1f} s"
-        return ""

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from baton.config import EngineConfig
 from baton.core.effects import RestartWorker, RunStep, StopWorker
+from baton.core.engine.idle_probe import PROBE, PROBE_SECONDS, IdleProbe
 from baton.core.engine.worker_watch import WorkerState
-from baton.core.events import LossCause, Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerStopped
+from baton.core.events import LossCause, Wake, WorkerLost, WorkerProgressed, WorkerReady, WorkerSilent, WorkerStopped
 from baton.protocol.control import (
     STEP_TOKEN_BUCKETS,
     STEP_TOKEN_SUM,
@@ -31,7 +32,7 @@ from baton.runtime.engine.callers import Callers
 from baton.runtime.engine.instance_loop import InstanceLoop
 from baton.runtime.engine.pool_registry import PoolRegistry
 from baton.runtime.engine.reporting import Reporting
-from baton.runtime.engine.worker_health import PROBE, IdleProbe, WorkerHealth
+from baton.runtime.engine.worker_health import WorkerHealth
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.child_set import ChildSet
 
@@ -64,6 +65,7 @@ class WorkerSupervisor:
         self._reporting = reporting
         self._spawn = spawn
         self._probe = IdleProbe()
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._reload: WeightReload | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -133,7 +135,7 @@ class WorkerSupervisor:
         instance, worker = self._machine.instance, self.child
         if instance is None:
             return
-        fault = self.health.fault(instance, self._loop.time())
+        fault = self.fault()
         if worker is not None and not fault and not (instance.in_flight and self.health.known):
             worker.control.send(Ping(number))
         else:
@@ -153,8 +155,23 @@ class WorkerSupervisor:
                 progressed = WorkerProgressed(self._machine.instance.worker.epoch)
                 self._loop.call_soon(self._machine.dispatch_from_loop, progressed)  # we may be within an event
 
+    def watch_idle(self) -> None:
+        """From the start of the instance on: ping an idle worker once per second, and report one that hangs."""
+        self._probe_timer = self._loop.call_later(PROBE_SECONDS, self.watch_idle)
+        instance = self._machine.instance
+        if instance is not None:
+            self.fault()
+            if self._probe.silent_seconds(self._loop.time()) > instance.config.scheduler.step_seconds_max:
+                self._probe = IdleProbe()
+                self._machine.dispatch_from_loop(WorkerSilent(instance.worker.epoch))
+
+    def close(self) -> None:
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+        self.health.detach()
+
     def fault(self) -> str:
-        """The worker's fault for heartbeats, several times per second. Empty: none."""
+        """The worker's fault, for heartbeats and pings. Empty: none."""
         instance, worker, now = self._machine.instance, self.child, self._loop.time()
         assert instance is not None
         fault = self.health.fault(instance, now)

@@ -293,6 +293,7 @@ class SimulatedLinks:
             return
         self._beats += 1
         if engine.was_ready:
+            engine.probe_worker()
             for router, link in enumerate(self.links):
                 if link.wire is None:
                     if not link.failures:
@@ -338,7 +339,7 @@ class SimulatedLinks:
         if state != "ready":
             fault = f"the worker is {state}"
         else:
-            fault = "the worker is stalled" if stalled else f"it is {mode}" if mode != "serving" else ""
+            fault = "the worker is stalled" if stalled else f"it is {mode}" if mode != "serving" else engine.worker_fault
         return Heartbeat(
             fault,
             engine.instance.prompt_token_seconds if self._measured else 0.0,
