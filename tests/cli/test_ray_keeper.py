@@ -73,6 +73,12 @@ def test_a_router_that_comes_back_elsewhere_is_found(cluster):
         router.stop(0.0)
 
 
+def test_a_router_with_a_certificate_is_asked_over_https(cluster):
+    given = KeeperOrders("router", "router", {"port": 8000, "ssl_certfile": "server.pem"}, "s" * 64)
+    cluster["router"] = Still(given, "127.0.0.1", cluster.__getitem__)
+    assert cluster["router"].url() == "https://127.0.0.1:8000"
+
+
 @pytest.mark.parametrize(("host", "reached"), [("0.0.0.0", "127.0.0.1"), ("localhost", "localhost")])
 def test_the_router_is_asked_where_it_listens(cluster, host, reached):
     given = KeeperOrders("router", "router", {"port": 8000, "host": host}, "s" * 64)

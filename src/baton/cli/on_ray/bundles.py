@@ -39,9 +39,10 @@ def _amount(kind: str, count: float) -> str:
     return f"{count:g} {kind}{'s' * (count != 1)}"
 
 
-def bundles_of(roles: Mapping[str, Role], *, threads: int, gpu: bool) -> list[Bundle]:
+def bundles_of(roles: Mapping[str, Role], *, threads: int, gpu: bool, ranks: int = 1) -> list[Bundle]:
     """The router first: instances dial it."""
-    needs = {"CPU": float(threads), "GPU": 1.0} if gpu else {"CPU": float(threads)}
+    cpus = float(threads * ranks)
+    needs = {"CPU": cpus, "GPU": float(ranks)} if gpu else {"CPU": cpus}
     instances = [Bundle(name, role, dict(needs)) for name, role in roles.items()]
     return [Bundle(ROUTER, None, {HEAD: 0.001}), *instances]
 

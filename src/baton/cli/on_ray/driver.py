@@ -35,13 +35,15 @@ class RayJob:
     threads: int
     "0: by the nodes' CPUs."
     start_seconds: float
+    ranks: int = 1
+    "Processes of each instance that compute together, each with `threads` CPUs and a GPU."
 
 
 def start(cluster: RayCluster, job: RayJob, report: Report) -> str:
     """Start the cluster. Returns its URL. What was started is removed if anything fails."""
     _refuse_taken(cluster)
-    threads = job.threads or threads_for(cluster.nodes(), len(job.roles))
-    bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu)
+    threads = job.threads or threads_for(cluster.nodes(), len(job.roles) * job.ranks)
+    bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu, ranks=job.ranks)
     report(f"asking Ray for room: {', '.join(map(str, bundles))}")
     nodes = cluster.nodes()
     if not cluster.place(bundles, job.strategy, PLACE_SECONDS):

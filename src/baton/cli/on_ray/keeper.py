@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -37,6 +38,8 @@ RETRY_SECONDS: Final = 5.0
 EVERYWHERE: Final = ("0.0.0.0", "::", "[::]")
 KILL_SECONDS: Final = 10.0
 ROUTERS: Final = "keeper.routers"
+OWN_TREE: Final = ssl._create_unverified_context()
+"""For the question whether its own tree is ready: the certificate is for the name that clients use, not for this address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class Keeper:
         return self._address
 
     def url(self) -> str:
-        return f"http://{self._host if ':' not in self._host else f'[{self._host}]'}:{self._port}"
+        scheme = "https" if self._orders.settings.get("ssl_certfile") and self._orders.command == "router" else "http"
+        return f"{scheme}://{self._host if ':' not in self._host else f'[{self._host}]'}:{self._port}"
 
     def pid(self) -> int:
         return os.getpid()
@@ -97,7 +101,7 @@ class Keeper:
         deadline, why = time.monotonic() + seconds, "it does not answer"
         while time.monotonic() < deadline and self._tree.poll() is None:
             try:
-                with urllib.request.urlopen(f"{self.url()}/ready", timeout=ASK_SECONDS * 10):
+                with urllib.request.urlopen(f"{self.url()}/ready", timeout=ASK_SECONDS * 10, context=OWN_TREE):
                     return ""
             except urllib.error.HTTPError as error:
                 why = f"/ready answers {error.code}"
