@@ -122,6 +122,7 @@ LinkReason = Literal[
     "too_large",
     "malformed",
     "unread",
+    "key_used_up",
 ]
 """Why a session failed. Also the metric's label.
 
@@ -139,6 +140,7 @@ kind        a message that this side never receives
 too_large   a frame announces more bytes than allowed
 malformed   a frame does not hold a message
 unread      the peer does not read
+key_used_up a key of TLS has encrypted as much as it may; the instance dials again
 """
 
 

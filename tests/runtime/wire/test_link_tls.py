@@ -18,6 +18,7 @@ from baton.config import WireConfig
 from baton.errors import LinkFailed
 from baton.protocol.control import Ping, Pong
 from baton.runtime.wire.link import dial, welcome
+from baton.trust import stream
 from baton.trust.keyring import Keyring
 from baton.trust.tls import TlsFiles
 
@@ -95,6 +96,35 @@ def test_nothing_is_readable_on_the_way_and_a_changed_byte_ends_the_session(
                 await heard(door.links[0])
             await door.until(lambda: door.server.counts["tls"] == 1)
             ours.close()
+
+    finish(main())
+
+
+def test_a_session_ends_when_its_key_has_encrypted_as_much_as_it_may(
+    tmp_path: Path, listening: Keyring, instance: TlsFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """The instance dials again. Requests of the session are replayed, so it must last for long."""
+    assert stream.KEY_BYTES_MAX == 256 << 30
+    monkeypatch.setattr(stream, "KEY_BYTES_MAX", 20_000)
+
+    async def main() -> None:
+        async with Door(secret=listening) as door:
+            ours = await dial(door.address, dialling(tmp_path, instance))
+            await door.until(lambda: bool(door.links))
+            for number in range(1000):
+                ours.send(Pong(number, "x" * 100))
+                await asyncio.sleep(0)
+                if ours.failure is not None:
+                    break
+            assert ours.failure is not None
+            assert ours.failure.reason == "key_used_up"
+            assert 100 < number < 200
+            await asyncio.wait_for(ours.wait_ended(), 20)
+            again = await dial(door.address, dialling(tmp_path, instance))
+            again.send(Pong(1))
+            await door.until(lambda: len(door.links) == 2)
+            assert await door.links[1].receive() == Pong(1)
+            again.close()
 
     finish(main())
 

@@ -23,6 +23,7 @@ from baton.errors import LinkFailed
 from baton.protocol.codec import FROM_INSTANCE, FROM_ROUTER, Message, encode
 from baton.protocol.versions import VERSIONS, Versions
 from baton.runtime.wire.channel import LAST_WORDS_SECONDS, Channel, FrameProtocol
+from baton.trust import stream as tls_stream
 from baton.trust.credentials import Credentials
 from baton.trust.dialling import connected
 from baton.trust.handshake import LINK, SessionKeys
@@ -147,6 +148,8 @@ class TlsFrames(SealedFrames):
         super().__init__(keys, side, wire)
         self._tls = tls
         self._records = memoryview(bytearray(RECORD_BYTES))
+        self._encrypted = 0
+        "Bytes that our key of TLS has encrypted."
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -166,6 +169,11 @@ class TlsFrames(SealedFrames):
 
     def _send(self, sealed: bytes) -> None:
         super()._send(self._tls.encrypt(sealed))
+        self._encrypted += len(sealed)
+        if self._encrypted > tls_stream.KEY_BYTES_MAX:
+            text = f"its key of TLS has encrypted {tls_stream.KEY_BYTES_MAX >> 30} GiB; the next session has another"
+            self._end(LinkFailed("key_used_up", text))
+            self.transport.close()
 
 
 # Handshake
