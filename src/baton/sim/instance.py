@@ -153,7 +153,7 @@ class SimulatedInstance:
         self.start()
         if self.engine is not None:
             self._thaw(self.engine)
-            self.engine.heal()  # a new life too: nothing goes wrong in it
+            self.engine.heal(hung=self.links is None)  # a new life too: nothing goes wrong in it
 
     # The engine's owner
 
