@@ -37,6 +37,8 @@ Outward = Emit | Refuse | Reserved | Offer | Release | Released | Adopted | Mode
 TIME_MARGIN = 1e-6
 STOP_SECONDS = 0.05
 PONG_SECONDS = 0.001
+NOTICE_SECONDS = 2.0
+"""Until the next ping, and the heartbeat that finds it unanswered."""
 REPLACED_SECONDS = 1.0
 """Time after which a worker that is gone is replaced by hand, once faults are healed."""
 POOLS_EACH = 1_000
@@ -130,6 +132,8 @@ class SimulatedEngine:
         self._shares = scenario.prefix_caching
         "Requests share cached blocks. Otherwise each has keys of its own."
         self._probe = IdleProbe()
+        self._idle_hang_at: float | None = None
+        "When the present worker began to hang without work."
         self.worker_fault = ""
         "That an idle worker does not answer, as heartbeats report it."
         self.results = 0
@@ -245,10 +249,11 @@ class SimulatedEngine:
                     if not self._broken and not self.process.broke_protocol:
                         raise InvariantBroken(f"a worker that kept to the protocol is restarted: {effect.reason}", invariant=46)
                     self.process.scribble()
-                self._probe, self.worker_fault = IdleProbe(), ""
+                self._probe, self.worker_fault, self._idle_hang_at = IdleProbe(), "", None
                 self.process.restart(effect)
             case StopWorker():
                 self.process.stop()
+                self._idle_hang_at = None
                 self._timeline.at(self._timeline.now + STOP_SECONDS, self._worker_stopped)
             case SendToCache(message) if self.cache is not None:
                 ready = self.instance.worker.state.value == "ready"
@@ -280,6 +285,8 @@ class SimulatedEngine:
 
     def thaw(self) -> None:
         """Handle the events that came meanwhile, then arm the timer."""
+        if self._idle_hang_at is not None:
+            self._idle_hang_at = self._timeline.now  # it could not be noticed before
         self.frozen = False
         self.network.freeze(None)
         inbox, self._inbox = self._inbox, []
@@ -336,6 +343,7 @@ class SimulatedEngine:
         if self.process.epoch == self.instance.worker.epoch:
             self._onlooker.saw("the worker hung")
             self.process.epoch = NO_EPOCH
+            self._idle_hang_at = None if self.instance.in_flight else self._timeline.now
 
     def freeze_worker(self, seconds: float) -> None:
         if self.process.epoch == self.instance.worker.epoch:
@@ -361,6 +369,16 @@ class SimulatedEngine:
             self._onlooker.saw("an idle worker was silent for too long")
             self._probe, self.worker_fault = IdleProbe(), ""
             self.dispatch(WorkerSilent(worker.epoch))
+        self._check_idle_hang()
+
+    def _check_idle_hang(self) -> None:
+        """77: a worker that hangs without work is replaced, though no request comes."""
+        if self.instance.in_flight:
+            self._idle_hang_at = None  # the deadline of a step is another check's
+        elif self._idle_hang_at is not None:
+            waited = self._timeline.now - self._idle_hang_at
+            if waited > self.instance.config.scheduler.step_seconds_max + NOTICE_SECONDS:
+                raise InvariantBroken(f"{self._name}: the worker hangs without work for {waited:.1f} s", invariant=77)
 
     def _ping(self) -> None:
         self._timeline.at(self._timeline.now + PONG_SECONDS, self._pong, (self.process.epoch, self._probe))
