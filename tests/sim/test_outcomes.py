@@ -21,6 +21,7 @@ WITHOUT = {
     67: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m.handled = lambda *_: None",
     68: "from baton.sim.world import PlainWorld as m; m._close_circuits = lambda *_: None",
     74: "from baton.sim.tier_outcomes import RepeatedPrompt as m; m.check = lambda *_: None",
+    77: "from baton.sim.engine import SimulatedEngine as m; m._check_idle_hang = lambda *_: None",
 }
 """By invariant: code that turns its check off."""
 
@@ -39,6 +40,7 @@ MUTANTS = {
     "host-copies-are-not-found": 74,
     "slow-loads-are-not-tried-again": 74,
     "what-storage-has-is-not-fetched": 74,
+    "idle-hang-is-kept": 77,
 }
 
 
