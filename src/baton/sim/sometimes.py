@@ -166,6 +166,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "an instance refused: no_room",
     "a reservation waited for room, and got it",
     "an urgent reservation went first",
+    "a reservation preempted a less urgent sequence",
     "a hand-off without room waited whole",
     "an instance refused: draining",
     "turned away: queue_full",

@@ -10,7 +10,7 @@ from baton.core.events import Abort, Submit
 from baton.protocol.handoff import Forget, Offer, PeerOffer, Released, Reserve, Reserved
 from baton.protocol.ids import PoolIncarnation, RequestId
 
-from ..engine.harness import make_request
+from ..engine.harness import make_request, undisturbed
 from .test_handoff_destination import Decoder
 
 WAIT = 1.0
@@ -34,9 +34,9 @@ class Asked(Decoder):
 
 
 def full(**settings: Any) -> Asked:
-    """All blocks are those of request `held`."""
+    """All blocks are those of request `held`, which is more urgent than any other."""
     node = Asked(**({"blocks": 5} | settings))
-    node.reserve("held", 0)
+    node.reserve("held", 0, priority=-9)
     assert node.reserved() == ["held"]
     return node
 
@@ -157,25 +157,143 @@ def test_heartbeats_do_not_offer_the_room_that_is_waited_for():
     assert node.instance.view.blocks_available == 5
 
 
+class SortedList:
+    """The oracle: those that wait, sorted. The first gets room, also that of less urgent leases if it is enough."""
+
+    def __init__(self, blocks: int) -> None:
+        self.free = blocks
+        self.waiting: list[tuple[int, int, int, str, int]] = []
+        self.granted: list[tuple[int, int, int, str, int]] = []
+
+    def grant(self) -> list[str]:
+        before = len(self.granted)
+        names = []
+        while self.waiting:
+            first = min(self.waiting)
+            less = sorted(each for each in self.granted if each[0] > first[0])
+            if first[4] > self.free + sum(each[4] for each in less):
+                break
+            while first[4] > self.free:
+                self.granted.remove(least := less.pop())
+                self.free += least[4]
+            self.waiting.remove(first)
+            self.granted.append(first)
+            self.free -= first[4]
+            names.append(first[3])
+        assert before <= len(self.granted) or names
+        return names
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_any_order_of_requests_is_served_as_a_sorted_list(seed: int):
-    """The oracle: a list sorted by priority and age, of which the first that fit get room when the holder leaves."""
     rng = Random(seed)
-    node = full(blocks=5 + rng.randrange(4), order="priority")
-    lengths = {}
+    blocks = 5 + rng.randrange(4)
+    node, oracle = full(blocks=blocks, order="priority"), SortedList(blocks - 4)
     for number in range(1, 8):
         name, length = f"r{number}", rng.choice((2, 6, 14))
-        order = (rng.randrange(3), -rng.randrange(50))
-        lengths[name] = (order[0], order[1], number, length // 4 + 1)
-        node.reserve(name, number, length=length, priority=order[0], age_seconds=float(-order[1]))
-    early = node.reserved()
+        priority, age = rng.randrange(3), rng.randrange(50)
+        oracle.waiting.append((priority, -age, number, name, length // 4 + 1))
+        node.reserve(name, number, length=length, priority=priority, age_seconds=float(age))
+        assert node.reserved() == oracle.grant()
     node.forget("held")
-    free = node.pool.total - sum(lengths[name][3] for name in early)
-    waiting = sorted((name for name in lengths if name not in early), key=lengths.__getitem__)
-    wanted = []
-    for name in waiting:
-        if lengths[name][3] > free:
-            break
-        free -= lengths[name][3]
-        wanted.append(name)
-    assert node.reserved() == wanted
+    oracle.free += 4
+    assert node.reserved() == oracle.grant()
+
+
+# A reservation that is more urgent than what runs
+
+
+def busy(**settings: Any) -> Asked:
+    """Two answers run, the later one of lower urgency; 3 of 12 blocks are free."""
+    node = Asked(**({"blocks": 12, "slots": 4} | settings))
+    node.submit("old", tokens(0, 15), max_tokens=6, priority=5)
+    node.submit("young", tokens(1, 15), max_tokens=6, priority=6)
+    node.step(3)
+    assert [len(sequence.blocks) for sequence in node.instance.board.running] == [5, 5]
+    return node
+
+
+def running(node: Asked) -> list[str]:
+    return [sequence.request.id for sequence in node.instance.board.running]
+
+
+@pytest.mark.parametrize("wait", [0.0, WAIT])
+def test_an_urgent_reservation_preempts_what_is_less_urgent(wait: float):
+    node = busy()
+    node.reserve("urgent", 2, wait, priority=-5)
+    assert node.reserved() == ["urgent"]
+    assert not node.refusals()
+    assert running(node) == ["old"], "as few as suffice, the least urgent first"
+    node.forget("urgent")
+    node.run()
+    answered(node, "old", "young")
+    assert {end.request: end.preemptions for end in node.ends()} == {"old": 0, "young": 1}
+
+
+def answered(node: Asked, *names: str) -> None:
+    """Each has the tokens of an undisturbed run."""
+    for name in names:
+        assert node.outputs(name) == undisturbed(node.requests[name], 0)
+
+
+def test_a_reservation_of_equal_urgency_preempts_nothing():
+    node = busy()
+    node.reserve("equal", 2, priority=6)
+    assert not node.reserved()
+    assert running(node) == ["old", "young"]
+    node.reserve("at once", 3, 0.0, priority=6)
+    assert node.refusals() == ["no_room"]
+
+
+def test_no_sequence_is_preempted_for_a_reservation_that_does_not_fit_all_the_same():
+    node = busy()
+    node.reserve("urgent", 2, 0.0, length=30, priority=5)
+    assert node.refusals() == ["no_room"]
+    node.reserve("waits", 3, length=30, priority=5)
+    assert running(node) == ["old", "young"]
+    assert not node.reserved()
+
+
+def test_a_waiting_reservation_preempts_when_what_was_as_urgent_has_ended():
+    node = Asked(blocks=12, slots=4)
+    node.submit("equal", tokens(0, 15), max_tokens=3, priority=-5)
+    node.submit("low", tokens(1, 15), max_tokens=12, priority=5)
+    node.step(1)
+    node.reserve("urgent", 2, length=38, priority=-5)
+    assert running(node) == ["equal", "low"], "`low` alone does not have enough"
+    while not (granted := node.reserved()):
+        node.step()
+    assert granted == ["urgent"]
+    assert [end.request for end in node.ends()] == ["equal"], "`low` is preempted, and has not ended"
+    node.forget("urgent")
+    node.run()
+    answered(node, "equal", "low")
+
+
+def test_a_lease_goes_before_a_running_sequence():
+    node = busy(blocks=16)
+    node.reserve("low", 2, priority=7)
+    node.reserve("urgent", 3, priority=-5)
+    assert node.reserved() == ["low", "urgent"]
+    assert running(node) == ["old", "young"]
+    assert [sequence.request.id for sequence in node.instance.board.leased] == ["urgent"]
+
+
+def test_the_preempted_do_not_take_the_room_back():
+    """A circle would be endless: the preempted sequence is behind the reservation, before and after its prompt has arrived."""
+    node = busy()
+    node.reserve("urgent", 2, priority=-5)
+    node.run()
+    assert node.reserved() == ["urgent"]
+    assert [end.request for end in node.ends()] == ["old", "young"]
+    assert [sequence.request.id for sequence in node.instance.board.leased] == ["urgent"]
+    assert node.instance.stats.preemptions == 1
+
+
+def test_the_copy_waits_for_the_last_plan_that_writes_to_the_blocks():
+    node = busy()
+    last = node.history[-1].step
+    node.reserve("urgent", 2, priority=-5)
+    (lease,) = node.instance.board.leased
+    assert lease.load is not None
+    assert lease.load.fence == last

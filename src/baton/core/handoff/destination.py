@@ -1,6 +1,7 @@
 """The decode end of a hand-off: a request that waits for a prompt which another instance computes.
 
-    Reserve   -> LOADING, with all its blocks; Reserved. Without room it waits (reservation_queue.py), or is refused
+    Reserve   -> LOADING, with all its blocks; Reserved. Less urgent sequences make room for it (engine/preemption.py). Without
+                 room it waits (reservation_queue.py), or is refused
     PeerOffer -> those blocks are pulled into its own (kv/tiers.py), while the next ones are computed there
     the last  -> also carries the tokens that the client has by then
     all ended -> Release -> Released(kept): the copy is valid. In the queue, needing a slot; Adopted
@@ -21,6 +22,7 @@ from baton.config import TierConfig
 from baton.core.deadlines import Deadlines
 from baton.core.effects import Effect
 from baton.core.engine.board import Board
+from baton.core.engine.preemption import BlockClaim, make_room, victims_for
 from baton.core.engine.request import Group, LoadingReason, Sequence
 from baton.core.handoff.reservation_queue import ReservationQueue
 from baton.core.kv.move import Move, MoveWaiter, Peer
@@ -125,22 +127,29 @@ class Destination:
     # Reserving
 
     def refusal(self, group: Group, wait_seconds: float) -> Refused | None:
-        """Refuse if there are too many reservations, or if there is no room now and the request may not wait."""
+        """Refuse if there are too many reservations, or if there is no room now, less urgent sequences do not make it, and the
+        request may not wait."""
         if len(self._reservations) >= self._config.reservations_max:
             return Refused("queue_full", len(self._reservations) + 1, self._config.reservations_max)
-        return None if wait_seconds else self.shortage(group.leader)
+        if wait_seconds or (short := self.shortage(group.leader)) is None:
+            return None
+        return short if victims_for(self._board, self._claim(group.leader)) is None else None
 
     def shortage(self, sequence: Sequence) -> Refused | None:
-        """None: there is room. Holders of blocks keep room to grow, and earlier requests that wait for blocks come first."""
+        """None: there is room."""
+        claim = self._claim(sequence)
+        return Refused("no_room", claim.wanted, self._board.cache.available) if claim.is_short(self._board) else None
+
+    def _claim(self, sequence: Sequence) -> BlockClaim:
+        """Holders of blocks keep room to grow, and earlier requests that wait for blocks come first."""
         board = self._board
-        need = board.need(sequence, ROOM)
-        wanted = need.new + need.hit_idle + board.reserved(sequence.priority)
+        needs = [(sequence, board.need(sequence, ROOM))]
         for earlier in (*board.preempting, board.waiting.head(), self._queue.head()):
             if earlier is not None and earlier.order < sequence.order:
-                theirs = board.need(earlier)
-                wanted += theirs.new + theirs.hit_idle
-        available = board.cache.available
-        return Refused("no_room", wanted, available) if wanted > available else None
+                needs.append((earlier, board.need(earlier)))
+        wanted = board.reserved(sequence.priority) + sum(need.new + need.hit_idle for _, need in needs)
+        hits = [block for each, need in needs for block in board.cache.blocks_of(each.keys[: need.hit])]
+        return BlockClaim(sequence, wanted, hits)
 
     def begin(self, group: Group, lease_seconds: float, wait_seconds: float, now: Instant) -> None:
         """Take the leader out of the queue. `grant` gives it its blocks."""
@@ -152,8 +161,9 @@ class Destination:
         self._queue.join(sequence)
 
     def grant(self, fence: StepNo, now: Instant) -> None:
-        """Reserve the blocks of the reservations that wait, in order, as long as there is room."""
-        while (sequence := self._queue.head()) is not None and self.shortage(sequence) is None:
+        """Reserve the blocks of the reservations that wait, in order, as long as there is room or less urgent sequences make
+        it."""
+        while (sequence := self._queue.head()) is not None and self._has_room(sequence):
             self._queue.leave(sequence)
             self._board.lease(sequence, ROOM)
             reservation = self._reservations[sequence.request.id]
@@ -161,6 +171,9 @@ class Destination:
             reservation.waits_since, reservation.fence, reservation.begin = None, fence, sequence.published
             self._renew(reservation, now)
             self._send_reserved(reservation, waited)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self.shortage(sequence) is None or make_room(self._board, sequence, self._claim)
 
     def surplus(self) -> Reservation | None:
         """The least urgent reservation, if too many wait for room: the caller refuses it."""

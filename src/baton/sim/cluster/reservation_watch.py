@@ -1,6 +1,9 @@
 """Reservations that wait for room at a decode instance (67): the most urgent gets the room first, and none is refused before
 its time.
 
+53, as an outcome: a reservation that is more urgent than all that an instance holds gets its room in that very event. Every
+sequence on the worker can be preempted for it, and the instance accepts no request that does not fit into the pool alone.
+
 The watch follows the messages of one life of an engine: which requests asked for room, how urgent they are, how long they may
 wait. It repeats no formula of the instance: that room was there is checked elsewhere (7, room_watch.py).
 """
@@ -11,6 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baton.core.effects import Effect, Refuse
+from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.core.engine.view import SchedulerView
 from baton.core.events import Event
 from baton.errors import InvariantBroken
@@ -42,9 +47,15 @@ class ReservationWatch(EngineWatch):
         self._by_priority = by_priority
         self._asked: dict[RequestId, PendingReservation] = {}
         self._now = 0.0
+        self._running: list[Sequence] = []
+        "Before this event."
+        self._fixed = False
+        "Blocks were held before this event that no preemption makes available."
 
     def before(self, event: Event, now: Instant) -> None:
         self._now = max(self._now, now)
+        self._fixed = self._holds_fixed()
+        self._running = self._view.running()
         if type(event) is not Reserve:
             return
         request = event.request
@@ -70,6 +81,8 @@ class ReservationWatch(EngineWatch):
         self._look_at_those_left()
 
     def _granted(self, answer: Reserved, asked: PendingReservation) -> None:
+        if any(each.phase is Phase.PREEMPTING and each.priority > asked.priority for each in self._running):
+            self._saw("a reservation preempted a less urgent sequence")
         if answer.waited_seconds:
             self._saw("a reservation waited for room, and got it")
         for other, waiting in self._asked.items():
@@ -79,6 +92,7 @@ class ReservationWatch(EngineWatch):
                 self._saw("an urgent reservation went first")
 
     def _refused(self, request: RequestId, asked: PendingReservation) -> None:
+        self._check_urgent(request, asked)
         if asked.until <= self._now + TIME_MARGIN:
             return
         if len(self._asked) < self._limit or any(asked.is_before(other) for other in self._asked.values()):
@@ -87,7 +101,24 @@ class ReservationWatch(EngineWatch):
     def _look_at_those_left(self) -> None:
         load = self._view.load()
         for request, asked in self._asked.items():
+            self._check_urgent(request, asked)
             if asked.until < self._now - TIME_MARGIN:
                 raise InvariantBroken(f"{request} waits for room since its time has passed", invariant=67)
             if not (load.blocks_held or load.waiting or load.preempting):
                 raise InvariantBroken(f"{request} waits for room, and nothing is held", invariant=67)
+
+    def _check_urgent(self, request: RequestId, asked: PendingReservation) -> None:
+        """53: nothing that is as urgent holds blocks or waits for them, and no move holds any."""
+        view = self._view
+        head = view.first_in_line()
+        others = [*view.running(), *view.preempting(), *([head] if head is not None else [])]
+        if self._fixed or self._holds_fixed() or any(other.priority <= asked.priority for other in others):
+            return
+        if any(other.priority <= asked.priority for id, other in self._asked.items() if id != request):
+            return
+        raise InvariantBroken(f"{request} is more urgent than all others, fits alone, and gets no room", invariant=53)
+
+    def _holds_fixed(self) -> bool:
+        """Copies, leases and prompts kept for another instance hold blocks."""
+        load = self._view.load()
+        return bool(load.loading or load.kept)

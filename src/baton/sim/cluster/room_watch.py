@@ -8,14 +8,17 @@ copied, adopted, or loaded from the host. They are found by their blocks, reques
 Earlier requests are the head of the queue and preempted sequences, if they are more urgent. They need at least one block each,
 because the last token of a prompt is computed into a private one; all of their blocks if nothing is cached and no sibling has
 them (seed 516: siblings share also then).
+
+Blocks of less urgent sequences that made room in the same event count as available: those that no other sequence holds.
 """
 
 from __future__ import annotations
 
 from baton.core.engine.phase import Phase
+from baton.core.engine.request import Sequence
 from baton.core.engine.view import SchedulerView
 from baton.errors import InvariantBroken
-from baton.protocol.ids import RequestId
+from baton.protocol.ids import BlockId, RequestId
 
 
 class RoomWatch:
@@ -33,14 +36,19 @@ class RoomWatch:
         self._generations = view.generations()
         ratio = view.reserve_ratio
         growth = 0
+        self._holders = dict[BlockId, list[Sequence]]()
+        "Sequences that hold a block."
         sequences = [sequence for known in view.request_ids() for sequence in view.sequences(known)]
         for sequence in sequences:
             if not sequence.blocks:
                 continue
+            for block in sequence.blocks:
+                self._holders.setdefault(block, []).append(sequence)
             expected = min(sequence.prompt_tokens + int(ratio * sequence.declared_tokens), sequence.stop_position)
             if sequence.priority <= order[0] and expected > sequence.capacity:
                 growth += -(-(expected - sequence.capacity) // block_size)
         self._growth = growth
+        self._priority = order[0]
         first = view.first_in_line()
         earlier = [*view.preempting(), *([first] if first is not None and not first.blocks else [])]
         self._earlier = 0
@@ -58,9 +66,16 @@ class RoomWatch:
         now = self._view.generations()
         new = sum(now[block] != self._generations[block] for block in kept[0].blocks)
         wanted = new + self._growth + self._earlier
-        if wanted > self._available:
+        available = self._available + self._given()
+        if wanted > available:
             raise InvariantBroken(
                 f"{self._request} has {new} blocks, {self._growth} are for growth and {self._earlier} come first: "
-                f"{self._available} were available",
+                f"{available} were available",
                 invariant=7,
             )
+
+    def _given(self) -> int:
+        """Blocks of less urgent sequences that have lost theirs."""
+        return sum(
+            all(each.priority > self._priority and not each.blocks for each in holders) for holders in self._holders.values()
+        )
