@@ -53,9 +53,9 @@ class BlockClaim(NamedTuple):
 
     sequence: Sequence
     wanted: int
-    "Its blocks, those for the growth of holders, and those of earlier requests that wait."
+    "Number of blocks: of the sequence, for the growth of holders, and of earlier requests that wait."
     hits: list[BlockId]
-    "Blocks that it or those requests find in the cache. Their release is no gain."
+    "Blocks that the sequence or those requests find in the cache. Their release is no gain."
 
     def is_short(self, board: Board) -> bool:
         return self.wanted > board.cache.available
