@@ -55,7 +55,7 @@ class Bench:
         config = RouterConfig(queue_requests_max=100_000, queue_tokens_max=2**31 - 1)
         self.router = Router(config)
         self.placement = self.router._placement
-        self.naive = NaivePlacement(config, self.router.membership, self.placement)
+        self.naive = NaivePlacement(config, self.router.membership, self.placement, self.router.coordinator.routed_requests)
         self.prefixes = [tuple(self.rng.randrange(30_000) for _ in range(PROMPT // 2)) for _ in range(20)]
         roles: tuple[Role, ...] = ("mixed",) if shape == "mixed" else ("prefill", "decode")
         for number in range(instances):

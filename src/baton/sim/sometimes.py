@@ -167,6 +167,7 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "a reservation waited for room, and got it",
     "an urgent reservation went first",
     "a reservation preempted a less urgent sequence",
+    "an urgent reservation was sent without room",
     "a hand-off without room waited whole",
     "an instance refused: draining",
     "turned away: queue_full",

@@ -60,6 +60,7 @@ def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
     prompts: dict[int, int] = {}
     tokens: dict[int, int] = {}
     assigned: dict[int, int] = {}
+    placed: dict[int, int] = {}
     for routed in coordinator.routed_requests.values():
         for instance in (routed.decoder, routed.prefill):
             if instance is None:
@@ -69,12 +70,15 @@ def _check_members(config: RouterConfig, coordinator: Coordinator) -> None:
             assigned[instance.number] = assigned.get(instance.number, 0) + 1
         if routed.decoder is not None:
             decoders[routed.decoder.number] = decoders.get(routed.decoder.number, 0) + len(routed.open)
+            placed[routed.decoder.number] = placed.get(routed.decoder.number, 0) + routed.placed_blocks
         if routed.prefill is not None and routed.state in TO_COMPUTE:
             prompts[routed.prefill.number] = prompts.get(routed.prefill.number, 0) + 1
             tokens[routed.prefill.number] = tokens.get(routed.prefill.number, 0) + routed.prompt_tokens
+    if coordinator.membership.roster.placed.total != sum(placed.values()):
+        raise InvariantBroken("the blocks of all placed requests are not those of each instance", invariant=43)
     for instance in coordinator.membership.instances.values():
-        counted = (len(instance.assigned), instance.sequences, instance.prompts, instance.prompt_tokens)
-        found = tuple(each.get(instance.number, 0) for each in (assigned, decoders, prompts, tokens))
+        counted = (len(instance.assigned), instance.sequences, instance.prompts, instance.prompt_tokens, instance.placed.total)
+        found = tuple(each.get(instance.number, 0) for each in (assigned, decoders, prompts, tokens, placed))
         if counted != found:
             raise InvariantBroken(f"{instance!r} counts {counted}, its requests are {found}", invariant=43)
         if (

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from baton.core.cluster.events import Session
 from baton.core.cluster.paths import Paths
+from baton.core.cluster.placed_blocks import PlacedBlocks
 from baton.protocol.ids import Instant, RequestId
 from baton.protocol.instance import Heartbeat, InstanceHello
 
@@ -59,6 +60,7 @@ class ClusterInstance:
         "over_share",
         "paths",
         "place",
+        "placed",
         "prompt_tokens",
         "prompts",
         "received_at",
@@ -96,6 +98,8 @@ class ClusterInstance:
         "Uncached tokens of those prompts."
         self.sequences = 0
         "Sequences that it answers."
+        self.placed = PlacedBlocks()
+        "Blocks of the requests that it answers, by priority."
         self.over_capacity: dict[RequestId, Order] = {}
         "Requests that were sent although there was no room; they wait there, and have no token yet."
         self.digests_due = now
@@ -141,6 +145,11 @@ class ClusterInstance:
         if not self.sequences and self.beat.blocks_available >= self.hello.ready.blocks:
             return ALWAYS_ROOM
         return max(0, self.blocks_available) if self.slots_free > 0 else 0
+
+    def could_preempt(self, priority: int, blocks: int) -> bool:
+        """Would the instance have this many blocks if it preempted all less urgent requests of this router?"""
+        held = self.placed.less_urgent(priority)
+        return held > 0 and held + max(0, self.blocks_available) >= blocks
 
     @property
     def waiting_tokens(self) -> int:

@@ -112,11 +112,12 @@ class Coordinator:
         decoder.sequences += len(routed.open)
         decoder.slots_since -= len(routed.open)
         decoder.blocks_since -= choice.blocks
+        self._hold(routed, decoder)
+        if choice.waits:
+            decoder.over_capacity[routed.id] = routed.order
         self.membership.roster.touch(decoder)
         if prefill is None:
             decoder.tokens_since += choice.uncached
-            if choice.waits:
-                decoder.over_capacity[routed.id] = routed.order
             self.stats.whole += 1
             self.advance(routed, RequestFact.PLACED_WHOLE)
         else:
@@ -129,6 +130,13 @@ class Coordinator:
             prefill.tokens_since += choice.uncached
             self.membership.roster.touch(prefill)
             self.advance(routed, RequestFact.PLACED_PAIR)
+
+    def _hold(self, routed: RoutedRequest, decoder: ClusterInstance) -> None:
+        """Count the blocks of the request, as those that a more urgent one may get."""
+        size = decoder.hello.ready.block_size
+        routed.placed_blocks = -(-(routed.tokens + 1) // size) + len(routed.open) - 1
+        for placed in (decoder.placed, self.membership.roster.placed):
+            placed.add(routed.order[0], routed.placed_blocks)
 
     def advance(self, routed: RoutedRequest, fact: RequestFact, message: Offer | Released | None = None) -> None:
         """Change the state by the table, and perform its actions. Raises InvariantBroken for a pair that is not in it."""
@@ -173,10 +181,16 @@ class Coordinator:
         self.dirty = True
 
     def begun(self, instance: ClusterInstance) -> None:
-        """The instance sent a message. Requests that waited there for room and have a token now do not wait any more."""
+        """The instance sent a message. Requests that waited there for room and have a token or a reservation now do not wait
+        any more."""
         for request in list(instance.over_capacity):
             routed = self.routed_requests.get(request)
-            if routed is None or routed.decoder is not instance or routed.progress != routed.mark:
+            if (
+                routed is None
+                or routed.decoder is not instance
+                or routed.progress != routed.mark
+                or routed.state is RequestState.PREFILLING
+            ):
                 del instance.over_capacity[request]
                 self._has_room(instance)
 
@@ -348,6 +362,8 @@ class Coordinator:
         decoder, routed.decoder = routed.decoder, None
         if decoder is not None:
             del decoder.assigned[routed.id]
+            for placed in (decoder.placed, self.membership.roster.placed):
+                placed.remove(routed.order[0], routed.placed_blocks)
             decoder.over_capacity.pop(routed.id, None)
             self._has_room(decoder)
             decoder.sequences -= len(routed.open)

@@ -6,9 +6,11 @@ With pairs there are three ways, and the best instance of all of them is chosen:
     a decode instance does all of it                     room, or it may wait there; the prompt is short, or mostly cached
     a decode instance continues after a prefill instance room at decode now, and a prefill instance that is not too busy
 
-A reservation is sent only where there is room. Another router may fill a decode instance with smaller requests before there is
-enough for a large one, so a request that found no room for `handoff_room_seconds` may wait there whole. The instance lets no
-later request overtake it.
+A reservation is sent only where there is room. If no instance has room, an urgent request also goes to a decode instance that
+could preempt less urgent requests for it; the instance decides (core/handoff/destination.py).
+
+Another router may fill a decode instance with smaller requests before there is enough for a large one, so a request that found
+no room for `handoff_room_seconds` may wait there whole. The instance lets no later request overtake it.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class DecoderChoice:
         "_pairs",
         "_placement",
         "_plain",
+        "_preempts",
         "_prefill",
         "_prompt",
         "_routed",
@@ -78,6 +81,8 @@ class DecoderChoice:
         self._pairs = census.roles.pairs
         marks = placement.marks(routed) if self._pairs or placement.search.by_prefix else []
         self._prompt = Prompt(placement.search, marks, self._tokens, self._size)
+        self._preempts = False
+        "Reservations may go to instances that could preempt less urgent requests. Only if no instance has room."
         self._waits_whole = False
         "The request may wait where it would be handed over if there were room. Only when nothing else is left."
         self._prefill: Candidate | None = None
@@ -88,6 +93,10 @@ class DecoderChoice:
         if pairs:
             self._prefill = self._best_prefill()
         choice = self._first_of(census.roles.tiers)
+        if choice is None and self._prefill is not None and self._placement.roster.may_preempt(routed.order):
+            self._preempts = True
+            choice = self._first_of((("decode",),))
+            self._preempts = False
         if choice is None and self._prefill is not None and self._placement.may_wait_whole(routed, self._now):
             self._waits_whole = True
             choice = self._first_of((("decode",),))
@@ -117,8 +126,8 @@ class DecoderChoice:
         if last:
             return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
         urgent = self._placement.roster.may_be_urgent(self._routed.order)
-        wish = Wish(self._prompt, self._accepts, more, True, urgent)
-        if not self._pairs or self._waits_whole:
+        wish = Wish(self._prompt, self._accepts, more, True, urgent or self._preempts)
+        if not self._pairs or self._waits_whole or self._preempts:
             return search.decoder(roles, wish, settled=settled)
         found = [search.decoder(("mixed",), wish, settled=settled)]
         floor = self._placement.depth_to_stay(self._tokens, self._size)
@@ -160,11 +169,14 @@ class DecoderChoice:
             if decoder.paths:
                 best, readable = self._prefill_near(decoder)
             if readable and not self._placement.stays(decoder, uncached, prefill=best is not None):
-                if room and best is not None:
-                    return Choice(decoder, best.instance, best.uncached, blocks, waits=False)
+                if best is not None and (room or self._may_preempt_at(decoder, blocks)):
+                    return Choice(decoder, best.instance, best.uncached, blocks, waits=not room)
                 if room or not self._waits_whole or not decoder.is_shared:
                     return None
         return Choice(decoder, None, uncached, blocks, waits=not room)
+
+    def _may_preempt_at(self, decoder: ClusterInstance, blocks: int) -> bool:
+        return self._preempts and decoder.could_preempt(self._routed.order[0], blocks)
 
     # Prefill instances
 

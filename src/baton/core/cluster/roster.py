@@ -17,6 +17,7 @@ from typing import Final
 
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance, Entry, Order, Place
+from baton.core.cluster.placed_blocks import PlacedBlocks
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
@@ -100,6 +101,7 @@ class Roster:
         "_urgent",
         "fastest",
         "instances",
+        "placed",
         "prefills",
         "usable_changed",
         "usable_version",
@@ -126,6 +128,8 @@ class Roster:
         self._now = Instant(0.0)
         self.fastest = float("inf")
         "Lower bound of the seconds per prompt token of all decode instances."
+        self.placed = PlacedBlocks()
+        "Blocks of all placed requests, by priority."
         self._classes: list[int] = []
         "Capacities of usable instances, ascending, each once."
         self.usable_version = 0
@@ -322,6 +326,10 @@ class Roster:
     def may_be_urgent(self, order: Order) -> bool:
         """True: perhaps a request with this place in the queue may wait where only less urgent ones wait."""
         return bool(self._urgent) and self._urgent[-1] > order
+
+    def may_preempt(self, order: Order) -> bool:
+        """True: perhaps an instance holds less urgent requests than one with this place in the queue."""
+        return self.placed.less_urgent(order[0]) > 0
 
     @property
     def prefill_has_room(self) -> bool:

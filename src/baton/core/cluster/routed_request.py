@@ -41,6 +41,7 @@ class RoutedRequest(Ledger):
         "moved_at",
         "no_room_since",
         "order",
+        "placed_blocks",
         "preempted",
         "prefill",
         "prompt_tokens",
@@ -71,6 +72,8 @@ class RoutedRequest(Ledger):
         "Uncached tokens that its prefill instance computes, or will."
         self.source: Session | None = None
         "Session whose blocks the decode instance copies, also after the prefill instance is released."
+        self.placed_blocks = 0
+        "Blocks that it counts for at the decode instance (placed_blocks.py)."
         self.denied = False
         "The source changed its blocks or keeps none, so a failed copy does not count against this path."
         self.copied = False

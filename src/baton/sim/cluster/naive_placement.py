@@ -4,7 +4,8 @@ fast search: tests and the simulator compare the two choice by choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from baton.config import RouterConfig
 from baton.core.cluster.choice import Choice, ClusterShortage
@@ -17,15 +18,24 @@ from baton.core.cluster.routed_request import RoutedRequest
 from baton.core.cluster.router import Router
 from baton.core.kv.marks import Mark
 from baton.errors import InvariantBroken
-from baton.protocol.ids import Instant
+from baton.protocol.ids import Instant, RequestId
 
+Way = Literal["room", "preempt", "whole"]
+"""A choice with room; a hand-off that preempts; a hand-off that waits whole."""
 ROLES = ("prefill", "mixed", "decode")
 
 
 class NaivePlacement:
-    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement) -> None:
-        """`placement` provides the cost of a hand-off, and marked blocks."""
+    def __init__(
+        self,
+        config: RouterConfig,
+        membership: Membership,
+        placement: Placement,
+        routed_requests: Mapping[RequestId, RoutedRequest],
+    ) -> None:
+        """`placement` provides the cost of a hand-off, and marked blocks. `routed_requests`: all open requests."""
         self._config = config
+        self._routed_requests = routed_requests
         self._membership = membership
         self._placement = placement
 
@@ -50,21 +60,22 @@ class NaivePlacement:
         marks = self._placement.marks(routed) if pairs or self._config.policy == "prefix" else []
         best = self._prefill_for(routed, prefills, marks, now, closed)
 
-        def option(decoder: ClusterInstance, whole: bool) -> Choice | None:
+        def option(decoder: ClusterInstance, way: Way) -> Choice | None:
             if routed.is_short(decoder) or closed.is_closed(decoder):
                 return None
             uncached = self._uncached(decoder, routed, marks)
-            return self._option(routed, decoder, uncached, pairs, prefills, best, marks, now, closed, whole)
+            return self._option(routed, decoder, uncached, pairs, prefills, best, marks, now, closed, way)
 
         since = routed.no_room_since
         starves = best is not None and since is not None and now >= since + self._config.handoff_room_seconds
-        for whole in (False, True) if starves else (False,):
+        ways: tuple[Way, ...] = ("room", "preempt", "whole") if starves else ("room", "preempt")
+        for way in ways:
             for preempted in (False, True):
                 for tier in tiers:
                     able = [m for m in left if m in tier and routed.was_preempted(m, now) == preempted]
                     ordered = sorted(able, key=lambda instance: self._key(instance, self._uncached(instance, routed, marks)))
                     for decoder in ordered:
-                        if (choice := option(decoder, whole)) is not None:
+                        if (choice := option(decoder, way)) is not None:
                             return choice
         if pairs and best is None and any(instance.hello.role == "decode" for instance in left):
             return ClusterShortage.PREFILL if prefills else ClusterShortage.AVOIDED
@@ -115,7 +126,7 @@ class NaivePlacement:
         marks: Sequence[Mark],
         now: Instant,
         closed: Closed,
-        whole: bool,
+        way: Way,
     ) -> Choice | None:
         size = decoder.hello.ready.block_size
         blocks = -(-(uncached + 1) // size) + len(routed.open) - 1
@@ -129,11 +140,12 @@ class NaivePlacement:
         if not pairs or decoder.hello.role != "decode" or unread or stays:
             return Choice(decoder, None, uncached, blocks, not room) if room or self._may_wait(decoder, routed) else None
         others = decoder.hello.ready.slots - decoder.beat.slots_free - decoder.slots_since > decoder.sequences
-        if whole and not room and others and self._may_wait(decoder, routed):
+        if way == "whole" and not room and others and self._may_wait(decoder, routed):
             return Choice(decoder, None, uncached, blocks, waits=True)
-        if best is None or not room:
+        urgent = way == "preempt" and self._may_wait(decoder, routed) and self._could_preempt(decoder, routed, blocks)
+        if best is None or not (room or urgent):
             return None
-        return Choice(decoder, best, self._uncached(best, routed, marks), blocks, waits=False)
+        return Choice(decoder, best, self._uncached(best, routed, marks), blocks, waits=not room)
 
     def _prefill_for(
         self,
@@ -163,6 +175,12 @@ class NaivePlacement:
         ahead = sum(order <= routed.order for order in instance.over_capacity.values())
         return ahead < self._config.waiting_prompts_max and len(instance.over_capacity) < self._config.overdrawn_max
 
+    def _could_preempt(self, decoder: ClusterInstance, routed: RoutedRequest, blocks: int) -> bool:
+        """Do less urgent requests have enough blocks there?"""
+        others = [self._routed_requests[request] for request in decoder.assigned]
+        held = sum(other.placed_blocks for other in others if other.decoder is decoder and other.order[0] > routed.order[0])
+        return held > 0 and held + max(0, decoder.blocks_available) >= blocks
+
 
 def _has_room(instance: ClusterInstance, blocks: int) -> bool:
     """An idle instance can always begin."""
@@ -179,10 +197,10 @@ def _settled(instances: list[ClusterInstance], now: Instant) -> list[ClusterInst
 class CheckedPlacement:
     """A placement whose every choice is compared with the naive one."""
 
-    def __init__(self, config: RouterConfig, membership: Membership, placement: Placement, saw: Callable[[str], None]) -> None:
-        self._placement = placement
+    def __init__(self, config: RouterConfig, router: Router, saw: Callable[[str], None]) -> None:
+        self._placement = placement = router._placement
         self._saw = saw
-        self._naive = NaivePlacement(config, membership, placement)
+        self._naive = NaivePlacement(config, router.membership, placement, router.coordinator.routed_requests)
         self.compared = 0
 
     def __getattr__(self, name: str) -> object:
@@ -196,11 +214,13 @@ class CheckedPlacement:
             raise InvariantBroken(f"{routed!r} is placed as {found}, sorted it is {wanted}", invariant=61)
         if isinstance(found, Choice) and found.waits and routed.no_room_since is not None and found.decoder.is_shared:
             self._saw("a hand-off without room waited whole")
+        if isinstance(found, Choice) and found.waits and found.prefill is not None:
+            self._saw("an urgent reservation was sent without room")
         return found
 
 
 def check_placement(router: Router, config: RouterConfig, saw: Callable[[str], None] = lambda state: None) -> CheckedPlacement:
     """61: from now on every choice of this router is compared. `saw` is called with rare states."""
-    checked = CheckedPlacement(config, router.membership, router._placement, saw)
+    checked = CheckedPlacement(config, router, saw)
     router._dispatch._placement = checked  # type: ignore[assignment]
     return checked
