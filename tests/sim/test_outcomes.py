@@ -13,6 +13,7 @@ from baton.sim.scenario import Scenario
 SEEDS = Path(__file__).parent.parent / "seeds"
 
 WITHOUT = {
+    53: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m._check_urgent = lambda *_: None",
     62: "import baton.sim.cluster.router as m; m.check_idle = lambda *_: None",
     63: "import baton.sim.cluster.front as m; m.FrontProcess._check_sent_once = lambda *_: None; "
     "from baton.sim.cluster.watch import ClusterWatch; ClusterWatch.check_handoffs = lambda *_: None",
@@ -26,6 +27,7 @@ WITHOUT = {
 """By invariant: code that turns its check off."""
 
 MUTANTS = {
+    "urgent-reservation-waits": 53,
     "idle-though-others-wait": 62,
     "kept-none": 63,
     "front-asks-the-same-engine-twice": 63,
