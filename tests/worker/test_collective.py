@@ -17,6 +17,17 @@ from baton.native.build import NoCompiler
 from baton.native.library import load_best
 
 HERE = Path(__file__).parent
+ON_LOOPBACK = {"127.0.0.1", "::1"}
+ELSEWHERE = """
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip address add 198.18.0.5/24 dev eth0
+ip link set eth0 up
+mount --bind "$0" /etc/hosts
+hostname elsewhere
+exec "$@"
+"""
+"""In namespaces of its own: the host name is the address of a network. $0: the file of hosts."""
 
 
 @pytest.fixture(autouse=True)
@@ -74,18 +85,44 @@ def test_two_processes_give_the_tokens_of_one():
     assert answers(start(2, "tokens")) == [greedy()] * 2
 
 
-def test_gloo_sums_in_the_order_of_ranks_and_names_one_that_does_not_come(tmp_path):
+def gloo(folder: Path, ranks: int, *within: str) -> tuple[list, list[str]]:
+    """The answers of all ranks, and the addresses at which they listened."""
+    command = [*within, sys.executable, str(HERE / "gloo_process.py"), str(ranks), str(folder)]
+    subprocess.run(command, timeout=300, check=True)
+    found = [json.loads((folder / f"answer-{rank}.json").read_text()) for rank in range(ranks)]
+    return [answer for answer, _ in found], [address for _, listened in found for address in listened]
+
+
+def test_gloo_sums_in_the_order_of_ranks_and_names_one_that_does_not_come(tmp_path, monkeypatch):
     """Without a C compiler, and for two ranks on one GPU."""
     pytest.importorskip("torch")
-    command = [sys.executable, str(HERE / "gloo_process.py"), "3", str(tmp_path)]
-    subprocess.run(command, timeout=300, check=True)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as images for programs that span machines have it
     total = numbers_of(0, 999) + numbers_of(1, 999) + numbers_of(2, 999)
-    found = [json.loads((tmp_path / f"answer-{rank}.json").read_text()) for rank in range(3)]
+    found, listened = gloo(tmp_path, 3)
     assert found == [[total.tobytes().hex(), [[float(rank)] * 2 for rank in range(3)], 98, 3]] * 3
+    assert len(listened) >= 3
+    assert set(listened) <= ON_LOOPBACK
     command = [sys.executable, str(HERE / "gloo_process.py"), "2", str(tmp_path / "alone"), "alone"]
     (tmp_path / "alone").mkdir()
     line = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout
     assert json.loads(line) == "rank 1 did not answer rank 0 within 0.2 seconds"
+
+
+def test_gloo_listens_on_loopback_where_the_host_name_is_an_address_of_a_network(tmp_path):
+    """As in a container. Found by an audit: there both ranks listened on the network, and gloo does not ask who connects."""
+    pytest.importorskip("torch")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("198.18.0.5 elsewhere\n127.0.0.1 localhost\n")
+    within = ("unshare", "--user", "--map-root-user", "--net", "--uts", "--mount", "sh", "-ec", ELSEWHERE, str(hosts))
+    try:
+        resolved = subprocess.run([*within, "getent", "hosts", "elsewhere"], capture_output=True, text=True, timeout=60)
+    except OSError as error:
+        pytest.skip(str(error))
+    if not resolved.stdout.startswith("198.18.0.5"):
+        pytest.skip(f"this machine does not let a test have a network and a host name of its own: {resolved.stderr.strip()}")
+    _, listened = gloo(tmp_path, 2, *within)
+    assert len(listened) >= 2
+    assert set(listened) <= ON_LOOPBACK
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """Exchanges through torch.distributed: NCCL if every rank has a GPU of its own, else gloo.
 
 Notes are exchanged through files, so that a rank that does not come is named: a failed exchange of torch does not say which.
+The ranks run on one machine, and meet on its loopback interface. Neither package authenticates who connects, and left alone
+both listen on a network: gloo at the address of the host name.
+
 Gloo works on copies in main memory. NCCL's sums can be recorded in CUDA graphs. Its order of additions depends on a number's
 place in the buffer, so with more than two ranks the bits of a row would depend on its batch: `ordered` gathers instead, and
 adds in the order of ranks, in float32.
@@ -8,9 +11,12 @@ adds in the order of ranks, in float32.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -23,6 +29,7 @@ from baton.models.shard import Shard
 _gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 "torch 2.13 renames it; the former name warns on every rank."
 
+LOOPBACK: Final = "lo" if sys.platform == "linux" else "lo0"
 WAIT_SECONDS = 600.0
 """Maximum wait for another rank. Long: the ranks load weights between two exchanges."""
 
@@ -42,6 +49,7 @@ class DistributedCollective:
         self.ordered = ordered or self.backend == "gloo"
         self.in_graphs = self.backend == "nccl"
         "Whether sums and gathers can be recorded in a CUDA graph."
+        _stay_on_loopback()
         try:
             dist.init_process_group(
                 self.backend,
@@ -106,3 +114,10 @@ class DistributedCollective:
         devices = self.notes(own.encode())
         on_own_gpus = device.type == "cuda" and len(set(devices)) == self.ranks
         return "nccl" if on_own_gpus and dist.is_nccl_available() else "gloo"
+
+
+def _stay_on_loopback() -> None:
+    """Set the variables that both packages read when they start; torch passes them no device. Values from outside are meant for
+    programs that span machines, and are replaced."""
+    os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={LOOPBACK}"  # "=": not every name that begins so
