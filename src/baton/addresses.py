@@ -95,6 +95,11 @@ def parse_listening(text: str) -> Address:
     return address
 
 
+def of_ranks(place: Address, ranks: int) -> tuple[Address, ...]:
+    """Where each rank of an instance listens: on a port of its own, from that one on. Port 0: any free one for each."""
+    return tuple(place._replace(port=place.port + rank if place.port else 0) for rank in range(ranks))
+
+
 def reachable_url(url: str, own_host: str) -> str:
     """A URL of this machine for a peer that reaches it at `own_host`; empty `own_host`: the peer is on this machine. Returns an
     empty string if only this machine reaches it."""

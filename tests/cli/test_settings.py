@@ -202,12 +202,44 @@ def test_the_shutdown_delay_is_a_part_of_the_drain():
         ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "nat.example:0"}, "that other machines reach"),
         ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "0.0.0.0:8200"}, "that other machines reach"),
         ({"transfer_address": "0.0.0.0:8200", "transfer_announce": "nat"}, "HOST:PORT"),
+        (
+            {"transfer_address": "0.0.0.0:8200", "transfer_announce": "nat.example:65535", "tensor_parallel_size": 2},
+            "'nat.example:65535': 2 ranks need the ports 65535 to 65536, and the last port there is is 65535: give a lower one",
+        ),
     ],
 )
 def test_an_address_to_announce_is_one_that_others_reach(settings, words):
     member = {"router": ("dns://routers:8100",), "cluster_secret": "file", "transfer_announce": "nat.example:8200"}
     with pytest.raises(InvalidConfig, match=words):
         ServeConfig(**{**member, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"port": 8203}, "'10.0.0.1:8200': 4 ranks need the ports 8200 to 8203, and port is 8203: give one of them another"),
+        ({"admin_port": 8201, "admin_host": "10.0.0.1"}, "8200 to 8203, and admin_port is 8201"),
+        ({"port": 8202, "host": "::"}, "and port is 8202"),
+        ({"port": 8200, "tensor_parallel_size": 1}, "transfer_address is '10.0.0.1:8200', and port is 8200"),
+        ({"transfer_address": "0.0.0.0:65533"}, "'0.0.0.0:65533': 4 ranks need the ports 65533 to 65536, and the last port"),
+    ],
+)
+def test_ports_of_ranks_that_are_not_there_or_taken_are_refused(settings, words):
+    member = {"router": ("dns://routers:8100",), "cluster_secret": "file", "host": "0.0.0.0", "tensor_parallel_size": 4}
+    with pytest.raises(InvalidConfig) as error:
+        ServeConfig(**{**member, "transfer_address": "10.0.0.1:8200", **settings})
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"port": 8204}, {"port": 8199}, {"port": 8201, "host": "127.0.0.1"}, {"port": 8201, "host": "::1"}, {"port": 0}],
+)
+def test_ports_of_ranks_beside_others_are_used(settings):
+    member = {"router": ("dns://routers:8100",), "cluster_secret": "file", "host": "0.0.0.0", "tensor_parallel_size": 4}
+    assert ServeConfig(**{**member, "transfer_address": "10.0.0.1:8200", **settings})
+    ports = {"transfer_address": "0.0.0.0:65532", "transfer_announce": "nat.example:65532"}
+    assert ServeConfig(**{**member, **ports})
 
 
 @pytest.mark.parametrize(

@@ -233,11 +233,12 @@ class EngineOptions(MemberOptions):
     others have computed, and computes short ones. mixed: serves requests from beginning to end."""
     transfer_address: str = "auto"
     """Where instances on other machines read this one's KV cache in a hand-off: HOST:PORT (port 0: any that is free), an
-    address that they reach, or 0.0.0.0 or [::] for all. auto: where this machine is seen from its router, any free port, and
-    nothing if the router is on this machine (but a KV cache on a GPU). none: nowhere. Only who knows the secret is served."""
+    address that they reach, or 0.0.0.0 or [::] for all. With several ranks PORT is that of the first, and each of the others
+    has the next one. auto: where this machine is seen from its router, any free port, and nothing if the router is on this
+    machine (but a KV cache on a GPU). none: nowhere. Only who knows the secret is served."""
     transfer_announce: str = ""
     """Address at which other instances reach transfer_address, where that is not its own: HOST:PORT of a machine that forwards
-    the port (NAT, a container with -p)."""
+    the port (NAT, a container with -p). With several ranks the ports after it are forwarded too, one for each."""
     drain_seconds_max: Annotated[float, Range(0, 31_536_000)] = 30.0
     "How long running requests may take to finish after Ctrl-C. Those that do not are ended with an error."
     log_level: LogLevel = "info"

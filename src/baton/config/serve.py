@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Annotated, Literal
 
-from baton.addresses import EVERYWHERE, parse_listening, parse_router
+from baton.addresses import parse_router
 from baton.config.device_defaults import BY_DEVICE, CPU, OPTIONS
 from baton.config.engine import EngineConfig, EngineOptions, TiersConfig, TiersOptions, WorkerConfig, WorkerOptions
 from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, SchedulerOptions
 from baton.config.parts import part_of
+from baton.config.transfer import check_transfer
 from baton.config.values import (
     API_KEY_CHARACTERS_MAX,
     DRAFTS_MAX,
@@ -258,22 +259,8 @@ class ServeConfig(FrontOptions, EngineOptions, SchedulerOptions, TiersOptions, W
             f"data_parallel_size is {self.data_parallel_size}: an instance of a cluster is one instance; start as many",
         )
         self.check_credentials()
-        if self.transfer_address not in ("auto", "none"):
-            try:
-                parse_listening(self.transfer_address)
-            except InvalidConfig as error:
-                raise InvalidConfig(f"transfer_address {error}; or auto, or none") from None
-            require(bool(self.routers), "transfer_address is for an instance that has a --router")
-        if self.transfer_announce:
-            require(
-                self.transfer_address not in ("auto", "none"),
-                "transfer_announce needs the port that is forwarded: give --transfer-address 0.0.0.0:PORT too",
-            )
-            place = parse_listening(self.transfer_announce)
-            require(
-                place.port != 0 and place.host not in EVERYWHERE,
-                f"transfer_announce is {self.transfer_announce!r}: give HOST:PORT that other machines reach",
-            )
+        taken = {"port": (self.host, self.port), "admin_port": (self.admin_host, self.admin_port or 0)}
+        check_transfer(self, self.tensor_parallel_size, self.routers, taken)
         name = self.name
         require(
             not name or (name.isascii() and name.isprintable() and " " not in name and len(name) <= NODE_NAME_CHARACTERS_MAX),

@@ -90,11 +90,13 @@ class CacheRanks:
 
 
 def _agreed_cache(hellos: list[CacheHello]) -> CacheHello:
-    """The hello of rank 0; the host memory is kept if every rank has kept its part."""
+    """The hello of rank 0; the host memory is kept if every rank has kept its part, and others read the parts at all of their
+    addresses."""
     for rank, hello in enumerate(hellos):
         if hello.host_blocks != hellos[0].host_blocks:
             raise PeerError(f"rank {rank} has {hello.host_blocks} host blocks, and rank 0 {hellos[0].host_blocks}")
-    return replace(hellos[0], kept=all(hello.kept for hello in hellos))
+    peer = "\n".join(hello.peer for hello in hellos).strip()
+    return replace(hellos[0], kept=all(hello.kept for hello in hellos), peer=peer)
 
 
 def _stats_of(stats: list[CacheStats]) -> CacheStats:

@@ -46,8 +46,7 @@ class InstanceHello(Struct, frozen=True, array_like=True):
     layout: bytes
     "Fingerprint of a KV block's layout: a hand-off copies bytes."
     peers: tuple[str, ...] = ()
-    """For each rank (one today), where its messenger serves its pool: addresses separated by blanks, the best first. Empty:
-    nowhere."""
+    """For each rank, where its messenger serves its pool: addresses separated by blanks, the best first. Empty: nowhere."""
     health_url: str = ""
     "URL of its own HTTP server, as reached from the router's machine. Empty: not reachable."
     pid: Natural = 0

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from baton.config import EngineConfig
 from baton.core.effects import SendToCache
 from baton.core.events import CacheLost, CacheReady
+from baton.core.rank_messages import CacheRanks
 from baton.core.startup import plan_startup
 from baton.errors import PeerError
 from baton.protocol.control import CacheHello, CacheStats, InstanceStats
 from baton.protocol.ids import MoveId, PoolIncarnation
-from baton.protocol.moves import StorageIdentity, StorageQuery
+from baton.protocol.moves import BlockMove, StorageIdentity, StorageQuery
+from baton.protocol.pool import ReadersSocket, of_rank, set_incarnation
 from baton.runtime.engine.cache_supervisor import CacheSupervisor
+from baton.runtime.engine.rank_messages import for_rank
+from baton.runtime.wire.descriptors import take_descriptor
 
 HELLO = CacheHello(PoolIncarnation(1), 8, kept=True)
 
@@ -22,13 +30,13 @@ HELLO = CacheHello(PoolIncarnation(1), 8, kept=True)
 class Rig:
     """`host_blocks`: what the books are about. None: the start is not over."""
 
-    def __init__(self, host_blocks: int | None) -> None:
+    def __init__(self, host_blocks: int | None, ranks: int = 1) -> None:
         self.told: list[Any] = []
         self.reached: list[Any] = []
         self.machine: Any = SimpleNamespace(instance=None, dispatch=self.told.append)
         startup: Any = SimpleNamespace(reach=lambda *milestone: self.reached.append(milestone))
         plan = plan_startup(blocks_given=True, role="mixed", tiers=True)
-        self.keeper = CacheSupervisor(plan, SimpleNamespace(), self.machine, startup)  # type: ignore[arg-type]
+        self.keeper = CacheSupervisor(plan, SimpleNamespace(), self.machine, startup, ranks)  # type: ignore[arg-type]
         if host_blocks is not None:
             self.begin(host_blocks)
 
@@ -90,3 +98,54 @@ def test_a_pool_that_others_read_elsewhere_is_refused():
     """Routers were told another address."""
     with pytest.raises(PeerError, match="elsewhere than it was ordered to"):
         Rig(8).keeper.on_hello(CacheHello(PoolIncarnation(1), 8, True, "", "unix:/elsewhere"))
+
+
+@pytest.fixture
+def of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CacheSupervisor]:
+    """Two ranks, whose pools can be read over the network."""
+    monkeypatch.setattr("baton.runtime.processes.private_folder.usual_parent", lambda: tmp_path)
+    supervisor = Rig(8, ranks=2).keeper
+    supervisor.make_folder()
+    routers = ("tcp://192.0.2.7:8100",)
+    supervisor.open_ports(EngineConfig(cluster_secret="file", transfer_address="127.0.0.1:0", routers=routers))
+    yield supervisor
+    supervisor.close()
+
+
+def test_each_rank_is_read_at_addresses_of_its_own_the_shared_memory_first(of_two: CacheSupervisor):
+    lines = [line.split() for line in of_two.peer.split("\n")]
+    assert [near.rpartition("/")[2] for near, _ in lines] == ["peer-0.sock", "peer-1.sock"]
+    assert len({far for _, far in lines}) == 2
+    pull = BlockMove(MoveId(1), "pull", (), peer=of_two.peer, peer_pool=set_incarnation(5))
+    for rank in range(2):
+        sent = for_rank(pull, rank, 2)
+        assert (sent.peer.split(), sent.peer_pool) == (lines[rank], of_rank(set_incarnation(5), rank))
+    assert of_two.reads_others
+
+
+def test_each_rank_of_a_new_service_gets_its_own_socket(of_two: CacheSupervisor):
+    pairs = [socket.socketpair() for _ in range(2)]
+    ranks = [SimpleNamespace(rank=rank, descriptors=ours) for rank, (ours, _) in enumerate(pairs)]
+    of_two.on_started(SimpleNamespace(name="cache", ranks=ranks))  # type: ignore[arg-type]
+    for line, (ours, theirs) in zip(of_two.peer.split("\n"), pairs, strict=True):
+        received = take_descriptor(theirs)
+        assert received is not None
+        message, fd = received
+        with socket.socket(fileno=fd) as listener, ours, theirs:
+            assert message == ReadersSocket(line.split()[1])
+            assert line.endswith(f":{listener.getsockname()[1]}")
+
+
+def test_a_rank_that_others_read_elsewhere_is_refused(of_two: CacheSupervisor):
+    """The hello of the first rank alone was compared."""
+    ranks = CacheRanks(2)
+    assert ranks.combined(0, CacheHello(PoolIncarnation(1), 8, True, "", of_two.peer.split("\n")[0])) is None
+    hello = ranks.combined(1, CacheHello(PoolIncarnation(2), 8, True, "", "tcp://127.0.0.1:1"))
+    assert isinstance(hello, CacheHello)
+    with pytest.raises(PeerError, match="elsewhere than it was ordered to"):
+        of_two.on_hello(hello)
+
+
+def test_ranks_without_any_address_are_read_nowhere():
+    """Not at an address for each, all of them empty."""
+    assert Rig(8, ranks=2).keeper.peer == ""

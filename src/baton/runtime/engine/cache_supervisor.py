@@ -1,7 +1,7 @@
 """The engine's cache service in all of its lives: its hello must match the state of the instance.
 
-The engine creates the directory in which other instances find our pool, and the port for those of other machines. The service
-may be killed at any moment: both outlive it, and its successor serves the same addresses.
+The engine creates the directory in which other instances find our pool, and the ports for those of other machines. The
+service may be killed at any moment: both outlive it, and its successor serves the same addresses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton.protocol.pool import ReadersSocket
 from baton.runtime.engine.instance_loop import InstanceLoop
 from baton.runtime.engine.rank_messages import for_rank
 from baton.runtime.engine.startup import Startup
-from baton.runtime.engine.transfer_port import TransferPort
+from baton.runtime.engine.transfer_port import TransferPorts
 from baton.runtime.processes.child import Child
 from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.private_folder import PrivateFolder, peer_folder
@@ -50,7 +50,7 @@ class CacheSupervisor:
         self._startup = startup
         self._ranks = ranks
         self._folder: PrivateFolder | None = None
-        self._port: TransferPort | None = None
+        self._ports: TransferPorts | None = None
         self._early: CacheHello | None = None
         "A hello that arrived before the end of the start."
         self.counters: dict[str, int] = {}
@@ -76,41 +76,46 @@ class CacheSupervisor:
     def peer(self) -> str:
         """Where other instances may read our pool, the best way first: the same in all lives of the service, except the port,
         which may be opened later. A line for each of several ranks. Empty: nowhere."""
-        if self._ranks > 1:
-            return "\n".join(self._folder.address_of(rank) for rank in range(self._ranks)) if self._folder is not None else ""
-        return " ".join(place.address for place in (self._folder, self._port) if place is not None and place.address)
+        lines = [" ".join(self._addresses(rank)) for rank in range(self._ranks)]
+        return "\n".join(lines) if any(lines) else ""
+
+    def _addresses(self, rank: int) -> list[str]:
+        folder, ports = self._folder, self._ports
+        near = [] if folder is None else [folder.address if self._ranks == 1 else folder.address_of(rank)]
+        return [*near, *([] if ports is None else ports.addresses[rank : rank + 1])]
 
     def make_folder(self) -> None:
         if self.needed:
             self._folder = peer_folder(needed=self._plan.creator == "messenger")
 
-    def open_port(self, given: EngineConfig) -> None:
-        if self._ranks > 1 and given.cluster_secret and given.transfer_address not in ("auto", "none"):
-            raise InvalidConfig("transfer_address: with several ranks only instances of the same machine read the KV cache")
-        if self.needed and given.cluster_secret and self._ranks == 1:
-            self._port = TransferPort(given.transfer_address, given.routers, given.transfer_announce)
+    def open_ports(self, given: EngineConfig) -> None:
+        if self.needed and given.cluster_secret:
+            self._ports = TransferPorts(given.transfer_address, given.routers, given.transfer_announce, self._ranks)
 
     @property
     def reads_others(self) -> bool:
         """There is a messenger: prompts can be handed over."""
-        return self.needed and (self._port is not None or bool(self.peer))
+        return self.needed and (self._ports is not None or bool(self.peer))
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
         """A session with a router leaves from this address of ours. True: our pool is announced at another address from now
         on."""
-        port = self._port
-        if port is None or not port.reached(host, on_gpu=on_gpu):
+        ports = self._ports
+        if ports is None or not ports.reached(host, on_gpu=on_gpu):
             return False
-        logger.info("other instances may read our KV pool at %s", port.address)
+        logger.info("other instances may read our KV pool at %s", ", ".join(ports.addresses))
         if (cache := self._children.get(CACHE)) is not None:
             self.on_started(cache)
         return True
 
     def on_started(self, child: Child) -> None:
-        """Send a new service the port's socket, before anything else."""
-        port = self._port
-        if child.name == CACHE and port is not None and port.sock is not None and child.descriptors is not None:
-            send_descriptor(child.descriptors, ReadersSocket(port.address), port.sock.fileno())
+        """Send each rank of a new service its port's socket, before anything else."""
+        if child.name != CACHE or self._ports is None:
+            return
+        for rank, sock in zip(child.ranks, self._ports.socks, strict=False):  # no sockets: nothing is opened yet
+            if rank.descriptors is not None:
+                address = "".join(self._ports.addresses[rank.rank : rank.rank + 1])
+                send_descriptor(rank.descriptors, ReadersSocket(address), sock.fileno())
 
     def refuse_more_than_memory(self, tiers: TiersConfig) -> None:
         """Refuse before anything is started. The service checks the free memory too; but the state of this many blocks would
@@ -122,11 +127,11 @@ class CacheSupervisor:
             )
 
     def close(self) -> None:
-        """Remove folder and port; the service has ended."""
+        """Remove folder and ports; the service has ended."""
         if self._folder is not None:
             self._folder.remove()
-        if self._port is not None:
-            self._port.close()
+        if self._ports is not None:
+            self._ports.close()
 
     def on_hello(self, hello: CacheHello) -> None:
         instance = self._machine.instance

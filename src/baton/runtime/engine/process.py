@@ -202,7 +202,7 @@ class Engine:
 
     async def _start(self) -> None:
         self._cache.refuse_more_than_memory(self._given.tiers)
-        self._cache.open_port(self._given)
+        self._cache.open_ports(self._given)
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:

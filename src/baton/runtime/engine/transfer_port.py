@@ -1,4 +1,4 @@
-"""The TCP socket at which messengers of other instances dial, to read our KV pool (kvcache/tcp_server.py).
+"""The TCP sockets at which messengers of other instances dial, to read our KV pools (kvcache/tcp_server.py): one for each rank.
 
     --transfer-address    listens                              is announced
     HOST:PORT             there, from the start                as it is
@@ -6,18 +6,20 @@
     auto                  at that address, any free port       the same
     none                  nowhere
 
---transfer-announce HOST:PORT is announced instead, from the start: another machine forwards that port (NAT).
+Rank r listens on PORT + r; port 0 is any free one for each. --transfer-announce HOST:PORT is announced instead, from the start,
+and PORT + r for rank r: another machine forwards these ports (NAT).
 
 The address of a session is the one that the router's machine sees, whichever of several names or networks led there, and it is
 known only when a session is made: a name that resolves late costs nothing. While only routers of this machine were reached, no
 port is opened on its own, except for a pool on a GPU: another GPU's process may be unable to map it, and reads it over
 loopback.
 
-The engine creates and owns the socket: it outlives the cache service that serves it, and the successor serves the same one.
+The engine creates and owns the sockets: they outlive the cache services that serve them, and their successors serve the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -25,7 +27,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from baton.addresses import Address, parse_listening, parse_router
+from baton.addresses import Address, of_ranks, parse_listening, parse_router
 from baton.errors import InvalidConfig
 
 logger = logging.getLogger("baton.engine")
@@ -37,27 +39,29 @@ ANY_IPV6: Final = "::"
 LOOPBACK: Final = "127.0.0.1"
 
 
-class TransferPort:
-    def __init__(self, given: str, routers: Sequence[str], announce: str = "") -> None:
+class TransferPorts:
+    def __init__(self, given: str, routers: Sequence[str], announce: str = "", ranks: int = 1) -> None:
         """`given`, `announce`: as in EngineConfig. Raises InvalidConfig if it cannot be listened on, or no router leads to an
         address to announce."""
         self._given = given
         self._fixed = bool(announce)
-        "The announced address depends on no session."
-        self.sock: socket.socket | None = None
-        self.address = ""
-        "The announced address. Empty: none, or none yet."
+        "The announced addresses depend on no session."
+        self._ranks = ranks
+        self.socks: list[socket.socket] = []
+        "The socket of each rank. Empty: none, or none yet."
+        self.addresses: list[str] = []
+        "The announced address of each rank. Empty: none, or none yet."
         self._local = False
-        "The announced address is valid on this machine only."
+        "The announced addresses are valid on this machine only."
         if given not in ("auto", "none"):
             place = parse_listening(given)
             if place.host in (ANY_IPV4, ANY_IPV6) and not announce:
                 _require_seen(given, place.host, routers)
-            self.sock = _listening(place)
+            self.socks = _listening(place, ranks)
             if announce:
-                self.address = str(parse_listening(announce))
+                self.addresses = [str(each) for each in of_ranks(parse_listening(announce), ranks)]
             elif place.host not in (ANY_IPV4, ANY_IPV6):
-                self.address = self._announced(place.host)
+                self.addresses = self._announced(place.host)
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
         """A session with a router leaves from this address of ours; empty: a unix socket. True: another address is announced
@@ -71,30 +75,30 @@ class TransferPort:
         local = ipaddress.ip_address(host).is_loopback
         if local and not on_gpu:
             return False
-        if self.address and (local or not self._local):
+        if self.addresses and (local or not self._local):
             return False
         if place is None and not self._open(host):
             return False
         if place is not None and not self._listens_to(host):
             return False
-        self._local, self.address = local, self._announced(host)
+        self._local, self.addresses = local, self._announced(host)
         return True
 
     def _open(self, host: str) -> bool:
         try:
-            sock = _listening(Address(host=host))
+            socks = _listening(Address(host=host), self._ranks)
         except InvalidConfig as error:
             logger.warning("other instances cannot read our KV cache: %s", error)
             return False
         self.close()
-        self.sock = sock
+        self.socks = socks
         return True
 
     def _listens_to(self, host: str) -> bool:
-        assert self.sock is not None
-        if self.sock.family == (socket.AF_INET6 if ":" in host else socket.AF_INET):
+        sock = self.socks[0]
+        if sock.family == (socket.AF_INET6 if ":" in host else socket.AF_INET):
             return True
-        if self.sock.family == socket.AF_INET6 and not self.sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        if sock.family == socket.AF_INET6 and not sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
             return True
         logger.warning(
             "--%s %s does not listen at %s, where routers see this machine: instances of other machines cannot read our KV "
@@ -105,14 +109,13 @@ class TransferPort:
         )
         return False
 
-    def _announced(self, host: str) -> str:
-        assert self.sock is not None
-        return str(Address(host=host, port=self.sock.getsockname()[1]))
+    def _announced(self, host: str) -> list[str]:
+        return [str(Address(host=host, port=sock.getsockname()[1])) for sock in self.socks]
 
     def close(self) -> None:
-        if self.sock is not None:
-            self.sock.close()
-            self.sock = None
+        for sock in self.socks:
+            sock.close()
+        self.socks = []
 
 
 def _require_seen(given: str, host: str, routers: Sequence[str]) -> None:
@@ -148,7 +151,15 @@ def _is_ipv4(host: str) -> bool:
         return False
 
 
-def _listening(place: Address) -> socket.socket:
+def _listening(place: Address, ranks: int) -> list[socket.socket]:
+    """A socket for each rank. Raises InvalidConfig, and leaves none open."""
+    with contextlib.ExitStack() as undo:
+        socks = [undo.enter_context(_listening_at(each)) for each in of_ranks(place, ranks)]
+        undo.pop_all()
+    return socks
+
+
+def _listening_at(place: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     both = place.host == ANY_IPV6 and socket.has_dualstack_ipv6()
     try:
