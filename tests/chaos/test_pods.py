@@ -147,6 +147,21 @@ def test_every_pod_in_a_network_of_its_own_is_replaced_under_load(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+def test_pods_of_two_ranks_hand_over_from_network_to_network(tiny: Path, tmp_path: Path):
+    """Found by an audit: such pods did not start, because a rank had no port of its own."""
+    try:
+        namespaces = Namespaces()
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    with Server(tiny, tmp_path / "alone", tensor_parallel_size=2, quantization="none").wait_ready() as server:
+        expected = [server.ask("/v1/completions", body).tokens for body in BODIES]
+    options = ["--tensor-parallel-size", "2", "--quantization", "none"]
+    with namespaces:
+        replace_every_pod("pd", tiny, tmp_path, expected, namespaces=namespaces, instances=options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_streams_that_outlast_the_drain_of_their_instance_continue_elsewhere(
     tiny: Path, tmp_path: Path, undisturbed: list[Any]
 ):

@@ -51,7 +51,7 @@ def test_prompts_are_handed_over_from_rank_to_rank(cluster: DisturbedCluster, al
 
 
 def test_a_pair_that_cannot_read_each_other_computes_prompts_again(cluster: DisturbedCluster, alone: Server):
-    """As on two machines: no address of several ranks leads from one to the other."""
+    """As on two machines between which the transfer ports of the ranks are closed."""
     cluster.wait_all_there()
     with cluster.held("decode-0", "transport"):
 

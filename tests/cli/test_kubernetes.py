@@ -177,7 +177,11 @@ def test_only_the_api_is_open_to_all(overlay: str):
         else:
             policy = policies["baton-instances"]
             assert policy["podSelector"]["matchExpressions"] == [{"key": "role", "operator": "NotIn", "values": ["router"]}]
-            assert ports_open_to(policy) == {"transfer": ours}
+            (transfer,) = (each["containerPort"] for each in container["ports"] if each["name"] == "transfer")
+            assert ports_open_to(policy) == {"transfer": ours, transfer + 1: ours}
+            ((_, ranks),) = (rule["ports"] for rule in policy["ingress"])
+            assert ranks["endPort"] == transfer + 7, "a port for each of eight ranks"
+            ports.add(transfer + 1)
         assert policy["policyTypes"] == ["Ingress"]
         assert ports_open_to(policy).keys() <= ports
 
