@@ -13,10 +13,15 @@ sys.path.append(str(Path(__file__).parents[1] / "kvcache"))
 
 from chaos_server import Server, until
 from redis_server import RedisServer
+from test_rank_kills import RANKS
 from test_tiers import SLOW, answers, body, by_tier, moved, settled, undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")]
 __all__ = ["undisturbed"]
+
+COUNT = "return #redis.call('KEYS', ARGV[1])"
+HALVE = "for place, name in ipairs(redis.call('KEYS', ARGV[1])) do if place % 2 == 1 then redis.call('DEL', name) end end"
+"""Scripts for the server itself, about objects of one rank."""
 
 
 def circuit(server: Server, way: str) -> str:
@@ -78,5 +83,32 @@ def test_a_redis_that_is_full_still_gives_what_it_has(tiny: Path, tmp_path: Path
             assert [reply.tokens for reply in replies] == undisturbed[:4]
             assert sum(by_tier(reply)["storage"] for reply in replies) > 0
             assert circuit(server, "read") == "closed"
+    finally:
+        redis.stop()
+
+
+def test_each_rank_has_objects_of_its_own_and_one_that_is_missing_is_a_miss(tiny: Path, tmp_path: Path):
+    """Of the blocks that another server of two ranks has stored. Half of the second rank's are deleted."""
+    (tmp_path / "redis").mkdir()
+    redis = RedisServer(tmp_path / "redis")
+    try:
+        settings = {"kv_storage": f"redis://127.0.0.1:{redis.port}/0", "kv_blocks": 160, **RANKS}
+        with Server(tiny, tmp_path / "first", orders=SLOW, prefix_caching=False, **RANKS).wait_ready() as server:
+            expected = answers(server, range(4))
+        with Server(tiny, tmp_path / "stores", orders=SLOW, **settings).wait_ready() as server:
+            assert answers(server, range(4)) == expected
+            settled(server, "host_to_storage")
+        first, second = (redis.ask("EVAL", COUNT, 0, f"*-r{rank}") for rank in range(2))
+        assert first == second != b":0\r\n"
+        found = []
+        for folder in ("whole", "halved"):
+            with Server(tiny, tmp_path / folder, orders=SLOW, **settings).wait_ready() as server:
+                replies = [server.ask("/v1/completions", body(number)) for number in range(4)]
+                assert [reply.tokens for reply in replies] == expected
+                found.append(sum(by_tier(reply)["storage"] for reply in replies))
+                server.wait_idle()
+                assert "Traceback" not in server.errors
+            redis.ask("EVAL", HALVE, 0, "*-r1")
+        assert found[0] > found[1] >= 0
     finally:
         redis.stop()
