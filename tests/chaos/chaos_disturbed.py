@@ -34,6 +34,7 @@ class DisturbedCluster(Server):
         orders: dict[str, Any] | None = None,
         router: dict[str, Any] | None = None,
         transfer_address: str = "auto",
+        certificate: dict[str, str] | None = None,
         **settings: Any,
     ) -> None:
         self.port, self.instances = free_port(), instances
@@ -48,6 +49,7 @@ class DisturbedCluster(Server):
             "router": {"handoff": "always", "handoff_tokens_min": 0, **(router or {})},
             "folder": str(private),
             "transfer_address": transfer_address,
+            "certificate": certificate or {},
             "instances": {
                 name: {"role": role, "orders": {"gates": str(self.gates), **(orders or {})}} for name, role in instances.items()
             },

@@ -1,7 +1,7 @@
 """What `baton up` does, without its face, with disturbed instances: python -m chaos_up SETTINGS_JSON.
 
 {"serve": ServeConfig, "router": RouterConfig, "instances": {name: {"role": role, "orders": orders}}, "folder": private folder,
-"transfer_address": of every instance}
+"transfer_address": of every instance, "certificate": options of every instance}
 Says READY on stdout, LOST for each child that was lost, exits 0 when it was told to stop.
 """
 
@@ -49,7 +49,7 @@ async def run(settings: dict[str, Any]) -> None:
     for name, instance in settings["instances"].items():
         engine = replace(serve.engine(), role=instance["role"], name=name)
         cluster = {"routers": (address,), "cluster_secret": str(secret), "transfer_address": settings["transfer_address"]}
-        engines[name] = replace(engine, **cluster)
+        engines[name] = replace(engine, **cluster, **settings["certificate"])
         orders[name] = {"BATON_CHAOS": json.dumps({"name": name, **instance.get("orders", {})})}
     rows = [
         replace(row, module="chaos_node", environment={**row.environment, **orders[row.name]})

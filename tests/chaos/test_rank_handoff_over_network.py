@@ -76,7 +76,7 @@ def test_copies_of_ranks_are_protected_as_those_of_one(tiny: Path, tmp_path: Pat
     settings: dict[str, Any] = {"transfer_digest": "keyed"}
     if protection == "tls":
         files = Certificates(tmp_path).files("member")
-        certificate = {"cluster_ssl_certfile": files.certfile, "cluster_ssl_keyfile": files.keyfile}
-        settings = {**certificate, "cluster_ssl_ca_certs": files.ca_certs}
+        names = {"cluster_ssl_certfile": files.certfile, "cluster_ssl_keyfile": files.keyfile}
+        settings = {"certificate": {**names, "cluster_ssl_ca_certs": files.ca_certs}}
     with DisturbedCluster(tiny, tmp_path / "cluster", INSTANCES, **STEPS, **RANKS, **FAR, **settings).wait_ready() as cluster:
         require_handed_over(cluster, alone)
