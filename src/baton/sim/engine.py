@@ -343,7 +343,8 @@ class SimulatedEngine:
         if self.process.epoch == self.instance.worker.epoch:
             self._onlooker.saw("the worker hung")
             self.process.epoch = NO_EPOCH
-            self._idle_hang_at = None if self.instance.in_flight else self._timeline.now
+            idle = self.instance.worker.state.value == "ready" and not self.instance.in_flight
+            self._idle_hang_at = self._timeline.now if idle else None
 
     def freeze_worker(self, seconds: float) -> None:
         if self.process.epoch == self.instance.worker.epoch:
