@@ -385,7 +385,7 @@ class Instance:
 
     def _on_forget_cache(self, event: ForgetCache) -> None:
         if event.device:
-            self.board.cache.evict(len(self.board.cache))
+            self.board.cache.clear_idle()
         if event.host:
             self.board.tiers.forget_host()
         self._effects.append(OrderAnswer(event.number, "done"))

@@ -8,21 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.config import InstanceConfig, KVConfig, SchedulerConfig
+from baton.core.events import ForgetCache
+from baton.core.instance import Instance
 from baton.core.kv import prefix_cache
 from baton.core.kv.block_pool import BlockPool
+from baton.core.kv.digest import CacheDigest
 from baton.core.kv.eviction import lfu, lru
 from baton.core.kv.host_tier import HostTier
 from baton.core.kv.prefix_cache import NO_PARENT, PrefixCache
 from baton.errors import InvariantBroken
+from baton.protocol.control import OrderAnswer
+from baton.protocol.ids import Instant
 
 HISTORY = st.lists(
     st.tuples(st.sampled_from(["add", "branch", "hit", "evict"]), st.integers(0, 7), st.integers(1, 5)), max_size=40
 )
 
 
-def cache_after(history, policy=lru, blocks: int = 64) -> PrefixCache:
-    """Chains that came, grew branches, were found again and were evicted. Nothing is held at the end."""
+def cache_after(history, policy=lru, blocks: int = 64, *, published: bool = False) -> PrefixCache:
+    """Chains that came, grew branches, were found again and were evicted. Nothing is held at the end. `published`: with a
+    digest."""
     cache = PrefixCache(BlockPool(blocks), policy)
+    cache.digest = CacheDigest() if published else None
     chains: list[list[bytes]] = [[] for _ in range(8)]
     for step, (act, which, length) in enumerate(history):
         chain = chains[which]
@@ -96,6 +104,42 @@ def test_a_cache_of_which_something_is_held_is_not_cleared():
     cache.check()
 
 
+HELD = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), max_size=4)
+
+
+def hold_some(cache: PrefixCache, held) -> None:
+    """Hold the chains that end at some of the blocks, by requests and by moves."""
+    blocks = sorted(cache.index().values())
+    for which, of_a_move in held if blocks else ():
+        chain, block = [], blocks[which % len(blocks)]
+        while block != NO_PARENT:
+            chain.insert(0, block)
+            block = cache._parent[block]
+        if of_a_move % 2:
+            cache.pin(chain)
+        else:
+            cache.acquire([cache.key_of(block) for block in chain])
+
+
+@settings(max_examples=settings.default.max_examples * 5 // 2, deadline=None)
+@given(HISTORY, HELD, st.sampled_from([lru, lfu]), st.booleans())
+def test_clearing_what_is_idle_is_evicting_it_block_by_block(history, held, policy, published):
+    cache = cache_after(history, policy, published=published)
+    hold_some(cache, held)
+    naive = deepcopy(cache)
+    assert cache.clear_idle() == naive.evict(len(naive))
+    cache.check()
+    cache.pool.check()
+    assert cache.index() == naive.index()
+    assert (cache.evicted, cache.changes, cache.pool.idle) == (naive.evicted, naive.changes, 0)
+    assert sorted(cache.pool._free) == sorted(naive.pool._free)
+    assert (cache._parent, cache._children, cache._depth) == (naive._parent, naive._children, naive._depth)
+    if cache.digest is not None and naive.digest is not None:
+        cache.digest.check(cache.marked_keys(), ())
+        assert sorted(cache.digest.keys()) == sorted(naive.digest.keys())
+    assert cache.clear_idle() == 0
+
+
 class Counted:
     """Heap operations of the cache."""
 
@@ -129,6 +173,27 @@ def test_operations_do_not_grow_with_the_pool(monkeypatch, leaves):
     assert counted.operations == 128
     cache.clear()
     assert counted.operations == 128, "no block is evicted by itself"
+
+
+@pytest.mark.parametrize("leaves", [200, 5000])
+def test_clearing_beside_held_blocks_does_not_grow_with_the_pool(monkeypatch, leaves):
+    cache = many_leaves(leaves)
+    held = cache.acquire([b"3", b"5"])
+    counted = Counted(monkeypatch)
+    assert cache.clear_idle() == leaves - 2
+    assert counted.operations == 0, "no block is evicted by itself"
+    assert list(cache.index().values()) == held
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_an_order_to_clear_the_cache_evicts_no_block_by_itself(monkeypatch, held):
+    instance = Instance(InstanceConfig(kv=KVConfig(blocks=300), scheduler=SchedulerConfig(slots=2)))
+    instance.board.cache = many_leaves(300)
+    instance.board.cache.acquire([b"%d" % number for number in range(held)])
+    counted = Counted(monkeypatch)
+    assert instance.handle(ForgetCache(7), Instant(1.0)) == [OrderAnswer(7, "done")]
+    assert counted.operations == 0
+    assert (len(instance.board.cache), instance.board.cache.evicted) == (held, 300 - held)
 
 
 def test_stale_entries_are_looked_at_once(monkeypatch):

@@ -12,6 +12,7 @@ each time it leaves `free`, so that a copy for an earlier use is distinguished f
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress
 
 from baton.errors import InvariantBroken
 from baton.protocol.ids import BlockId, Generation
@@ -49,6 +50,9 @@ class BlockPool:
 
     def is_cached(self, block: BlockId) -> bool:
         return bool(self._cached[block])
+
+    def cached_blocks(self) -> list[BlockId]:
+        return [BlockId(block) for block in compress(range(self.total), self._cached)]
 
     def is_pinned(self, block: BlockId) -> bool:
         return bool(self._moves[block])
@@ -135,14 +139,14 @@ class BlockPool:
         self._idle -= 1
         self._free.append(block)
 
-    def uncache_all(self) -> None:
-        """The cache releases all its blocks, which nothing else may hold: they are free."""
-        cached = [BlockId(block) for block, flag in enumerate(self._cached) if flag]
-        if len(cached) != self._idle:
-            raise InvariantBroken("cached blocks are evicted while some are held", invariant=15)
-        self._free += cached
-        self._cached = bytearray(self.total)
+    def uncache_idle(self) -> list[BlockId]:
+        """The cache releases all idle blocks: they are free. Returns them."""
+        idle = [BlockId(block) for block in compress(range(self.total), self.idle_flags())]
+        for block in idle:
+            self._cached[block] = 0
+        self._free += idle
         self._idle = 0
+        return idle
 
     def _rest(self, block: BlockId, idle: list[BlockId]) -> None:
         """The last request or move has released the block."""

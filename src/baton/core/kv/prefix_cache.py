@@ -240,23 +240,46 @@ class PrefixCache:
         return gone
 
     def clear(self) -> None:
-        """Forget everything. No block may be held: it would be published under keys that are forgotten.
-
-        The lists are created anew: evicting block by block takes seconds with a large pool, in which the engine does not
-        answer.
-        """
+        """Forget everything. No block may be held: it would be published under keys that are forgotten."""
         if self.pool.idle != len(self._block_of):
             held = next(block for block in self._block_of.values() if not self.pool.is_idle(block))
             raise InvariantBroken(f"the cache is cleared while block {held} is held", invariant=15)
-        self.pool.uncache_all()
-        self.evicted += len(self._block_of)
-        self._block_of.clear()
-        self._heap.clear()
-        self._key_of = [None] * self.pool.total
-        self._parent = [NO_PARENT] * self.pool.total
-        self._children = [0] * self.pool.total
+        self.clear_idle()
+
+    def clear_idle(self) -> int:
+        """Evict all idle blocks in one pass, and return their number. Held blocks stay, and so do their ancestors (*covered*).
+
+        The lists are created anew, and the heap is empty, because it names idle blocks only: evicting block by block takes
+        seconds with a large pool, in which the engine does not answer.
+        """
+        idle = self.pool.uncache_idle()
+        held = self.pool.cached_blocks()
         if self.digest is not None:
+            self._remove_from_digest(idle, whole=not held)
+        key_of, parent_of, total = self._key_of, self._parent, self.pool.total
+        self.evicted += len(idle)
+        self._heap.clear()
+        self._block_of.clear()
+        self._key_of, self._parent, self._children = [None] * total, [NO_PARENT] * total, [0] * total
+        for block in held:
+            key, parent = key_of[block], parent_of[block]
+            assert key is not None
+            self._block_of[key] = block
+            self._key_of[block], self._parent[block] = key, parent
+            if parent != NO_PARENT:
+                self._children[parent] += 1
+        return len(idle)
+
+    def _remove_from_digest(self, blocks: Sequence[BlockId], *, whole: bool) -> None:
+        """These blocks were evicted. `whole`: no others are cached."""
+        assert self.digest is not None
+        if whole:
             self.digest.clear(DEVICE)
+            return
+        for block in blocks:
+            key = self._key_of[block]
+            if key is not None and is_mark(self._depth[block]):
+                self.digest.remove(key, DEVICE)
 
     def _forget(self, block: BlockId) -> None:
         key, parent = self._key_of[block], self._parent[block]
