@@ -37,7 +37,7 @@ from time import process_time
 from unittest.mock import patch
 
 import fleet_traffic
-from baton.config import RouterConfig
+from baton.config import KVConfig, RouterConfig
 from baton.core.cluster import placement
 from baton.core.cluster.events import (
     ClusterEvent,
@@ -235,7 +235,7 @@ class Fleet:
             return Instance(number, OracleCache(pool, membership.index, membership.names[f"i{number}"].number), 1, self.after)
         instance = Instance(number, PrefixCache(pool, lru), len(self.routers), self.after)
         if publishes:
-            digest = instance.cache.digest = CacheDigest()
+            digest = instance.cache.digest = CacheDigest(KVConfig().digest_changes_max)
             instance.feeds = [DigestFeed(digest) for _ in self.routers]
         return instance
 

@@ -2,7 +2,7 @@
 
 serve.py     ServeConfig       every option of `baton serve`; the front's own settings
 engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: tiers of KV blocks
-instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig and TierConfig are its parts
+instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig, TierConfig and CircuitConfig are its parts
 router.py    RouterConfig      a router
 credentials.py                 files with which members of a cluster prove themselves
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
@@ -13,7 +13,7 @@ values.py                      allowed values; a number's range is at its field 
 
 from baton.config.credentials import CredentialOptions
 from baton.config.engine import CacheConfig, EngineConfig, TiersConfig, WorkerConfig
-from baton.config.instance import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
+from baton.config.instance import CircuitConfig, InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.config.router import HandoffOptions, PlacementPolicy, RouterConfig
 from baton.config.serve import FrontOptions, ServeConfig, lowered_context, shown, without_password
 from baton.config.values import (
@@ -42,6 +42,7 @@ __all__ = [
     "DRAFT",
     "NODE_NAME_CHARACTERS_MAX",
     "CacheConfig",
+    "CircuitConfig",
     "CredentialOptions",
     "Device",
     "EngineConfig",

@@ -23,9 +23,12 @@ class KVConfig:
     "Which unreferenced cached block is evicted first (core/kv/eviction.py)."
     digest: bool = False
     "Keep a digest of the cached blocks for routers (core/kv/digest.py)."
+    digest_changes_max: int = 16_384
+    "Changes of the digest that are remembered for routers that are behind. Beyond it they are sent the whole digest again."
 
     def __post_init__(self) -> None:
         require(self.blocks >= 1, f"kv.blocks is {self.blocks}: a pool needs at least one block")
+        require(self.digest_changes_max >= 1, "kv.digest_changes_max must be at least 1")
         require(self.block_size >= 1, f"kv.block_size is {self.block_size}: a block holds at least one token")
 
 
@@ -72,6 +75,8 @@ class SchedulerConfig(SchedulerOptions):
     "Maximum bytes of new sequences per plan. More wait for the next plan; a single one may be larger."
     plan_bytes_max: int = 32 * 1024 * 1024
     "A request that could need a larger plan at its longest is refused. Half of what a frame may hold."
+    pauses_max: int = 256
+    "Orders to pause that wait for the drain at the same time. More are refused: they order nothing new."
     sleep_orders_max: int = 256
     "Waiting orders to sleep and to wake. More are refused."
     worker_start_seconds_max: float = 600.0
@@ -105,8 +110,8 @@ class SchedulerConfig(SchedulerOptions):
         )
         require(self.decode_gap_seconds is None or self.decode_gap_seconds > 0, "scheduler.decode_gap_seconds must be positive")
         require(
-            min(self.new_bytes_max, self.plan_bytes_max, self.sleep_orders_max) >= 1,
-            "scheduler.new_bytes_max, plan_bytes_max and sleep_orders_max must be at least 1",
+            min(self.new_bytes_max, self.plan_bytes_max, self.pauses_max, self.sleep_orders_max) >= 1,
+            "scheduler.new_bytes_max, plan_bytes_max, pauses_max and sleep_orders_max must be at least 1",
         )
         require(0.0 <= self.reserve_start <= 1.0, "scheduler.reserve_start must be between 0 and 1")
         require(0.0 <= self.reserve_learning <= 1.0, "scheduler.reserve_learning must be between 0 and 1")
@@ -134,6 +139,26 @@ class QueueConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CircuitConfig:
+    """The circuit breaker of a lower tier (core/kv/circuit.py)."""
+
+    failures_max: int = 3
+    "Failures or timeouts in a row that open the circuit."
+    open_seconds: float = 1.0
+    "First wait before a probe; it doubles with every probe that fails."
+    open_seconds_max: float = 60.0
+    probe_seconds_max: float = 30.0
+    "A probe that has not come back by then counts as failed."
+    permits_max: int = 4096
+    "Open permits that are remembered. The end of an older one is ignored."
+
+    def __post_init__(self) -> None:
+        require(min(self.failures_max, self.permits_max) >= 1, "tiers.circuit: a bound is below 1")
+        require(0.0 < self.open_seconds <= self.open_seconds_max, "tiers.circuit.open_seconds must be at most open_seconds_max")
+        require(self.probe_seconds_max > 0.0, "tiers.circuit.probe_seconds_max must be positive")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TierConfig:
     """Tiers for KV blocks below the device (core/kv/tiers.py)."""
 
@@ -156,6 +181,8 @@ class TierConfig:
     "Timeout of a query or a move of storage."
     memory_seconds_max: float = 10.0
     "A copy in memory that takes longer means that the cache service hangs."
+    circuit: CircuitConfig = field(default_factory=CircuitConfig)
+    "When storage that fails is not called for a while; reads and writes each have such a circuit."
     load_blocks_min: int = 1
     "Fewer blocks are computed instead of loaded."
     peers: bool = False

@@ -98,7 +98,7 @@ class Instance:
         self._steps = StepPipeline(config.scheduler, self.board, scheduler, self._pace, self.worker)
         self.in_flight = self._steps.in_flight
         self.view = SchedulerView(self.board, self.in_flight)
-        self._service = ServiceMode()
+        self._service = ServiceMode(config.scheduler)
         self._sleeping = Sleeping(config.scheduler, self.worker)
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
@@ -194,6 +194,8 @@ class Instance:
         self._loader.check()
         self._handoff.check()
         self._suspects.check(self.board)
+        self._service.check()
+        self._sleeping.check()
         queue = self.config.queue
         if self.board.queued > queue.requests_max or self.board.queued_tokens > queue.tokens_max:
             raise InvariantBroken("more is queued than the queue may hold", invariant=49)

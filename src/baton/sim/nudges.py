@@ -9,6 +9,8 @@ from baton.sim.scenario import Nudge
 
 MESSAGES = ("preempt", "evict", "clear", "clock", "pause", "resume")
 """An engine that is frozen finds these when it reads again."""
+PAUSE, RESUME = 3, 4
+"""Numbers of orders."""
 
 
 def nudge(instance: SimulatedInstance, each: Nudge, watch: InstanceWatch) -> bool:
@@ -41,9 +43,9 @@ def nudge(instance: SimulatedInstance, each: Nudge, watch: InstanceWatch) -> boo
             watch.saw("the clock jumped back" if each.amount < 0 else "the clock jumped ahead")
             engine.jump(each.amount)
         case "pause":
-            engine.dispatch(Pause(each.amount))
+            engine.dispatch(Pause(each.amount, PAUSE))
         case "resume":
-            engine.dispatch(Resume())
+            engine.dispatch(Resume(RESUME))
         case "restart_fails":
             engine.process.fail_restarts(amount)
         case "restart_hangs":

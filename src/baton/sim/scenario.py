@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from baton.config import InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
+from baton.config import CircuitConfig, InstanceConfig, KVConfig, QueueConfig, SchedulerConfig, TierConfig
 from baton.protocol.ids import RequestId
 from baton.protocol.repetition import RepetitionStop
 from baton.protocol.request import GenerateRequest, SamplingParams
@@ -18,8 +18,15 @@ VOCAB = 16
 PULL_SHARE, RELEASE_SHARE = 0.4, 0.3
 "Shares of the time that a router allows a hand-off. The rest is for the messages."
 
-TIERS, SCHEDULER = TierConfig(), SchedulerConfig()
+TIERS, SCHEDULER, KV = TierConfig(), SchedulerConfig(), KVConfig()
 "The defaults of production."
+TIER_BOUNDS = (
+    "queries_max", "store_blocks_max", "put_blocks", "load_again_after",
+    "reservations_max", "reservations_waiting_max", "kept_max", "attempts_max",
+)  # fmt: skip
+ORDER_BOUNDS = ("pauses_max", "sleep_orders_max")
+DIGEST_BOUNDS = ("digest_changes_max",)
+"""Bounds of an instance that `Scenario.bound` sets, by class of settings."""
 
 Abortable = Literal["held", "waiting", "loading", "prefill", "decode", "preempting", "closing", "end"]
 
@@ -305,7 +312,8 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     storage_tokens: bool = False
     "Storage finds blocks by token ids, and must be sent them."
     bound: int = 0
-    "Bound of queries, of blocks stored or put at once, of reservations and of kept prompts. 0: as in production."
+    """Bound of everything that an instance holds beside blocks, slots and its queue: queries, blocks stored or put at once,
+    permits, reservations, kept prompts, attempts, orders, changes of the digest. 0: as in production."""
     cache_faults: list[CacheFault] = []
     pull_seconds_max: float = 5.0
     "Less in a cluster whose router gives a hand-off less time."
@@ -324,6 +332,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 prefix_caching=self.prefix_caching,
                 eviction=self.eviction,
                 digest=self.digests != "none",
+                **self._bounds(KV, DIGEST_BOUNDS),
             ),
             scheduler=SchedulerConfig(
                 slots=self.slots,
@@ -344,6 +353,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 worker_start_seconds_max=4 * self.step_seconds_max,
                 worker_restarts_max=self.worker_restarts_max,
                 worker_kills_max=self.worker_kills_max,
+                **self._bounds(SCHEDULER, ORDER_BOUNDS),
             ),
             queue=QueueConfig(requests_max=self.queue_requests_max, tokens_max=self.queue_tokens_max),
             tiers=TierConfig(
@@ -357,15 +367,13 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
                 memory_seconds_max=1.0,
                 pull_seconds_max=self.pull_seconds_max,
                 release_seconds_max=self.release_seconds_max,
-                queries_max=self.bound or TIERS.queries_max,
-                store_blocks_max=self.bound or TIERS.store_blocks_max,
-                put_blocks=self.bound or TIERS.put_blocks,
-                reservations_max=self.bound or TIERS.reservations_max,
-                reservations_waiting_max=self.bound or TIERS.reservations_waiting_max,
-                kept_max=self.bound or TIERS.kept_max,
-                load_again_after=self.bound or TIERS.load_again_after,
+                circuit=CircuitConfig(permits_max=self.bound or TIERS.circuit.permits_max),
+                **self._bounds(TIERS, TIER_BOUNDS),
             ),
         )
+
+    def _bounds(self, default: object, names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self.bound or getattr(default, name) for name in names}
 
     @property
     def faults(self) -> int:

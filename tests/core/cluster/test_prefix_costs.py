@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from baton.config import RouterConfig
+from baton.config import KVConfig, RouterConfig
 from baton.core.cluster import prefix_index
 from baton.core.cluster.events import InstanceMessage
 from baton.core.cluster.prefix_index import GUESS_SECONDS, SWEEP_KEYS, PrefixIndex
@@ -253,7 +253,7 @@ def test_an_honest_instance_never_sends_too_many_keys():
     """A snapshot of 20,000 keys in small messages, and changes all the time. Heartbeats are a little early, and sometimes the
     connection is stalled for as long as a session may live: what has gathered arrives at once."""
     config = RouterConfig(prefix_keys_max=10**6)
-    room, digest = Room(config=config), CacheDigest()
+    room, digest = Room(config=config), CacheDigest(KVConfig().digest_changes_max)
     instance = room.join(publishing())
     for key in range(20_000):
         digest.add(BlockKey(key.to_bytes(KEY_BYTES)))

@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 
-from baton.core.kv.circuit import Circuit, CircuitConfig, CircuitState
+from baton.config import CircuitConfig
+from baton.core.kv.circuit import Circuit, CircuitState
 
 CONFIG = CircuitConfig(failures_max=3, open_seconds=1.0, open_seconds_max=8.0, probe_seconds_max=5.0)
 

@@ -30,7 +30,7 @@ def cache_after(history, policy=lru, blocks: int = 64, *, published: bool = Fals
     """Chains that came, grew branches, were found again and were evicted. Nothing is held at the end. `published`: with a
     digest."""
     cache = PrefixCache(BlockPool(blocks), policy)
-    cache.digest = CacheDigest() if published else None
+    cache.digest = CacheDigest(KVConfig().digest_changes_max) if published else None
     chains: list[list[bytes]] = [[] for _ in range(8)]
     for step, (act, which, length) in enumerate(history):
         chain = chains[which]

@@ -47,7 +47,7 @@ class Cache:
     def __init__(self, blocks, changes_max=1000):
         self.host = HostTier(blocks)
         self.cache = PrefixCache(BlockPool(blocks), POLICIES["lru"])
-        self.digest = self.cache.digest = self.host.digest = CacheDigest(self.host.__contains__, changes_max)
+        self.digest = self.cache.digest = self.host.digest = CacheDigest(changes_max, self.host.__contains__)
 
     def compute(self, name, blocks):
         keys = [key(name, place) for place in range(blocks)]

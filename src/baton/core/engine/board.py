@@ -92,8 +92,10 @@ class Board:
         self.cache = PrefixCache(BlockPool(config.kv.blocks), POLICIES[config.kv.eviction])
         self.pool = PoolTrust()
         self.tiers = Tiers(config.tiers, self.cache, self.pool, config.kv.block_size)
-        self.digest = CacheDigest(self.tiers.host.__contains__) if config.kv.digest and config.kv.prefix_caching else None
+        self.digest: CacheDigest | None = None
         "Digest of the cache for routers. None: no router asks for it."
+        if config.kv.digest and config.kv.prefix_caching:
+            self.digest = CacheDigest(config.kv.digest_changes_max, self.tiers.host.__contains__)
         self.cache.digest = self.tiers.host.digest = self.digest
         self.groups: dict[RequestId, Group] = {}
         "Requests whose client still waits for an end."

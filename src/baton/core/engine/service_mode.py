@@ -6,21 +6,19 @@ caller may cause or undo. A pause is done when the instance is paused, and overt
 
 from __future__ import annotations
 
-from typing import Final
-
+from baton.config import SchedulerConfig
 from baton.core.effects import Effect, Mode, ModeChanged
 from baton.core.events import Pause, Resume
+from baton.errors import InvariantBroken
 from baton.protocol.control import OrderAnswer, OrderOutcome
 from baton.protocol.ids import Instant
 
-PAUSES_MAX: Final = 256
-"""Orders that wait for the drain at the same time. Further ones are refused: they order nothing new."""
-
 
 class ServiceMode:
-    __slots__ = ("_pauses", "drain_deadline", "mode")
+    __slots__ = ("_pauses", "_pauses_max", "drain_deadline", "mode")
 
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._pauses_max = config.pauses_max
         self.mode = Mode.SERVING
         self.drain_deadline: Instant | None = None
         "When unfinished requests are ended."
@@ -38,7 +36,7 @@ class ServiceMode:
         if event.number is not None:
             if self.mode is Mode.PAUSED:
                 effects.append(OrderAnswer(event.number, "done"))
-            elif len(self._pauses) == PAUSES_MAX:
+            elif len(self._pauses) == self._pauses_max:
                 effects.append(OrderAnswer(event.number, "refused"))
             else:
                 self._pauses.append(event.number)
@@ -61,6 +59,10 @@ class ServiceMode:
         self.mode = Mode.PAUSED
         self.drain_deadline = None
         return [ModeChanged(self.mode), *self._answer_pauses("done")]
+
+    def check(self) -> None:
+        if len(self._pauses) > self._pauses_max:
+            raise InvariantBroken(f"{len(self._pauses)} orders to pause wait", invariant=49)
 
     def _answer_pauses(self, outcome: OrderOutcome) -> list[Effect]:
         pauses, self._pauses = self._pauses, []

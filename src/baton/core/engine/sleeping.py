@@ -12,6 +12,7 @@ from baton.config import SchedulerConfig
 from baton.core.effects import Effect, RestartWorker, StopWorker
 from baton.core.engine.worker_watch import WorkerState, WorkerWatch
 from baton.core.events import Sleep, Wake
+from baton.errors import InvariantBroken
 from baton.protocol.control import OrderAnswer, OrderOutcome
 from baton.protocol.ids import Instant
 
@@ -89,6 +90,11 @@ class Sleeping:
     def _start(self, now: Instant) -> list[Effect]:
         self._worker.wake(now)
         return [RestartWorker(self._worker.epoch, "killed", "the instance is woken")]
+
+    def check(self) -> None:
+        if max(len(self._sleeps), len(self._wakes)) > self._orders_max:
+            text = f"{len(self._sleeps)} orders to sleep and {len(self._wakes)} to wake wait"
+            raise InvariantBroken(text, invariant=49)
 
     @staticmethod
     def _answer(orders: list[int], outcome: OrderOutcome, detail: str = "") -> list[Effect]:

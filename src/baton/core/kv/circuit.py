@@ -13,10 +13,10 @@ answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 from typing import Literal, NewType
 
+from baton.config import CircuitConfig
 from baton.protocol.ids import Instant
 
 CircuitState = Literal["closed", "half_open", "open"]
@@ -25,24 +25,11 @@ CircuitState = Literal["closed", "half_open", "open"]
 Permit = NewType("Permit", int)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CircuitConfig:
-    failures_max: int = 3
-    "Failures or timeouts in a row that open the circuit."
-    open_seconds: float = 1.0
-    "First wait before a probe; it doubles with every probe that fails."
-    open_seconds_max: float = 60.0
-    probe_seconds_max: float = 30.0
-    "A probe that has not come back by then counts as failed."
-    permits_max: int = 4096
-    "Open permits that are remembered. The end of an older one is ignored."
-
-
 class Circuit:
     __slots__ = ("_failures", "_numbers", "_permits", "_until", "_wait", "config", "fault", "opened_total", "state")
 
-    def __init__(self, config: CircuitConfig | None = None) -> None:
-        self.config = config or CircuitConfig()
+    def __init__(self, config: CircuitConfig) -> None:
+        self.config = config
         self.state: CircuitState = "closed"
         self.opened_total = 0
         "Number of changes from closed to open: the metric `baton:kv_circuit_opened_total`."

@@ -19,14 +19,13 @@ from baton.protocol.instance import CACHED_KEYS_MAX, CachedKeys
 
 DEVICE: Final = 1
 HOST: Final = 2
-CHANGES_MAX: Final = 16_384
-"""Changes that are remembered for feeds that are behind."""
 
 
 class CacheDigest:
     __slots__ = ("_changes", "_changes_max", "_first", "_held", "_in_host")
 
-    def __init__(self, in_host: Callable[[BlockKey], bool] = lambda key: False, changes_max: int = CHANGES_MAX) -> None:
+    def __init__(self, changes_max: int, in_host: Callable[[BlockKey], bool] = lambda key: False) -> None:
+        """`changes_max`: changes that are remembered for feeds that are behind, at least."""
         self._in_host = in_host
         "Does the host tier have this block?"
         self._held: dict[bytes, int] = {}

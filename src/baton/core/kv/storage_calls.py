@@ -25,7 +25,7 @@ class StorageCalls:
 
     def __init__(self, config: TierConfig) -> None:
         self._config = config
-        self.read_circuit, self.write_circuit = Circuit(), Circuit()
+        self.read_circuit, self.write_circuit = Circuit(config.circuit), Circuit(config.circuit)
         self._out: dict[Pending, int] = {}
         "Longest time of each call, in units of storage_seconds_max."
         self._owed = 0
