@@ -21,6 +21,8 @@ from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 
 Role = Literal["mixed", "prefill", "decode"]
 
+PREEMPTED_NAMED_MAX: Final = 64
+"""Number of preempted requests that a heartbeat names."""
 CACHED_KEYS_MAX: Final = 4096
 """Keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
 CACHED_BYTES_MAX: Final = 6 * CACHED_KEYS_MAX

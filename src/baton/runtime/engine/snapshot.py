@@ -9,13 +9,9 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
 from baton.core.kv.tiers import Tiers
 from baton.protocol.control import InstanceStats
-from baton.protocol.instance import Heartbeat
+from baton.protocol.instance import PREEMPTED_NAMED_MAX, Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
-PREEMPTED_NAMED_MAX: Final = 64
-"""Number of preempted requests that a heartbeat names."""
-
-
 MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
 """Counters of blocks, which are reported in bytes too."""
 

@@ -18,7 +18,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
 from baton.protocol.ids import RequestId
-from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
+from baton.protocol.instance import PREEMPTED_NAMED_MAX, Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
@@ -33,7 +33,6 @@ from baton.sim.plans import MARK, untagged
 from baton.sim.scenario import VOCAB, Scenario
 from baton.sim.timeline import Timeline
 
-PREEMPTED_TOLD = 64
 REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 REFUSED_SECONDS = 8.0
 """Wait before the next dial after a refusal, with jitter."""
@@ -348,7 +347,7 @@ class SimulatedLinks:
             view.queued_tokens,
             load.running,
             stalled,
-            tuple(untagged(each) for each in view.preempted_requests(PREEMPTED_TOLD) if each.startswith(link.tag)),
+            tuple(untagged(each) for each in view.preempted_requests(PREEMPTED_NAMED_MAX) if each.startswith(link.tag)),
         )
 
     def _send_digest(self, link: RouterLink) -> None:
