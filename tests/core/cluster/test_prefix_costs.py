@@ -134,7 +134,7 @@ def test_an_index_that_sweeps_slowly_answers_like_one_that_sweeps_at_once(seed, 
             monkeypatch.setattr(prefix_index, "SWEEP_KEYS", budget)
             getattr(index, change)(*parts, **more)
             index.check()
-            index.check_part(0, 20)
+            index.check_part(20)
 
     for number in range(200):
         roll = rng.random()
@@ -195,24 +195,68 @@ def test_a_guess_that_is_not_among_the_keys_is_found_by_the_check():
 def test_a_part_of_the_check_finds_what_is_wrong_in_that_part():
     index = full(1000)
     index._holders[500] = 2  # of no instance
-    index.check_part(0, 500)
+    index.check_part(500)
     with pytest.raises(InvariantBroken, match="holder"):
-        index.check_part(500, 501)
+        index.check_part(1)
+    index = full(1000)
     index._holders[500] = 0
+    index.check_part(500)
     with pytest.raises(InvariantBroken, match="without holders"):
-        index.check_part(500, 501)
+        index.check_part(1)
 
 
-def test_an_idle_router_checks_its_index_in_parts_and_begins_again(monkeypatch):
+class Walked(dict):
+    """Counts the keys that iterators pass."""
+
+    walked = 0
+
+    def __iter__(self):
+        for key in super().__iter__():
+            self.walked += 1
+            yield key
+
+
+def walked_by(index: PrefixIndex, keys: int) -> int:
+    before = index._holders.walked
+    index.check_part(keys)
+    return index._holders.walked - before
+
+
+def test_a_late_part_of_the_check_costs_as_much_as_the_first():
+    index = full(10_000)
+    index._holders = Walked(index._holders)
+    assert [walked_by(index, 1000) for _ in range(10)] == [1000] * 10
+    assert walked_by(index, 1000) == 1000, "it begins again"
+    index.publish(0, whole=False, added=[10**6], removed=[])
+    assert walked_by(index, 1000) == 1000, "a change does not make it walk over what was checked"
+
+
+def test_a_wrong_entry_is_found_while_keys_come_and_go():
+    index = full(10_000)
+    index._holders[5000] = 2  # of no instance
+
+    def come_and_go() -> None:
+        for key in range(10_000):
+            index.publish(0, whole=False, added=[10**6 + key], removed=[key] if key != 5000 else [])
+            index.check_part(100)
+
+    with pytest.raises(InvariantBroken, match="holder"):
+        come_and_go()
+
+
+def test_an_idle_router_checks_its_index_in_parts_and_begins_again():
     room = Room(config=RouterConfig(prefix_keys_max=10**5))
-    liar, parts = room.join(publishing()), []
+    liar, index = room.join(publishing()), room.router.membership.index
     for begin in range(0, 3 * CHECK_KEYS, CACHED_KEYS_MAX):
         room.say(liar, CachedKeys(added=b"".join(key.to_bytes(KEY_BYTES) for key in range(begin, begin + CACHED_KEYS_MAX))))
-    room.router._checked = 0
-    monkeypatch.setattr(PrefixIndex, "check_part", lambda index, begin, end: parts.append((begin, end)))
+    index._holders, index._unchecked = Walked(index._holders), iter(())
+    parts = []
     for _ in range(4):
+        before = index._holders.walked
         room.router.check_part()
-    assert parts == [(0, CHECK_KEYS), (CHECK_KEYS, 2 * CHECK_KEYS), (2 * CHECK_KEYS, 3 * CHECK_KEYS), (0, CHECK_KEYS)]
+        parts.append(index._holders.walked - before)
+    assert parts == [CHECK_KEYS] * 4
+    assert next(index._unchecked) == CHECK_KEYS, "the fourth part is the first one again"
 
 
 # The rate of digests

@@ -53,7 +53,6 @@ CHECK_KEYS: Final = 4096
 class Router:
     __slots__ = (
         "_alarms",
-        "_checked",
         "_config",
         "_delivery",
         "_dispatch",
@@ -83,8 +82,6 @@ class Router:
         reports = Reports(config, self.coordinator, self._placement, self._withdrawal, self._lose)
         self._message_handlers = reports.handlers | {Emit: self._delivery.take}
         self._numbers = count()
-        self._checked = 0
-        "Key of the prefix index at which the next `check_part` begins."
         self.pass_scheduled = False
         self._placement.on_cached = self._on_cached
         self.closing = False
@@ -129,11 +126,7 @@ class Router:
         """Check the next keys of the prefix index, and everything that grows with instances and requests. A router calls this:
         the first request after it does not wait for the check of millions of keys."""
         check_router(self._config, self.coordinator)
-        index = self.membership.index
-        begin, self._checked = self._checked, self._checked + keys
-        if self._checked >= index.keys:
-            self._checked = 0
-        index.check_part(begin, begin + keys)
+        self.membership.index.check_part(keys)
 
     # The queue
 
