@@ -31,6 +31,7 @@ from baton.core.discovery import (
 from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 from baton.sim.mutants import Mutant
+from baton.sim.rest import check_empty
 
 MUTANTS = [
     msgspec.convert(row, Mutant)
@@ -172,6 +173,47 @@ def test_the_check_finds_what_is_dialled_for_no_reason():
         rig.machine.check()
 
 
+DIALLED_MAX = int(ADDRESSES_MAX * (GONE_SECONDS / LOOKUP_SECONDS_MIN + 1))
+"""Dialled addresses per source: those of its last answer, and of answers within GONE_SECONDS whose sessions last."""
+
+
+def check_rest(machine: Discovery, addresses: int) -> None:
+    """`addresses`: different ones in the last answers, and fixed ones."""
+    sources = len(machine._sources)
+    bounds = {("Discovery", "_sources"): lambda _: sources, ("Discovery", "_dialled"): lambda _: addresses}
+    check_empty(machine, bounds, tuple(bounds), ())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_source_of_ever_new_addresses_has_a_bound(seed: int):
+    """Every answer has other addresses, every dial opens a session, and sessions are lost, so that lookups are hastened."""
+    rng, rig = Random(seed), Rig("dns", fixed=("f",))
+    most = 0
+    for number in range(300):
+        rig(DiscoveryTick(), rng.choice([LOOKUP_SECONDS_MIN, LOOKUP_SECONDS]))
+        answer = tuple(f"{number}.{place}" for place in range(rng.choice([1, 50, 200])))
+        for effect in rig(Found("dns", answer)):
+            if isinstance(effect, Dial):
+                rig(SessionOpened(effect.address))
+        rig(SessionLost(rng.choice(answer[:1])))
+        most = max(most, len(rig.machine._dialled))
+    assert 5 * ADDRESSES_MAX < most <= 1 + DIALLED_MAX
+    rig(DiscoveryTick(), GONE_SECONDS)
+    check_rest(rig.machine, 1 + min(len(answer), ADDRESSES_MAX))
+
+
+def test_what_discovery_leaks_is_found():
+    rig = Rig("dns", fixed=("f",))
+    rig(DiscoveryTick())
+    rig(Found("dns", ("a", "b")))
+    check_rest(rig.machine, 3)
+    with pytest.raises(InvariantBroken, match=r"Discovery\._dialled has 3 entries at rest, and may have 2"):
+        check_rest(rig.machine, 2)
+    rig.machine._lost = ["a"]  # type: ignore[attr-defined]
+    with pytest.raises(InvariantBroken, match=r"Discovery\._lost has 1 entries"):
+        check_rest(rig.machine, 3)
+
+
 SEEDS = range(50)
 
 
@@ -224,3 +266,5 @@ def draw(seed: int) -> None:
         kept = {name for name, since in missing.items() if name in opened and rig.now < since + GONE_SECONDS}
         assert rig.dialled == wanted | kept, (event, was)
         opened &= rig.dialled
+    rig(DiscoveryTick(), GONE_SECONDS)
+    check_rest(rig.machine, len(wanted))

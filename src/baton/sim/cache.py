@@ -151,6 +151,8 @@ class CacheService:
     def at_rest(self) -> None:
         if self._life % 2 == 0:
             raise InvariantBroken("the cache service was never started again", invariant=35)
+        if self._ranks is not None:
+            self._ranks.at_rest()
 
     def attach(self, incarnation: PoolIncarnation, pool: Pool) -> None:
         """The descriptor of a worker's pool was passed to it."""

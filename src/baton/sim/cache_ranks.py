@@ -16,6 +16,7 @@ from baton.protocol.control import CacheHello
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.moves import MoveResult, StorageAnswer
 from baton.sim.noise import noise
+from baton.sim.rest import check_ranks_rest
 
 Answer = MoveResult | StorageAnswer
 ANSWER_SECONDS: Final = 0.001
@@ -43,6 +44,10 @@ class SimulatedCacheRanks:
                 raise InvariantBroken(f"after {rank + 1} hellos of {self._ranks} ranks: {combined}", invariant=75)
         assert isinstance(combined, CacheHello)
         return combined.kept
+
+    def at_rest(self) -> None:
+        """9: what all ranks have answered is forgotten."""
+        check_ranks_rest(self._messages, self._ranks, len(self._arrived))
 
     def answer(self, answer: Answer, blocks: int, then: Callable[[Answer], None]) -> None:
         """One rank answers so, the others that all `blocks` were moved or found. `then` gets the answer of the set."""

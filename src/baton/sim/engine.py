@@ -446,6 +446,7 @@ class SimulatedEngine:
         if self.instance.next_deadline() is not None:
             raise InvariantBroken(f"{self._name} at rest, and a deadline is armed", invariant=9)
         check_rest(self.instance)
+        self.process.at_rest()
         self.full_check()
 
     def note_copies(self) -> None:

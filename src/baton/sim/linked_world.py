@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from baton.config import RouterConfig
 from baton.core.instance import Instance
-from baton.errors import InvariantBroken
 from baton.sim.cache import CacheService, SimulatedObject
 from baton.sim.clock import Clock
 from baton.sim.cluster.digests import check_known, is_known
@@ -16,6 +15,7 @@ from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.front import FrontClients, FrontProcess
 from baton.sim.cluster.links import SimulatedLinks
 from baton.sim.cluster.reservation_watch import ReservationWatch
+from baton.sim.cluster.rest import check_front_rest
 from baton.sim.cluster.routed_clients import ClusterClients, RoutedClients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
@@ -236,9 +236,9 @@ class FrontWorld(LinkedWorld):
 
     def _rest(self) -> None:
         super()._rest()
-        if self.front.machine.ledgers:
-            raise InvariantBroken(f"the front at rest: {list(self.front.machine.ledgers)}", invariant=9)
+        check_front_rest(self.front.machine)
         self.clients.close()
+        check_front_rest(self.front.machine)
 
     def _after_each(self) -> None:
         super()._after_each()

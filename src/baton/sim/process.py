@@ -97,7 +97,9 @@ class WorkerProcess:
                 self._timeline.at(max(now, time - left), self._step, plan)
 
     def at_rest(self) -> None:
-        """Nothing to check: slots were checked with every plan."""
+        """Slots were checked with every plan."""
+        if self._ranks is not None:
+            self._ranks.at_rest()
 
     # Lives
 

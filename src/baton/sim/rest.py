@@ -1,8 +1,8 @@
 """At rest nothing is left: every container of every object of the core is empty, except a named few with a bound.
 
 The check walks all attributes, and objects inside containers, so it covers containers that did not exist when it was written:
-new code either empties a container, or names it and its bound here. Every instance is checked at rest, and by cluster/rest.py
-every router.
+new code either empties a container, or names it and its bound here. At rest every instance is checked, and what combines the
+messages of its ranks; by cluster/rest.py every router, and the front.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from baton.config.values import DRAFTS_MAX
 from baton.core.engine.stats import HeldBack
 from baton.core.events import Event
 from baton.core.instance import Instance
+from baton.core.rank_messages import CacheRanks, WorkerRanks
 from baton.errors import InvariantBroken
 from baton.protocol.moves import MoveKind
 from baton.protocol.request import FinishReason, RefusalReason
@@ -76,6 +77,13 @@ STALE_OBJECTS: Final = NAMES_OBJECTS[1:]
 
 def check_rest(instance: Instance) -> None:
     check_empty(instance, BOUNDED, NAMES_OBJECTS, STALE_OBJECTS)
+
+
+def check_ranks_rest(messages: WorkerRanks | CacheRanks, ranks: int, coming: int) -> None:
+    """No answer waits for those of other ranks, but for as many as are still `coming`."""
+    per_rank = ("WorkerRanks", "_pongs_of"), ("CacheRanks", "_stats")
+    waiting = ("StepDigests", "_answers"), ("RankAnswers", "_open")
+    check_empty(messages, dict.fromkeys(per_rank, lambda _: ranks) | dict.fromkeys(waiting, lambda _: coming), (), ())
 
 
 def check_empty(

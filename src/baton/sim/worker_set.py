@@ -15,11 +15,12 @@ from baton.core.rank_messages import WorkerRanks
 from baton.core.worker_set import RankEnds, SlowestProgress
 from baton.errors import InvariantBroken, PeerError
 from baton.protocol.control import WorkerHello
-from baton.protocol.ids import WorkerEpoch
+from baton.protocol.ids import StepNo, WorkerEpoch
 from baton.protocol.pool import of_rank
 from baton.protocol.step import StepResult, digest_of
 from baton.sim.noise import noise
 from baton.sim.onlooker import Onlooker
+from baton.sim.rest import check_ranks_rest
 from baton.sim.scenario import StepFault
 from baton.sim.timeline import Timeline
 
@@ -68,6 +69,8 @@ class SimulatedRanks:
         self._alive = list(range(self._ranks))
         self._ends, self._messages = RankEnds(self._ranks), WorkerRanks(self._ranks)
         self._hellos: dict[int, WorkerHello] = {}
+        self._arrived: dict[StepNo, int] = {}
+        "Number of ranks that have answered a step, where others have not."
         self._progress, self._words = SlowestProgress(), [0] * self._ranks
         self._progress.look(tuple(self._words))
 
@@ -84,6 +87,11 @@ class SimulatedRanks:
             if self._ends.first != first:
                 raise InvariantBroken(f"rank {first} ended first, and rank {self._ends.first} is named", invariant=71)
         self._none_left()
+
+    def at_rest(self) -> None:
+        """9: what all ranks have answered is forgotten. A set that has ended is replaced, with all of its answers."""
+        if len(self._alive) == self._ranks:
+            check_ranks_rest(self._messages, self._ranks, len(self._arrived))
 
     def _none_left(self) -> None:
         if self._alive:
@@ -182,6 +190,9 @@ class SimulatedRanks:
         else:
             if differs:
                 raise InvariantBroken(f"step {result.step}: rank {rank} differs, and the set goes on", invariant=72)
+            self._arrived[result.step] = self._arrived.get(result.step, 0) + 1
+            if self._arrived[result.step] == self._ranks:
+                del self._arrived[result.step]
 
 
 def _unchanged(hello: WorkerHello) -> WorkerHello:

@@ -1,13 +1,14 @@
-"""At rest a router knows its instances and nothing of requests: the walk of sim/rest.py, with the bounds of a router."""
+"""At rest a router knows its instances, and neither it nor a front any request: the walk of sim/rest.py, with their bounds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, get_args
 
 from baton.config import RouterConfig
 from baton.core.cluster.request_queue import STALE_MAX
 from baton.core.cluster.router import Router
+from baton.core.delivery.front import FrontEvent, FrontMachine
 from baton.errors import InvariantBroken
 from baton.sim.rest import Bound, Place, check_empty
 
@@ -55,6 +56,10 @@ def check_router_rest(router: Router, config: RouterConfig) -> None:
     for instance in router.membership.instances.values():
         if instance.assigned or instance.over_capacity:
             raise InvariantBroken(f"{instance!r} at rest, {len(instance.over_capacity)} overdrawn", invariant=9)
+
+
+def check_front_rest(front: FrontMachine) -> None:
+    check_empty(front, {("FrontMachine", "_handlers"): lambda _: len(get_args(FrontEvent))}, (), ())
 
 
 def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
