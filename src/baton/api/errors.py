@@ -165,9 +165,11 @@ def _listed(value: Any, otherwise: Callable[[Any], Any] | None = None) -> Any:
 
 
 def too_long(tokens: int, context_tokens: int) -> ApiError:
+    """Clients know this error by its words, and shorten the chat: those of Anthropic by the first sentence, litellm with other
+    servers by the second."""
     return bad(
-        f"the prompt has {tokens} tokens; the context is {context_tokens} tokens, prompt and output together, "
-        f"so a prompt may have at most {context_tokens - 1}",
+        f"prompt is too long: {tokens} tokens > {context_tokens - 1} maximum. "
+        f"This model's maximum context length is {context_tokens} tokens, prompt and output together",
         "prompt",
         code="context_length_exceeded",
     )

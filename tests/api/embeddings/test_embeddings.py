@@ -72,7 +72,7 @@ def test_token_ids_and_base64(server, http):
         ({"input": ""}, "the input has no tokens"),
         ({"input": []}, "input is an empty list"),
         ({"input": [10**9]}, "input[0] must be a token id"),
-        ({"input": "x " * 600}, "the context is 512 tokens"),
+        ({"input": "x " * 600}, "maximum context length is 512 tokens"),
         ({"encoding_format": "x"}, "encoding_format must be"),
         ({"pooling": "max"}, "pooling must be"),
         ({"pooling": ["mean"]}, "pooling must be"),

@@ -121,7 +121,8 @@ def require_may_fit(front: Front, characters: int) -> None:
     most = front.limits.characters_per_token * context
     if characters > most:
         raise bad(
-            f"the prompt has {characters} characters; with a context of {context} tokens at most {most} are taken",
+            f"prompt is too long: {characters} characters > {most} maximum. "
+            f"This model's maximum context length is {context} tokens, prompt and output together",
             "prompt",
             code="context_length_exceeded",
         )
