@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from concurrent.futures import ThreadPoolExecutor
 
@@ -267,3 +268,77 @@ def test_an_ollama_client_with_v1_learns_that_it_is_too_much(server, http):
 def test_filling_in_the_middle_is_refused_with_the_reason(server, http, path):
     answer = http.post(server.url + path, json={"model": "smol", "prompt": "def f(", "suffix": "return x"})
     assert (answer.status_code, "no tokens to fill in the middle" in answer.text) == (400, True)
+
+
+# huggingface_hub 2.4.0: InferenceClient(model=".../v1/chat/completions").chat_completion(response_format=SCHEMA, ...)
+
+
+def test_hugging_faces_client_sends_a_schema_in_tgis_form(server, http):
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    body = {
+        "model": "smol",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "response_format": {"type": "json_object", "value": schema},
+        "stream": False,
+    }
+    answer = http.post(server.url + "/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.headers.get("x-baton-ignored")) == (200, None)
+    assert json.loads(server.engine.requests[-1].sampling.grammar.text) == schema
+
+
+# litellm (ContextWindowExceededError), clients of Anthropic: a prompt that is too long is known by the words of its error
+
+LONG = [{"role": "user", "content": "a b " * 400}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": LONG}),
+        ("/v1/completions", {"prompt": LONG[0]["content"]}),
+        ("/v1/completions", {"prompt": [5] * 800}),
+        ("/v1/completions", {"prompt": "a" * 1_000_000}),
+        ("/v1/responses", {"input": LONG}),
+        ("/v1/messages", {"messages": LONG, "max_tokens": 5}),
+        ("/api/chat", {"messages": LONG}),
+    ],
+)
+def test_clients_know_a_prompt_that_is_too_long_by_the_words(server, http, path, fields):
+    answer = http.post(server.url + path, json={"model": "smol", **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert re.search(r"prompt is too long: \d+ (tokens|characters) > \d+ maximum", message)  # Anthropic's, with both numbers
+    assert "This model's maximum context length is 512 tokens" in message  # OpenAI's and vLLM's
+
+
+# Editors that apply an edit: OpenAI's predicted output
+
+
+def test_a_prediction_is_accepted(server, sdk, text):
+    server.engine.script = Script(reply=says(text, "Yes"))
+    predicted = {"type": "content", "content": "Yes, sir."}
+    answer = sdk.chat.completions.create(model="smol", messages=[{"role": "user", "content": "Hi"}], prediction=predicted)
+    assert answer.choices[0].message.content == "Yes"
+
+
+# openai-python 3.51: responses.input_tokens.count
+
+
+def test_tokens_of_a_response_are_counted(server, sdk, text):
+    asked = {
+        "model": "smol",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": "weather?"}],
+        "tools": FUNCTIONS,
+    }
+    counted = sdk.responses.input_tokens.count(**asked)
+    assert counted.object == "response.input_tokens"
+    assert not server.engine.requests
+    server.engine.script = Script(reply=says(text, "Cold."))
+    first = sdk.responses.create(**asked)
+    assert counted.input_tokens == first.usage.input_tokens
+    again = {"model": "smol", "input": "Sure?", "previous_response_id": first.id}
+    assert sdk.responses.input_tokens.count(**again).input_tokens == sdk.responses.create(**again).usage.input_tokens
+    with pytest.raises(openai.NotFoundError):
+        sdk.responses.input_tokens.count(model="smol", input="Hi", previous_response_id="resp_none")

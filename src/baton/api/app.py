@@ -58,6 +58,7 @@ ROUTES: Sequence[ApiRoute] = (
     ApiRoute("/v1/responses", GenerateRoute(ResponseShape), methods=["POST"]),
     ApiRoute("/v1/responses/{id}", stored_response, methods=["GET", "DELETE"]),
     ApiRoute("/v1/responses/{id}/input_items", stored_input, methods=["GET"]),
+    ApiRoute("/v1/responses/input_tokens", tokens.input_tokens, methods=["POST"]),
     ApiRoute("/v1/messages", GenerateRoute(MessageShape), methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/v1/messages/count_tokens", tokens.count_tokens, methods=["POST"], dialect=ANTHROPIC),
     ApiRoute("/api/chat", GenerateRoute(ollama.OllamaChatShape), methods=["POST"], dialect=OLLAMA),

@@ -26,6 +26,11 @@ ASKED = [
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}, AS_SCHEMA),
     ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, AS_SCHEMA),
     ("response_format", {"type": "json_schema", "schema": SCHEMA}, AS_SCHEMA),
+    ("response_format", {"type": "json_object", "value": SCHEMA}, AS_SCHEMA),  # TGI's
+    ("response_format", {"type": "json", "value": SCHEMA}, AS_SCHEMA),
+    ("response_format", {"type": "json", "value": TEXT}, AS_SCHEMA),
+    ("response_format", {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, AS_SCHEMA),
+    ("response_format", {"type": "regex", "value": "[0-9]+"}, ("regex", "[0-9]+")),
     ("structured_outputs", {"json": SCHEMA}, AS_SCHEMA),
     ("structured_outputs", {"json": TEXT}, AS_SCHEMA),
     ("structured_outputs", {"regex": "[0-9]+", "choice": None}, ("regex", "[0-9]+")),
@@ -78,6 +83,12 @@ def test_values_that_constrain_nothing(server, complete, field, value):
 
 REFUSED = [
     ("response_format", {"type": "xml"}, None),
+    ("response_format", {"type": "text", "value": SCHEMA}, None),
+    ("response_format", {"type": "json"}, None),
+    ("response_format", {"type": "json", "value": 7}, None),
+    ("response_format", {"type": "regex", "value": 7}, None),
+    ("response_format", {"type": "json_schema", "value": "x"}, None),
+    ("response_format", {"type": "json_object", "value": SCHEMA, "schema": SCHEMA}, None),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": "yes"}}, None),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": 7}}, None),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}, "invalid_grammar"),

@@ -74,7 +74,6 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (["text"],),
     "mm_processor_kwargs": (),
     "web_search_options": (),
-    "prediction": (),
     "input_ids": (),
     "prompt_token_ids": ([],),
     "disable_chat_template": (False,),
@@ -153,6 +152,7 @@ HARMLESS: Final = (
     "include_logprobs_decode_token",
     "speculative.n_min",  # drafts change no answer
     "speculative.p_min",
+    "prediction",  # OpenAI's draft of the answer, for speed only
 )
 
 

@@ -4,6 +4,7 @@
     vLLM         structured_outputs {"json" | "regex" | "choice" | "grammar" | "json_object": ...}; guided_json, ...
     llama.cpp    grammar (GBNF), json_schema; response_format {"type": "json_object", "schema": ...}
     SGLang       regex, ebnf, json_schema as a string
+    TGI          response_format {"type": "json_object" | "json" | "regex" | "json_schema", "value": ...}
 
 Only the types of the fields are checked here; schemas and grammars are checked when they are compiled (prepare.py). At most one
 constraint may be given: two have no agreed meaning.
@@ -92,11 +93,13 @@ _BACKEND_SETTINGS: Final = ("disable_fallback", "_backend", "_backend_was_auto")
 
 def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
     name = "response_format"
-    value = fields.object(name, ("type", "json_schema", "schema"))
+    value = fields.object(name, ("type", "json_schema", "schema", "value"))
     if value is None:
         return
     kind = value.get("type")
-    if kind == "json_object" and value.get("schema") is None:
+    if value.get("value") is not None:
+        yield from _with_value(kind, value, name)
+    elif kind == "json_object" and value.get("schema") is None:
         yield RequestedGrammar(name, Grammar("json_object"))
     elif kind == "json_object":
         yield _json(value["schema"], name, f"{name}.schema")
@@ -112,6 +115,21 @@ def _response_format(fields: Fields) -> Iterator[RequestedGrammar]:
     elif kind != "text":
         shown_kind = ascii(kind) if isinstance(kind, str) and len(kind) <= 64 else shown(kind)
         raise bad(f"{name}.type must be text, json_object or json_schema, not {shown_kind}", name)
+
+
+def _with_value(kind: Any, value: dict[str, Any], name: str) -> Iterator[RequestedGrammar]:
+    """TGI's form. huggingface_hub's InferenceClient makes it of OpenAI's json_schema."""
+    inner, place = value["value"], f"{name}.value"
+    if value.get("json_schema") is not None or value.get("schema") is not None:
+        raise bad(f"{place} and a schema beside it each constrain the answer: give one of them", name)
+    if kind in ("json", "json_object"):
+        yield _json(inner, name, place)
+    elif kind == "json_schema":
+        yield _json(expect(dict, inner, place, name).get("schema"), name, f"{place}.schema")
+    elif kind == "regex":
+        yield RequestedGrammar(name, Grammar("regex", _text(expect(str, inner, place, name), place)))
+    else:
+        raise bad(f"{name}.type must be json, json_object, json_schema or regex where there is a value", name)
 
 
 def _of_kind(kind: str, value: Any, place: str, limits: Limits) -> Iterator[RequestedGrammar]:

@@ -86,6 +86,7 @@ BODIES: Final[dict[str, Json]] = {
     "/api/embed": _of_table(embeddings.OLLAMA),
     "/api/embeddings": _of_table(embeddings.OLLAMA_OLDER),
     "/v1/responses": _of_table(RESPONSES),
+    "/v1/responses/input_tokens": _of_table(RESPONSES),
     "/v1/messages": _of_table(MESSAGES),
     "/v1/messages/count_tokens": _of_table(MESSAGES),
     "/api/chat": {**_of_table(ollama.CHAT), **_OPTIONS},

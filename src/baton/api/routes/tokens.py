@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes; Anthropic's POST /v1/messages/count_tokens: tokens of a prompt."""
+"""POST /tokenize and /detokenize, in vLLM's shapes; tokens of a prompt: Anthropic's POST /v1/messages/count_tokens and OpenAI's
+POST /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from baton.api.anthropic.fields import messages_body
 from baton.api.errors import JsonRows, bad
 from baton.api.fields import Fields, checked_token_ids, expect, shown
 from baton.api.front import Front, caller_of, front_of
+from baton.api.generate.options import ChatBody
 from baton.api.generate.prepare import chat_job
 from baton.api.http.json_body import read_body
 from baton.api.http.json_parts import send_json
 from baton.api.http.request_log import record_of
 from baton.api.http.streaming import ClientGone, drop_connection, while_connected
+from baton.api.responses.fields import responses_body
 from baton.text.chat_prompt import render_chat
 
 
@@ -101,12 +104,20 @@ def _detokenized(request: Request, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _counted(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    front = front_of(request)
-    asked = messages_body(front, body)
+    return {"input_tokens": _prompt_tokens(request, messages_body(front_of(request), body))}
+
+
+def _counted_response(request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    asked = responses_body(front_of(request), body, caller_of(request).tenant)
+    return {"object": "response.input_tokens", "input_tokens": _prompt_tokens(request, asked.chat)}
+
+
+def _prompt_tokens(request: Request, asked: ChatBody) -> int:
     record_of(request).ignored = asked.options.ignored
-    return {"input_tokens": len(chat_job(front, asked, caller_of(request)).requests[0].prompt)}
+    return len(chat_job(front_of(request), asked, caller_of(request)).requests[0].prompt)
 
 
 tokenize = TokensRoute(_tokenized)
 detokenize = TokensRoute(_detokenized)
 count_tokens = TokensRoute(_counted)
+input_tokens = TokensRoute(_counted_response)
