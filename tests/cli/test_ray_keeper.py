@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,13 +108,47 @@ def test_no_file_of_a_keeper_is_left(killed: bool, monkeypatch: pytest.MonkeyPat
 def test_a_tree_that_ends_at_once_is_named_with_its_exit(monkeypatch: pytest.MonkeyPatch):
     """A model that this node does not have, say. The keeper ends too, and Ray starts another."""
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.0)
-    start, left = subprocess.Popen, list[int]()
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: start(["sh", "-c", "exit 2"]))
+    start, left, started = subprocess.Popen, list[int](), list[int]()
+
+    def fails(command: list[str], **_: Any) -> subprocess.Popen[bytes]:
+        started.append(1)
+        return start(["sh", "-c", "exit 2"])
+
+    monkeypatch.setattr(subprocess, "Popen", fails)
     keeper = Keeper(orders("mixed-0", "serve"), "127.0.0.1", {}.__getitem__, left.append)
     folder = keeper._folder.path
     assert keeper.wait_ready(60.0) == "mixed-0 exited with status 2"
     until(lambda: left == [1])
+    assert len(started) == 1 + module.LOSSES_MAX
     assert not folder.exists()
+
+
+def test_a_lost_tree_is_started_again_by_its_keeper(cluster):
+    """Its address stays, so that nobody has to be told."""
+    left: list[int] = []
+    keeper = cluster["router"] = Still(orders("router", "router"), "127.0.0.1", {}.__getitem__, left.append)
+    tree, address = keeper._tree, keeper.address()
+    tree.kill()
+    until(lambda: keeper._tree is not tree)
+    assert (keeper._tree.poll(), keeper.address(), left) == (None, address, [])
+
+
+def test_a_stopped_keeper_starts_no_tree_and_asks_nobody(monkeypatch: pytest.MonkeyPatch):
+    """It ends while it waits before the next start, and before it asks again for its router."""
+    monkeypatch.setattr(module.Restarts, "next_delay", lambda *_, **__: 3600.0)
+    asked, threads = list[str](), threading.active_count()
+
+    def peers(name: str) -> Still:
+        asked.append(name)
+        raise KeyError(name)
+
+    keeper = Still(orders("mixed-0", "serve", routers=("router",)), "127.0.0.1", peers)
+    tree = keeper._tree
+    tree.kill()
+    until(lambda: bool(asked))
+    assert keeper.stop(0.0) == "was killed by SIGKILL"
+    until(lambda: threading.active_count() == threads)
+    assert (keeper._tree, asked) == (tree, ["router"])
 
 
 def test_there_is_no_cluster_to_wait_for():

@@ -1,10 +1,11 @@
 """A keeper: the actor that runs one process tree on the node where Ray has placed it.
 
-It is a plain class, so that it can be tested without Ray. Ray starts it again, here or on another node, when it ends; and it
-ends when its tree ends. So a lost node, a killed keeper and a failed command are one case.
+It is a plain class, so that it can be tested without Ray. A tree that ends is started again by the rule of all processes
+(core/restarts.py). A tree that is lost too often in a row ends its keeper; Ray starts a keeper that has ended, or whose node is
+lost, here or on another node.
 
-The tree is started in __init__: the kernel treats the end of the thread that started a process as the end of its parent, and
-Ray runs methods in threads that come and go.
+The kernel treats the end of the thread that started a process as the end of its parent, and Ray runs methods in threads that
+come and go. So the first tree is started in __init__, and each later one in the thread that waits for its end.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from typing import Any, Final
 
 from baton.addresses import Address
 from baton.cli.say import one_line
+from baton.core.restarts import Restarts
 from baton.runtime.processes.children import exit_text
 from baton.runtime.processes.private_folder import PrivateFolder
 from baton.runtime.wire.listener import usable_port
 
-SOON_SECONDS: Final = 20.0
-"""A tree that ended within this time is started again after BACKOFF_SECONDS, else at once."""
+LOSSES_MAX: Final = 5
+"""Losses of the tree in a row after which the keeper ends: another node may do better."""
 BACKOFF_SECONDS: Final = 5.0
+"""Longest delay before a tree is started again, and the delay before the keeper ends."""
 ASK_SECONDS: Final = 0.3
 RETRY_SECONDS: Final = 5.0
-"""An instance asks again for the address of a router that it did not get."""
+"""Longest delay before an instance asks again for the address of a router that it did not get."""
 EVERYWHERE: Final = ("0.0.0.0", "::", "[::]")
 KILL_SECONDS: Final = 10.0
 ROUTERS: Final = "keeper.routers"
@@ -66,16 +69,17 @@ class Keeper:
         self._orders, self._peers, self._leave = orders, peers, leave
         self._folder = PrivateFolder()
         self._routers: dict[str, str] = {}
-        self._stopping = False
+        self._stopped = threading.Event()
+        self._starting = threading.Lock()
+        "Held while a tree is started or the event is set: no tree is started after `stop`."
         is_router = orders.command == "router"
         self._address = str(Address(host=host, port=usable_port(host, 0))) if is_router else ""
         own = self._settings(host)
         self._port = own["port"]
         self._host = host if own["host"] in EVERYWHERE else own["host"]
         self._write_routers()
-        self._began = time.monotonic()
         self._tree = self._start(own)
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch, args=(own,), daemon=True).start()
         threading.Thread(target=self._introduce, daemon=True).start()
 
     # For the driver and other keepers
@@ -97,30 +101,34 @@ class Keeper:
         self._write_routers()
 
     def wait_ready(self, seconds: float) -> str:
-        """Wait until the tree answers /ready. Returns what is wrong, if it does not; empty: it is ready."""
-        deadline, why = time.monotonic() + seconds, "it does not answer"
-        while time.monotonic() < deadline and self._tree.poll() is None:
+        """Wait until the tree answers /ready. Returns what is wrong, if it does not or ends; empty: it is ready."""
+        tree, deadline, why = self._tree, time.monotonic() + seconds, "it does not answer"
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                with urllib.request.urlopen(f"{self.url()}/ready", timeout=ASK_SECONDS * 10, context=OWN_TREE):
+                seconds_left = min(left, ASK_SECONDS * 10)
+                with urllib.request.urlopen(f"{self.url()}/ready", timeout=seconds_left, context=OWN_TREE):
                     return ""
             except urllib.error.HTTPError as error:
                 why = f"/ready answers {error.code}"
             except OSError:
                 why = "it does not answer yet"
-            time.sleep(ASK_SECONDS)
-        return why if self._tree.poll() is None else f"{self._orders.name} {exit_text(self._tree.poll())}"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return f"{self._orders.name} {exit_text(tree.wait(min(left, ASK_SECONDS)))}"
+        return why
 
     def stop(self, seconds: float) -> str:
         """End the tree in order; its open requests may finish. Returns its exit in words."""
-        self._stopping = True
-        self._tree.terminate()
+        with self._starting:
+            self._stopped.set()
+        tree = self._tree
+        tree.terminate()
         try:
-            self._tree.wait(seconds + KILL_SECONDS)
+            tree.wait(seconds + KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            self._tree.kill()
-            self._tree.wait(KILL_SECONDS)
+            tree.kill()
+            tree.wait(KILL_SECONDS)
         self._folder.remove()
-        return exit_text(self._tree.returncode)
+        return exit_text(tree.returncode)
 
     # The tree
 
@@ -156,16 +164,30 @@ class Keeper:
         new.write_text("".join(f"{address}\n" for address in list(self._routers.values())), encoding="ascii")
         new.rename(self._folder.path / ROUTERS)
 
-    def _watch(self) -> None:
-        """When the tree ends by itself, the keeper ends too, and Ray starts another."""
+    def _watch(self, settings: dict[str, Any]) -> None:
+        """Start the tree again whenever it ends by itself; end the keeper when that was too often in a row."""
+        restarts = Restarts(LOSSES_MAX, BACKOFF_SECONDS)
+        while (delay := self._lost_tree(restarts)) is not None:
+            if self._stopped.wait(delay):
+                return
+            with self._starting:
+                if self._stopped.is_set():
+                    return
+                self._tree = self._start(settings)
+        if not self._stopped.wait(BACKOFF_SECONDS):
+            self._folder.remove()
+            self._leave(1)
+
+    def _lost_tree(self, restarts: Restarts) -> float | None:
+        """Wait for the end of the tree. Returns the seconds before the next start; None: the keeper ends."""
+        began = time.monotonic()
         code = self._tree.wait()
-        if self._stopping:
-            return
-        print(f"baton: {self._orders.name} {exit_text(code)}; it is started again", file=sys.stderr, flush=True)
-        if time.monotonic() - self._began < SOON_SECONDS:
-            time.sleep(BACKOFF_SECONDS)
-        self._folder.remove()
-        self._leave(1)
+        if self._stopped.is_set():
+            return 0.0
+        delay = restarts.next_delay(time.monotonic() - began)
+        what = "this keeper ends" if delay is None else "it is started again"
+        print(f"baton: {self._orders.name} {exit_text(code)}; {what}", file=sys.stderr, flush=True)
+        return delay
 
     def _introduce(self) -> None:
         """A router gives its address to all instances, so that they find it after it has moved. An instance asks for it until
@@ -174,10 +196,12 @@ class Keeper:
             with contextlib.suppress(Exception):  # it asks when it comes
                 self._peers(name).add_router(self._orders.name, self._address)
         for name in self._orders.routers:
-            while name not in self._routers and not self._stopping:
+            delays = Restarts(None, RETRY_SECONDS)
+            while name not in self._routers:
                 try:
                     self.add_router(name, self._peers(name).address())
                 except Exception as error:
                     why = one_line(str(error))
                     print(f"baton: {self._orders.name}: no address of {name} yet: {why}", file=sys.stderr, flush=True)
-                    time.sleep(RETRY_SECONDS)
+                    if self._stopped.wait(delays.next_delay() or 0.0):
+                        return
