@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import RouterConfig, ServeConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.errors import EngineError
 from baton.llm.keywords import serve_settings
 from baton.protocol.control import InstanceReady
 from baton.runtime.processes.process_table import Restart
-from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, up_children
 from baton.trust.secret import create_secret
 

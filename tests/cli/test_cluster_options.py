@@ -17,9 +17,9 @@ from baton.cli.main import app
 from baton.cli.say import Failed
 from baton.cli.settings import Given
 from baton.config import RouterConfig, ServeConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.config.schema import GROUPS, all_settings
 from baton.errors import InvalidConfig
-from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.up import UpConfig
 from baton.worker.platforms import visible
 

@@ -207,6 +207,23 @@ def folder_circles(modules: dict[str, str]) -> list[str]:
     return _ways_back({folder: sorted(others) for folder, others in imported.items()})
 
 
+def two_way_pairs(modules: dict[str, str]) -> list[str]:
+    """Folders whose own files import a subfolder that imports own files of theirs: the roof and the floor of the subfolder are
+    in one folder. `core/engine: 14 down, 10 up`."""
+    packages = {module.rpartition(".")[0] for module in modules}
+    down: dict[str, int] = {}
+    up: dict[str, int] = {}
+    for module, names in _imported_modules(modules).items():
+        for name in names:
+            ours, theirs = (each if each in packages else each.rpartition(".")[0] for each in (module, name))
+            parent, child, ways = (ours, theirs, down) if theirs.startswith(f"{ours}.") else (theirs, ours, up)
+            if child.startswith(f"{parent}."):
+                place = ".".join(child.split(".")[: parent.count(".") + 2])
+                ways[place] = ways.get(place, 0) + 1
+    pairs = sorted(down.keys() & up.keys())
+    return [f"{pair.partition('.')[2].replace('.', '/')}: {down[pair]} down, {up[pair]} up" for pair in pairs]
+
+
 def _imported_modules(modules: dict[str, str]) -> dict[str, list[str]]:
     imported: dict[str, list[str]] = {}
     for module, source in modules.items():

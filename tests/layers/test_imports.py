@@ -15,6 +15,7 @@ from .rules import (
     module_of,
     set_iterations,
     sources,
+    two_way_pairs,
     wrong_calls,
     wrong_layers,
     wrong_modules,
@@ -144,6 +145,28 @@ def test_a_circle_of_folders_is_found():
         "baton.core.instance": "from baton.core.engine.board import Board",
     }
     assert folder_circles(files) == ["baton.core.engine -> baton.core.kv -> baton.core.engine"]
+
+
+TWO_WAY_PAIRS_MAX = 20
+"""This number may only fall."""
+
+
+def test_show_folders_that_use_their_subfolders_and_are_used_by_them(capsys):
+    pairs = two_way_pairs({module_of(path): path.read_text() for path in sources()})
+    with capsys.disabled():
+        print(f"\nfolders and subfolders that import each other, {len(pairs)} of at most {TWO_WAY_PAIRS_MAX}: {'; '.join(pairs)}")
+    assert len(pairs) == TWO_WAY_PAIRS_MAX, "there are fewer: lower the number" if len(pairs) < TWO_WAY_PAIRS_MAX else pairs
+
+
+def test_a_two_way_pair_is_found():
+    files = {
+        "baton.core.instance": "from baton.core.engine.board import Board",
+        "baton.core.events": "",
+        "baton.core.engine.board": "import baton.core.events",
+        "baton.core.kv.deep.pool": "import baton.core.events",
+        "baton.core.kv.tiers": "import baton.core.kv.deep.pool",
+    }
+    assert two_way_pairs(files) == ["core/engine: 1 down, 1 up"]
 
 
 @pytest.mark.parametrize("layer", ["core", "protocol"])

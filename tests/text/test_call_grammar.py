@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
+from baton.text.harmony_marks import MARKS as HARMONY
 from baton.text.parsers.call_grammar import calls_grammar
 from baton.text.parsers.deepseek_calls import CALL as CALL_MARK
 from baton.text.parsers.deepseek_calls import CALLS, END_CALL, END_CALLS, SEP
-from baton.text.parsers.harmony import MARKS as HARMONY
 from baton.text.parsers.harmony import HarmonyParser
 from baton.text.parsers.harmony_grammar import harmony_grammar
 from baton.text.parsers.open_calls import calls_parser

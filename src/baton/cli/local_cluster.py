@@ -115,8 +115,8 @@ def run_cluster(
     """Runs until Ctrl-C. Returns False if that came before everything was ready."""
     from baton.cli.cluster_table import LiveReporter
     from baton.cli.cluster_view import PlainReporter
+    from baton.config.router_process import RouterProcessConfig
     from baton.runtime.processes.private_folder import PrivateFolder
-    from baton.runtime.router.router_config import RouterProcessConfig
     from baton.runtime.up import UpConfig, UpGroup
     from baton.trust.secret import create_secret
 

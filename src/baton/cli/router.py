@@ -112,7 +112,7 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
     """Runs until Ctrl-C. Returns False if that came before an instance had joined."""
     from baton.addresses import Address
     from baton.cli.cluster_view import PlainReporter
-    from baton.runtime.router.router_config import RouterProcessConfig
+    from baton.config.router_process import RouterProcessConfig
     from baton.runtime.up import UpConfig, UpGroup
 
     address = str(Address(host=options.cluster_host.strip("[]"), port=options.cluster_port))

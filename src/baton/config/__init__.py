@@ -3,7 +3,7 @@
 serve.py     ServeConfig       every option of `baton serve`; the front's own settings
 engine.py    EngineConfig      the engine process; WorkerConfig, CacheConfig: its children; TiersConfig: tiers of KV blocks
 instance.py  InstanceConfig    the core; KVConfig, SchedulerConfig, QueueConfig, TierConfig and CircuitConfig are its parts
-router.py    RouterConfig      a router
+router.py    RouterConfig      a router; router_process.py RouterProcessConfig: its process
 credentials.py                 files with which members of a cluster prove themselves
 wire.py      WireConfig        bounds of connections between routers, instances and their KV pools
 parts.py                       builds those classes from the options

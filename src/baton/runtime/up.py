@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.config import EngineConfig, WorkerConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
@@ -22,7 +23,6 @@ from baton.protocol.instance import ClusterView
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.process_group import ProcessGroup
 from baton.runtime.processes.process_table import KILL_SECONDS, ChildRow, Restart
-from baton.runtime.router.router_config import RouterProcessConfig
 
 ROUTER = "router"
 

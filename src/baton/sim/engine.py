@@ -24,11 +24,11 @@ from baton.protocol.request import GenerateRequest
 from baton.protocol.step import StepPlan, StepResult
 from baton.sim.cache import NO_PEERS, CacheService, SimulatedObject, SimulatedPeers
 from baton.sim.clock import Clock
-from baton.sim.cluster.room_watch import RoomWatch
 from baton.sim.network import Network
 from baton.sim.onlooker import Onlooker, PlansSeen
 from baton.sim.process import NO_EPOCH, WorkerProcess
 from baton.sim.rest import check_rest
+from baton.sim.room_watch import RoomWatch
 from baton.sim.scenario import Client, InstanceRole, Scenario
 from baton.sim.tiers_watch import KeyContents, TierWatch
 from baton.sim.timeline import Timeline

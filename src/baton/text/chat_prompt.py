@@ -20,7 +20,7 @@ from typing import Any
 from baton.errors import CallerError
 from baton.text.chat_messages import plain_messages
 from baton.text.chat_template import ChatTemplate
-from baton.text.parsers.harmony import CHANNEL
+from baton.text.harmony_marks import CHANNEL
 from baton.text.system_messages import fitted
 from baton.text.tokenizer import Tokenizer
 from baton.text.tools_in_words import has_tool_turns, in_words

@@ -11,8 +11,7 @@ from baton.kvpool.layout import KVKind
 from baton.models.loaders.weights import Progress, RawWeights
 from baton.models.open import OpenedEncoder
 from baton.worker.executors.base import LoadedExecutor
-from baton.worker.platforms.base import Platform
-from baton.worker.platforms.cpu import usable_cores
+from baton.worker.platforms.base import EncoderPlatform, Platform
 
 KINDS: Final = {"cpu": KVKind("float32"), "cuda": KVKind("float32", "token-major")}
 """KV types by platform. The blocks of an encoder are empty."""
@@ -41,19 +40,14 @@ def load_encoder(
 ) -> LoadedExecutor:
     """Loads an encoder in torch, on the platform's device. Raises InvalidConfig without torch."""
     try:
-        from baton.models.encoders.torch_encoder import Encoder
-        from baton.worker.executors.torch_encoder import encoder_on_host, loaded_encoder
+        from baton.worker.executors.torch_encoder import loaded_encoder
     except ModuleNotFoundError as error:
         raise InvalidConfig(
             f"the model is an encoder and runs in torch, and {error.name} is not installed: pip install torch"
         ) from error
+    kind = encoder_kind(platform)
+    assert isinstance(platform, EncoderPlatform)
     raw = RawWeights(opened.weights, opened.config, progress)
-    if platform.name == "cuda":
-        from baton.worker.cuda.loader import DeviceWeights
-
-        with DeviceWeights(raw, settings.dtype, opened.files) as weights:
-            encoder = Encoder(opened.config, weights)
-    else:
-        encoder = encoder_on_host(opened.config, raw, settings.threads or usable_cores())
+    encoder = platform.encoder(opened, raw, settings)
     raw.close()
-    return loaded_encoder(encoder, encoder_kind(platform), settings.tokens_per_step)
+    return loaded_encoder(encoder, kind, settings.tokens_per_step)

@@ -10,11 +10,11 @@ import pytest
 from run_loop import finish
 
 from baton.config import EngineConfig, RouterConfig, ServeConfig, WorkerConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.errors import Unavailable
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
 from baton.runtime.processes import process_group
 from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
-from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.supervisor import Supervisor
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, start_after
 

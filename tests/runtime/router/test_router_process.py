@@ -11,9 +11,9 @@ import pytest
 from run_loop import finish
 
 from baton.config import RouterConfig, ServeConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.runtime.router import process as module
 from baton.runtime.router.process import RouterProcess
-from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.wire.channel import Channel
 from baton.trust.secret import create_secret
 

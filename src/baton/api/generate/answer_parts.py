@@ -18,9 +18,9 @@ from baton.api.generate.channel_parts import channel_grammar, channel_parser, ch
 from baton.api.generate.options import ChatBody
 from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
+from baton.text.harmony_marks import MARKS
 from baton.text.parsers.base import MakeParser, Parser, PlainParser
 from baton.text.parsers.call_grammar import calls_grammar
-from baton.text.parsers.harmony import MARKS
 from baton.text.parsers.open_calls import calls_parser
 from baton.text.parsers.think import ThinkParser, ThinkStyle
 

@@ -12,9 +12,10 @@ from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.generate.options import ChatBody
 from baton.protocol.grammar import Grammar
+from baton.text.harmony_marks import CHANNEL, END, ENDS, MARKS, MESSAGE, START
 from baton.text.parsers.base import MakeParser
 from baton.text.parsers.call_grammar import ANY_OBJECT
-from baton.text.parsers.harmony import CHANNEL, END, ENDS, MARKS, MESSAGE, START, HarmonyParser
+from baton.text.parsers.harmony import HarmonyParser
 from baton.text.parsers.harmony_grammar import harmony_grammar
 from baton.text.parsers.styles import HarmonyStyle
 

@@ -27,6 +27,7 @@ from baton.api.http.startup_app import Reception
 from baton.api.http.tls import tls_context
 from baton.api.routes.cluster import cluster_route
 from baton.config import shown, wire_config
+from baton.config.router_process import RouterProcessConfig
 from baton.core.cluster.events import StopAdmission
 from baton.core.cluster.router import Router
 from baton.errors import EngineError
@@ -50,7 +51,6 @@ from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.processes.process_table import CONTROL
 from baton.runtime.router.router_client import RouterClient
-from baton.runtime.router.router_config import RouterProcessConfig
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.link import Link
 from baton.runtime.wire.link_server import LinkServer, listen_at

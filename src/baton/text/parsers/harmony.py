@@ -19,19 +19,15 @@ import re
 from collections.abc import Collection
 from typing import Final, Literal
 
+from baton.text.harmony_marks import CALL, CHANNEL, END, ENDS, MARKS, MESSAGE, START
 from baton.text.parsers.base import Content, Part, Reasoning, ToolCallDelta
 from baton.text.parsers.call_object import CallObject
 from baton.text.parsers.calls import first_mark
 
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
-MARKS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, END, RETURN, CALL)
 HEADER_CHARS_MAX: Final = 512
 """A longer text is not a header."""
 NAMESPACE: Final = "functions."
 
-ENDS: Final = (END, RETURN, CALL)
-"""Marks that end a message."""
 _BEGINNINGS: Final = (*MARKS, "assistant", "to=")
 _SPACE: Final = " \t\r\n"
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(analysis|commentary|final)")

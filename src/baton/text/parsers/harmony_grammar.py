@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from baton.text.harmony_marks import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from baton.text.parsers.call_grammar import arguments_rule, json_rule, quoted
-from baton.text.parsers.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, NAMESPACE, START
+from baton.text.parsers.harmony import NAMESPACE
 
 _ANY_TEXT = "/(?s:.*)/"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from baton.errors import InvalidConfig
+from baton.text.harmony_marks import CHANNEL
 from baton.text.parsers.calls import CallStyle
 from baton.text.parsers.deepseek_calls import CALL, CALLS, END_CALL, END_CALLS, FENCE, SEP
-from baton.text.parsers.harmony import CHANNEL
 from baton.text.parsers.think import ThinkStyle
 
 Style = TypeVar("Style", CallStyle, ThinkStyle)

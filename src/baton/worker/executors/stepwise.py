@@ -16,6 +16,7 @@ from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.host_logprobs import describe_prompts
+from baton.worker.executors.verify import Verification
 from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
@@ -24,7 +25,6 @@ from baton.worker.sampler import Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import grammar_masks
 from baton.worker.token_masks import masks_of
-from baton.worker.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from baton.config import WorkerConfig
 from baton.config.device_defaults import StepDefaults
@@ -19,12 +19,15 @@ from baton.kvpool.base import Pool
 from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts
 from baton.models.config import ModelConfig
-from baton.models.loaders.weights import Progress
-from baton.models.open import OpenedModel
+from baton.models.loaders.weights import Progress, RawWeights
+from baton.models.open import OpenedEncoder, OpenedModel
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
 from baton.worker.collective.base import Collective
 from baton.worker.executors.base import LoadedExecutor
+
+if TYPE_CHECKING:
+    from baton.models.encoders.torch_encoder import Encoder
 
 
 class Platform(Protocol):
@@ -69,6 +72,15 @@ class RankedPlatform(Protocol):
         self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective
     ) -> LoadedExecutor:
         """Like Platform.load(), of one rank's part (models/loaders/sharded.py). The executor's steps are collective."""
+        ...
+
+
+@runtime_checkable
+class EncoderPlatform(Protocol):
+    """A platform that can compute encoders."""
+
+    def encoder(self, opened: OpenedEncoder, raw: RawWeights, settings: WorkerConfig) -> Encoder:
+        """Reads the weights. torch, in which encoders run, is installed."""
         ...
 
 

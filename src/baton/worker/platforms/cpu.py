@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
+from typing import TYPE_CHECKING
 
 from baton.cgroup import KERNEL, Kernel, processor_quota
 from baton.config import WorkerConfig
@@ -17,8 +18,8 @@ from baton.kvpool.layout import KVKind, KVLayout
 from baton.kvpool.memory import MemoryFacts, main_memory, transient_bytes
 from baton.kvpool.pool import KVPool
 from baton.models.config import ModelConfig
-from baton.models.loaders.weights import Progress
-from baton.models.open import OpenedModel
+from baton.models.loaders.weights import Progress, RawWeights
+from baton.models.open import OpenedEncoder, OpenedModel
 from baton.native.build import NoCompiler
 from baton.native.exchange import RankExchange
 from baton.native.library import Library, load_best
@@ -30,6 +31,9 @@ from baton.worker.executors.stepwise import stepwise
 from baton.worker.forward.base import torch_kv_kind
 from baton.worker.forward.native_forward import kv_kind_for, load_native
 from baton.worker.platforms.lacks import native_lacks
+
+if TYPE_CHECKING:
+    from baton.models.encoders.torch_encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +101,11 @@ class CpuPlatform:
         if why:
             log.warning("the model runs in torch, which is several times slower: %s", why)
         return stepwise(load_torch(opened, settings, progress, of_tensors(collective)))
+
+    def encoder(self, opened: OpenedEncoder, raw: RawWeights, settings: WorkerConfig) -> Encoder:
+        from baton.worker.executors.torch_encoder import encoder_on_host
+
+        return encoder_on_host(opened.config, raw, settings.threads or usable_cores())
 
     def memory(self) -> MemoryFacts:
         return main_memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,8 @@ from baton.kvpool.device_pool import DevicePool
 from baton.kvpool.layout import KVDtype, KVKind, KVLayout
 from baton.kvpool.memory import GIB, MemoryFacts
 from baton.models.config import ModelConfig
-from baton.models.loaders.weights import Progress
-from baton.models.open import OpenedModel
+from baton.models.loaders.weights import Progress, RawWeights
+from baton.models.open import OpenedEncoder, OpenedModel
 from baton.models.ranks import TensorCollective
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady
@@ -24,6 +25,9 @@ from baton.worker.cuda.plain_executor import load_plain
 from baton.worker.executors.base import LoadedExecutor
 from baton.worker.forward.torch_forward import of_tensors
 from baton.worker.platforms.lacks import cuda_lacks
+
+if TYPE_CHECKING:
+    from baton.models.encoders.torch_encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +84,13 @@ class CudaPlatform:
         from baton.worker.cuda.executor import load_cuda  # imports triton
 
         return load_cuda(opened, settings, kind, progress, collective)
+
+    def encoder(self, opened: OpenedEncoder, raw: RawWeights, settings: WorkerConfig) -> Encoder:
+        from baton.models.encoders.torch_encoder import Encoder
+        from baton.worker.cuda.loader import DeviceWeights  # imports triton
+
+        with DeviceWeights(raw, settings.dtype, opened.files) as weights:
+            return Encoder(opened.config, weights)
 
     def memory(self) -> MemoryFacts:
         torch.cuda.synchronize()
