@@ -1,8 +1,15 @@
-"""Sizes are a habit, not a fence: the three longest of each are printed where everybody sees them, and nothing fails."""
+"""Tests are where the source is. Sizes are a habit, not a fence: the three longest of each are printed, and nothing fails."""
 
 import ast
+from pathlib import Path
 
 from .rules import SRC, sources
+
+
+def test_tests_mirror_the_first_level_of_the_tree():
+    tests = Path(__file__).parent.parent
+    folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
+    assert {folder for folder in folders if not (tests / folder).is_dir()} == {"familiar"}, "its tests are in cli/"
 
 
 def test_show_the_longest(capsys):
