@@ -74,6 +74,7 @@ unit: $(VENV)/.ready    ## under five minutes: lint, types, and every test that 
 	BATON_HYPOTHESIS=fast $(PYTEST) $(wildcard $(addprefix tests/,$(UNIT)))
 
 test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
+	@date +%s >$(VENV)/.test_began
 	$(MAKE) -j3 lint kernels collect
 	@# all of it as on a machine without Triton, Mooncake, Redis, Chromium and Node; then what needs them, with those that are here
 	BATON_HIDE=1 PYTHONPATH=$(CURDIR)/tests/hidden $(PYTEST)
@@ -81,6 +82,8 @@ test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for ever
 	@# fresh ones every time
 	first=$$(date +%s)000 && $(BIN)/baton simulate --seeds $$first:$$((first + 20)) \
 		&& $(BIN)/baton simulate --cluster --seeds $$first:$$((first + 10)) && $(BIN)/baton simulate --front --seeds $$first:$$((first + 10))
+	@took=$$(($$(date +%s) - $$(cat $(VENV)/.test_began))); \
+		echo "make test took $$((took / 60)) min $$((took % 60)) s; the bound is 13 min on two cores"
 
 # Rewrites the asserts of all tests once, and not in each of the processes that run them.
 collect: $(VENV)/.ready
