@@ -145,6 +145,43 @@ def build_worker(
         return _built_worker(config, progress, pool_source, tokenizer, announce or (lambda stage: None), collective_fd)
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Everything that is known before weights are read."""
+
+    config: WorkerConfig
+    platform: Platform
+    opened: Opened
+    part: Opened
+    "The rank's part of the model."
+    draft: DraftModel | None
+    collective: Collective | None
+    steps: dict[str, int | float]
+    layout: KVLayout
+
+    def size(self, blocks: int | None = None) -> PoolSize:
+        """`blocks`: those that a measurement found room for."""
+        draft_bytes = 0 if self.draft is None else self.draft.layout.block_bytes
+        return fit_pool(self.config, self.layout, self.opened.config.context_tokens_max, blocks, beside=draft_bytes)
+
+
+def _choose(config: WorkerConfig, path: Path, tokenizer: Tokenizer | None, collective_fd: int | None) -> _Chosen:
+    """Raises for settings that the model or the platform does not support."""
+    platform, config = choose(config, path)
+    config, steps = with_steps(platform, config)
+    opened = opened_as(config, path)
+    part = part_of_rank(opened, config)
+    if config.ranks > 1 and not isinstance(platform, RankedPlatform):
+        raise InvalidConfig(f"--tensor-parallel-size {config.ranks}: --device {platform.name} computes with one rank")
+    refuse_speculation(config, generates=not isinstance(opened, OpenedEncoder))
+    draft = draft_of(platform, config, opened, tokenizer)
+    collective = open_collective(config, part.config, collective_fd)
+    config, steps = agreed_steps(config, steps, collective)
+    if isinstance(opened, OpenedEncoder):
+        config = encoder_settings(config, opened.config.context_tokens_max - 1)
+    return _Chosen(config, platform, opened, part, draft, collective, steps, _layout(platform, part, config))
+
+
 def _built_worker(
     config: WorkerConfig,
     progress: Progress | None,
@@ -155,44 +192,19 @@ def _built_worker(
 ) -> BuiltWorker:
     """Loads the model, sizes and opens its pool, and binds both to a runner."""
     path = resolve(config.model)
-    platform, config = choose(config, path)
-    config, steps = with_steps(platform, config)
-    opened = opened_as(config, path)
-    part = part_of_rank(opened, config)
-    if config.ranks > 1 and not isinstance(platform, RankedPlatform):
-        raise InvalidConfig(f"--tensor-parallel-size {config.ranks}: --device {platform.name} computes with one rank")
-    refuse_speculation(config, generates=not isinstance(opened, OpenedEncoder))
-    draft = draft_of(platform, config, opened, tokenizer)
-    draft_bytes = 0 if draft is None else draft.layout.block_bytes
-    collective = open_collective(config, part.config, collective_fd)
-    config, steps = agreed_steps(config, steps, collective)
-    if isinstance(opened, OpenedEncoder):
-        config = encoder_settings(config, opened.config.context_tokens_max - 1)
+    chosen = _choose(config, path, tokenizer, collective_fd)
+    config, platform, opened, draft = chosen.config, chosen.platform, chosen.opened, chosen.draft
     defaults = sampling_defaults(opened.recommended, config.generation_config, str(opened.path))
-    layout = _layout(platform, part, config)
-    model_context = opened.config.context_tokens_max
-    size = fit_pool(config, layout, model_context, beside=draft_bytes)  # a profile needs the weights: see below
-    tokens = opened.config.vocab_size  # a variable of its own: a closure over `opened` would keep the files mapped
-    generates = not isinstance(opened, OpenedEncoder)
-    vocabulary = (lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None
-    grammars = GrammarMasks(vocabulary, timed=config.ranks == 1)
-    grammars.prepare()  # in parallel with the weights
-    with DigestInProgress(opened.files, config.threads or usable_cores(), collective=collective) as digesting:
-        loaded = _loaded(platform, part, config, progress, collective)
-        weights = digesting.result()
-        if draft is not None:
-            announce("loading the draft model")
-        loaded_draft = None if draft is None else draft.load(platform, progress)
-    profile = None
-    if config.blocks is None and config.memory_utilization is not None:
-        profile = measure(platform, loaded.with_pool, layout, config, size.context_tokens)
-        blocks = agreed_blocks(profile, layout, config, config.memory_utilization, collective, draft_bytes)
-        size = fit_pool(config, layout, model_context, blocks, beside=draft_bytes)
-    pool = pool_source(platform, layout, size.blocks)
+    size = chosen.size()  # raises before the weights are read; a profile needs them
+    grammars = _grammars(chosen, path, tokenizer)
+    loaded, loaded_draft, weights = _weights(chosen, progress, announce)
+    size, profile = _measured(chosen, loaded, size)
+    pool = pool_source(platform, chosen.layout, size.blocks)
     executor = loaded.with_pool(pool, size.context_tokens)
     drafter, plan = None, pool_plan(config, pool, profile)
     if draft is not None and loaded_draft is not None:
-        drafter, plan = draft.drafter(platform, loaded_draft, pool.blocks, tokens), plan | draft.plan(pool.blocks)
+        drafter = draft.drafter(platform, loaded_draft, pool.blocks, opened.config.vocab_size)
+        plan |= draft.plan(pool.blocks)
         warn_of_context(draft, size.context_tokens)
     runner = ModelRunner(
         executor,
@@ -206,6 +218,53 @@ def _built_worker(
     if config.device == "cuda":
         announce("preparing kernels for this GPU (the first start takes longer)")
     runner.executor.prepare()
+    return _described(chosen, runner, size, defaults, weights, plan)
+
+
+def _grammars(chosen: _Chosen, path: Path, tokenizer: Tokenizer | None) -> GrammarMasks:
+    """Masks of grammars, whose preparation begins: it runs in parallel with the weights."""
+    tokens = chosen.opened.config.vocab_size  # a variable of its own: a closure over `chosen` would keep the files mapped
+    generates = not isinstance(chosen.opened, OpenedEncoder)
+    vocabulary = (lambda: Vocabulary.of(tokenizer or Tokenizer.from_path(path), tokens)) if generates else None
+    grammars = GrammarMasks(vocabulary, timed=chosen.config.ranks == 1)
+    grammars.prepare()
+    return grammars
+
+
+def _weights(
+    chosen: _Chosen, progress: Progress | None, announce: Callable[[str], None]
+) -> tuple[LoadedExecutor, LoadedExecutor | None, Digest]:
+    """The loaded model, the loaded draft model, and the digest of the model's files."""
+    config, collective = chosen.config, chosen.collective
+    with DigestInProgress(chosen.opened.files, config.threads or usable_cores(), collective=collective) as digesting:
+        loaded = _loaded(chosen.platform, chosen.part, config, progress, collective)
+        weights = digesting.result()
+        if chosen.draft is None:
+            return loaded, None, weights
+        announce("loading the draft model")
+        return loaded, chosen.draft.load(chosen.platform, progress), weights
+
+
+def _measured(chosen: _Chosen, loaded: LoadedExecutor, size: PoolSize) -> tuple[PoolSize, MemoryProfile | None]:
+    """The size of the pool. If its bound is a share of the memory, a step with the loaded weights is measured first."""
+    config = chosen.config
+    if config.blocks is not None or config.memory_utilization is None:
+        return size, None
+    draft_bytes = 0 if chosen.draft is None else chosen.draft.layout.block_bytes
+    profile = measure(chosen.platform, loaded.with_pool, chosen.layout, config, size.context_tokens)
+    blocks = agreed_blocks(profile, chosen.layout, config, config.memory_utilization, chosen.collective, draft_bytes)
+    return chosen.size(blocks), profile
+
+
+def _described(
+    chosen: _Chosen,
+    runner: ModelRunner,
+    size: PoolSize,
+    defaults: dict[str, int | float],
+    weights: Digest,
+    plan: dict[str, int | float | str],
+) -> BuiltWorker:
+    config, opened, layout = chosen.config, chosen.opened, chosen.layout
     identity = identity_of(opened, weights.value, config, layout, runner.executor.arithmetic)
     quantization = weights_text(opened.weights.stored(), config)
     return BuiltWorker(
@@ -216,10 +275,10 @@ def _built_worker(
         weights,
         plan | {"weights": quantization},
         identity.parts() | {"quantization": quantization, "kv_dtype": f"{layout.dtype} {layout.format}"},
-        steps,
+        chosen.steps,
         opened.pooling or UNSTATED,
-        part.scoring,
-        generates,
+        chosen.part.scoring,
+        not isinstance(opened, OpenedEncoder),
         opened.config.head.labels if isinstance(opened.config, EncoderConfig) and opened.config.head is not None else (),
     )
 
