@@ -154,7 +154,9 @@ TWO_WAY_PAIRS_MAX = 20
 def test_show_folders_that_use_their_subfolders_and_are_used_by_them(capsys):
     pairs = two_way_pairs({module_of(path): path.read_text() for path in sources()})
     with capsys.disabled():
-        print(f"\nfolders and subfolders that import each other, {len(pairs)} of at most {TWO_WAY_PAIRS_MAX}: {'; '.join(pairs)}")
+        print(
+            f"\nfolders and subfolders that import each other, {len(pairs)} of at most {TWO_WAY_PAIRS_MAX}: {'; '.join(pairs)}"
+        )
     assert len(pairs) == TWO_WAY_PAIRS_MAX, "there are fewer: lower the number" if len(pairs) < TWO_WAY_PAIRS_MAX else pairs
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from test_parsers import taken_apart
 
 from baton.errors import InvalidConfig
-from baton.text.parsers.harmony import CALL, CHANNEL, END, HEADER_CHARS_MAX, MARKS, MESSAGE, RETURN, START, HarmonyParser
+from baton.text.harmony_marks import CALL, CHANNEL, END, MARKS, MESSAGE, RETURN, START
+from baton.text.parsers.harmony import HEADER_CHARS_MAX, HarmonyParser
 from baton.text.parsers.styles import answer_style
 
 TOOLS = ("weather", "a.b-c")

@@ -11,8 +11,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tool_rig import TOOLS, prompt_of, with_template
 
+from baton.text.harmony_marks import CALL, CHANNEL, END, MARKS, MESSAGE, RETURN, START
 from baton.text.loading import ModelText
-from baton.text.parsers.harmony import CALL, CHANNEL, END, MARKS, MESSAGE, RETURN, START
 from baton.text.tokenizer import Tokenizer
 
 TEMPLATE = (
