@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from baton.config import RouterConfig, ServeConfig
+from baton.config.router_process import RouterProcessConfig
 from baton.protocol.control import InstanceReady
 from baton.runtime.processes.private_folder import PrivateFolder
 from baton.runtime.processes.process_table import with_modules
-from baton.config.router_process import RouterProcessConfig
 from baton.runtime.up import ROUTER, UpConfig, UpGroup, UpReporter, up_children
 from baton.trust.secret import create_secret
 
