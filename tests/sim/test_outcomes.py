@@ -13,7 +13,8 @@ from baton.sim.scenario import Scenario
 SEEDS = Path(__file__).parent.parent / "seeds"
 
 WITHOUT = {
-    53: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m._check_urgent = lambda *_: None",
+    53: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m._check_urgent = lambda *_: None; "
+    "from baton.sim.urgency_watch import UrgencyWatch; UrgencyWatch.planned = lambda *_: None",
     62: "import baton.sim.cluster.router as m; m.check_idle = lambda *_: None",
     63: "import baton.sim.cluster.front as m; m.FrontProcess._check_sent_once = lambda *_: None; "
     "from baton.sim.cluster.watch import ClusterWatch; ClusterWatch.check_handoffs = lambda *_: None",
@@ -22,11 +23,13 @@ WITHOUT = {
     67: "from baton.sim.cluster.reservation_watch import ReservationWatch as m; m.handled = lambda *_: None",
     68: "from baton.sim.world import PlainWorld as m; m._close_circuits = lambda *_: None",
     74: "from baton.sim.tier_outcomes import RepeatedPrompt as m; m.check = lambda *_: None",
+    76: "from baton.sim.order_watch import OrderWatch as m; m.answered = m.at_rest = lambda *_: None",
     77: "from baton.sim.engine import SimulatedEngine as m; m._check_idle_hang = lambda *_: None",
 }
 """By invariant: code that turns its check off."""
 
 MUTANTS = {
+    "prompts-before-urgent-heads": 53,
     "urgent-reservation-waits": 53,
     "idle-though-others-wait": 62,
     "kept-none": 63,
@@ -42,6 +45,7 @@ MUTANTS = {
     "host-copies-are-not-found": 74,
     "slow-loads-are-not-tried-again": 74,
     "what-storage-has-is-not-fetched": 74,
+    "wake-answered-too-early": 76,
     "idle-hang-is-kept": 77,
 }
 

@@ -83,6 +83,8 @@ def generate(seed: int) -> Scenario:
     scenario.storage_tokens = storage_wants_tokens(scenario)
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"), faults=kind != "tight")
+    if kind != "tight":
+        _sleeps(scenario, last, stream(seed, "sleeps"))
     if kind == "swarm" and faults:
         _ranks(scenario, stream(seed, "ranks"))
         stop_last(scenario.clients, 1 / 8, stream(seed, "stop last"))
@@ -197,6 +199,18 @@ def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:
         for _ in range(rng.choice((1, 1, 2, 4))):
             scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.3), "reload", rng.choice((1, 1, 2, 0))))
         scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
+def _sleeps(scenario: Scenario, last: float, rng: Random) -> None:
+    """In one of sixteen seeds the instance sleeps and is woken, some of them with a worker that does not start at once."""
+    if rng.random() >= 1 / 16:
+        return
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at, seconds = rng.uniform(0.0, last + 0.3), rng.choice((0.05, 0.2, 1.0, 4.0))
+        scenario.nudges.append(Nudge(at, "sleep", seconds))
+        if rng.random() < 0.3:
+            scenario.nudges.append(Nudge(at, rng.choice(("restart_hangs", "restart_fails"))))
+    scenario.nudges.sort(key=lambda nudge: nudge.at)
 
 
 def storage_wants_tokens(scenario: Scenario) -> bool:

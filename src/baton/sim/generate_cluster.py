@@ -93,6 +93,9 @@ def generate_cluster(seed: int) -> Scenario:
     chunks = stream(seed, "handoff chunks")
     if chunks.random() < 0.25:
         scenario.handoff_chunk_tokens_min = chunks.choice((1, 2, 4, 8))
+    gap = stream(seed, "decode gap")
+    if gap.random() < 0.1:
+        scenario.decode_gap_seconds, scenario.token_seconds = gap.choice((0.005, 0.02, 0.05)), gap.choice((0.001, 0.01))
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"))
     scenario.digests = stream(seed, "digests").choice(DIGESTS)

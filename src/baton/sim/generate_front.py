@@ -1,4 +1,5 @@
-"""Scenarios of `baton serve` from seeds: an engine behind its front, a few clients with tiny prompts, one to four faults."""
+"""Scenarios of `baton serve` from seeds: an engine behind its front, a few clients with tiny prompts, one to four faults,
+and in two of five seeds an order to sleep."""
 
 from __future__ import annotations
 
@@ -23,6 +24,14 @@ def generate_front(seed: int) -> Scenario:
     for _ in range(more.choice((0, 0, 1, 2)) if seed % 8 else 0):
         at, kind = more.uniform(0.0, 0.8), more.choice(("worker", "reload_worker", "worker_hang"))
         faults.append((at, 0, ClusterFault(kind, at=at, seconds=0.1, weights=more.choice((0, 1, 1)))))  # type: ignore[arg-type]
+    sleeps = stream(seed, "front sleeps")
+    for _ in range(sleeps.choice((0, 0, 0, 1, 2)) if seed % 8 else 0):
+        at, seconds = sleeps.uniform(0.0, 0.8), sleeps.choice((0.05, 0.2, 1.0))
+        kills = [fault for _, _, fault in faults if fault.kind in ("kill", "reload")]
+        if kills and sleeps.random() < 0.5:  # as soon as there is an engine again: replays are on their way to it
+            lost = sleeps.choice(kills)
+            at = (lost.at or 0.0) + lost.seconds + sleeps.choice((0.0, 0.225)) + sleeps.uniform(0.0, 0.004)
+        faults.append((at, 0, ClusterFault("sleep", at=at, seconds=seconds)))
     scenario.cluster = Cluster([instance], front=True, faults=[fault for _, _, fault in faults])
     return scenario
 

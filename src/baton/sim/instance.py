@@ -31,6 +31,17 @@ class Links(Protocol):
     def has_other_weights(self) -> None: ...
 
 
+class Drain:
+    """The time from an order to sleep until the instance serves again."""
+
+    __slots__ = ("deadline", "end")
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        "Requests that are open then are ended."
+        self.end = float("inf")
+
+
 class SimulatedInstance:
     def __init__(
         self,
@@ -59,6 +70,10 @@ class SimulatedInstance:
         self._watch = watch
         self._start_engine = start
         self._healed = False
+        self._orders = 100
+        "Number of the last order to sleep or to wake; those of other orders are smaller (nudges.py)."
+        self.drains: list[Drain] = []
+        "The orders to sleep."
 
     @property
     def address(self) -> str:
@@ -89,6 +104,7 @@ class SimulatedInstance:
         if self.frozen_until is not None:
             self._watch.saw("a frozen engine was killed")
         self.engine.die()
+        self._end_drains()
         self.engine, self.frozen_until = None, None
         if self.links is not None and self.links.close():
             self._watch.happened("stray" if self.is_stray else "kill")
@@ -125,20 +141,44 @@ class SimulatedInstance:
     def sleep(self, seconds: float) -> None:
         """Drain, stop the worker, which frees weights and cache, and wake again."""
         if self.engine is not None and self.frozen_until is None:
+            now = self._timeline.now
+            self.drains.append(Drain(now + seconds / 4))
             self.engine.dispatch(Pause(seconds / 4))
-            self._timeline.at(self._timeline.now + seconds / 2, self._sleep, self.engine)
-            self._timeline.at(self._timeline.now + seconds, self._wake, self.engine)
+            self._timeline.at(now + seconds / 2, self._sleep, self.engine)
+            self._timeline.at(now + seconds, self._wake, self.engine)
 
     def _sleep(self, engine: SimulatedEngine) -> None:
-        if engine is self.engine and self.frozen_until is None and not self._healed:
-            engine.dispatch(Sleep(1))
-            if engine.instance.worker.state.value == "asleep":
-                self._watch.saw("an instance slept")
+        if self._reads_later(self._sleep, engine) or engine is not self.engine or self._healed:
+            return
+        engine.dispatch(Sleep(self._next_order()))
+        if engine.instance.worker.state.value == "asleep":
+            self._watch.saw("an instance slept")
+        else:
+            self._watch.saw("an order to sleep was refused")
 
     def _wake(self, engine: SimulatedEngine) -> None:
-        if engine is self.engine and self.frozen_until is None and not self._healed:
-            engine.dispatch(Wake(2))
-            engine.dispatch(Resume())
+        if self._reads_later(self._wake, engine) or engine is not self.engine or self._healed:
+            return
+        engine.dispatch(Wake(self._next_order()))
+        if engine.instance.worker.state.value == "asleep":
+            self._watch.saw("an order to wake waited for the worker's end")
+        engine.dispatch(Resume())
+        self._end_drains()
+
+    def _end_drains(self) -> None:
+        for drain in self.drains:
+            drain.end = min(drain.end, self._timeline.now)
+
+    def _reads_later(self, order: Callable[[SimulatedEngine], None], engine: SimulatedEngine) -> bool:
+        """Whether the engine is frozen: it finds the order when it reads again."""
+        if self.frozen_until is None or engine is not self.engine:
+            return False
+        self._timeline.at(self.frozen_until, order, engine)
+        return True
+
+    def _next_order(self) -> int:
+        self._orders += 1
+        return self._orders
 
     def press(self, kind: str, amount: int) -> None:
         if self.engine is not None and self.frozen_until is None:
@@ -154,6 +194,7 @@ class SimulatedInstance:
         if self.engine is not None:
             self._thaw(self.engine)
             self.engine.heal(hung=self.links is None)  # a new life too: nothing goes wrong in it
+            self._end_drains()
 
     # The engine's owner
 

@@ -10,12 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep
+from baton.core.effects import Effect, Mode, ModeChanged, Refuse, RestartWorker, RunStep, StopWorker
 from baton.core.engine.phase import Phase
 from baton.core.engine.request import Sequence
-from baton.core.events import Event, EvictSome, LossCause, PreemptSome, StepDone, WorkerLost, WorkerProgressed, WorkerReady
+from baton.core.events import (
+    Event,
+    EvictSome,
+    LossCause,
+    PreemptSome,
+    StepDone,
+    Wake,
+    WorkerLost,
+    WorkerProgressed,
+    WorkerReady,
+    WorkerStopped,
+)
 from baton.core.instance import Instance
 from baton.errors import InvariantBroken
+from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import Instant, RequestId, WorkerEpoch
 from baton.protocol.output import OTHER_WEIGHTS, Emit, Ended
 from baton.protocol.request import FinishReason
@@ -23,6 +35,7 @@ from baton.protocol.step import StepPlan, StepResult
 from baton.sim.engine import EngineWatch
 from baton.sim.line import Line
 from baton.sim.network import Network
+from baton.sim.order_watch import OrderWatch
 from baton.sim.plans import ExactPlanWatch
 from baton.sim.reference import Reference
 from baton.sim.scenario import Client, Scenario
@@ -57,6 +70,7 @@ class InstanceWatch(Watch, EngineWatch):
         "A tracer, after each event."
         self.steps = StepWatch(scenario, timeline)
         self.reference = Reference(scenario)
+        self._orders = OrderWatch(machine, self.saw)
         self.line = Line()
         self.plans = ExactPlanWatch(scenario, machine.view, self, self.reference, self.line)
         self.model = self.plans.model
@@ -178,6 +192,7 @@ class InstanceWatch(Watch, EngineWatch):
         self._event, self._in_flight, self._lost_before = event, machine.view.plans(), machine.stats.worker_losses
         self._idle = not self._in_flight and machine.worker.state.value == "ready"
         self.reference.before_event(event, now)
+        self._orders.before(event)
         if type(event) is WorkerProgressed and event.epoch == machine.worker.epoch:
             self.steps.progressed()
 
@@ -263,6 +278,11 @@ class InstanceWatch(Watch, EngineWatch):
                 self._restarts_worker(effect)
             case ModeChanged(mode):
                 self._mode_changed(mode)
+            case StopWorker():
+                self._pool_spoiled = True  # it is freed
+                self.reference.slept()
+            case OrderAnswer():
+                self._orders.answered(effect)
 
     def _restarts_worker(self, effect: RestartWorker) -> None:
         """46: a worker is restarted that owes an answer, has broken the protocol, or is overdue."""
@@ -275,7 +295,8 @@ class InstanceWatch(Watch, EngineWatch):
                 raise InvariantBroken("a worker is restarted whose answer is here, unread", invariant=46)
         if self._idle and type(self._event) is not WorkerLost:
             raise InvariantBroken("a worker that owes nothing is restarted", invariant=46)
-        self.reference.restarted(effect.delay_seconds)
+        if type(self._event) not in (Wake, WorkerStopped):  # it is woken
+            self.reference.restarted(effect.delay_seconds)
         self.forced()
 
     def after(self) -> None:
@@ -403,6 +424,7 @@ class InstanceWatch(Watch, EngineWatch):
             self.saw("a late row of a former occupant")
         if self.machine.mode.value != "paused":
             raise InvariantBroken("drained and not paused", invariant=9)
+        self._orders.at_rest()
 
 
 def _plan_text(plan: StepPlan) -> str:

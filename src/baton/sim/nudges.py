@@ -7,7 +7,7 @@ from baton.sim.instance import SimulatedInstance
 from baton.sim.instance_watch import InstanceWatch
 from baton.sim.scenario import Nudge
 
-MESSAGES = ("preempt", "evict", "clear", "clock", "pause", "resume")
+MESSAGES = ("preempt", "evict", "clear", "clock", "pause", "resume", "sleep")
 """An engine that is frozen finds these when it reads again."""
 PAUSE, RESUME = 3, 4
 """Numbers of orders."""
@@ -46,6 +46,8 @@ def nudge(instance: SimulatedInstance, each: Nudge, watch: InstanceWatch) -> boo
             engine.dispatch(Pause(each.amount, PAUSE))
         case "resume":
             engine.dispatch(Resume(RESUME))
+        case "sleep":
+            instance.sleep(each.amount)
         case "restart_fails":
             engine.process.fail_restarts(amount)
         case "restart_hangs":

@@ -158,6 +158,12 @@ class Reference:
         self._steps = 0
         self._lives_lost += evidence
 
+    def slept(self) -> None:
+        """The worker is stopped by order: its steps do not count for the next one, and no loss does."""
+        if self._steps >= HEALTHY_STEPS:
+            self._lives_lost = self._restarts = 0
+        self._steps = 0
+
     def restarted(self, delay: float) -> None:
         """46: at once after the first loss, then 0.1 s later, doubled for each restart in a row, 10 s at most."""
         expected = min(0.1 * 2 ** (self._restarts - 1), 10.0) if self._restarts else 0.0

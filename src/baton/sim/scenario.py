@@ -113,7 +113,7 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 NudgeKind = Literal[
     "preempt", "evict", "crash", "clock", "pause", "resume", "restart_fails", "restart_hangs", "freeze", "crash_loop",
-    "cache_crash", "cache_hang", "clear", "reload", "rank_hello",
+    "cache_crash", "cache_hang", "clear", "reload", "rank_hello", "sleep",
 ]  # fmt: skip
 
 
@@ -139,7 +139,7 @@ class Nudge(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """preempt, evict: how many; clock: seconds of the jump; pause: seconds to drain; restart_fails: how often; freeze: seconds
     in which the engine process does nothing; crash_loop: lives of the worker that end in their second step; reload: the model's
     files are these weights now, and the worker is killed; rank_hello: in which way a rank of the next worker contradicts the
-    others in its hello."""
+    others in its hello; sleep: seconds until it is woken."""
 
 
 def _nodes_are_instances(raw: dict[str, Any]) -> dict[str, Any]:

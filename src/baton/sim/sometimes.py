@@ -62,6 +62,11 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "mode: serving",
     "mode: draining",
     "mode: paused",
+    # Sleep
+    "an instance slept",
+    "an order to sleep was refused",
+    "an order to wake waited for the worker's end",
+    "a woken instance has a worker again",
     # Results that go astray
     "a result of a dead worker",
     "a result overtook an older one",
@@ -149,6 +154,8 @@ CLUSTER_SOMETIMES: tuple[str, ...] = (
     "an engine froze",
     "an instance drained",
     "an instance slept",
+    "an order to sleep was refused",
+    "an order to wake waited for the worker's end",
     "no instance was left",
     "a router was killed",
     "a router froze",
@@ -217,6 +224,11 @@ FRONT_SOMETIMES: tuple[str, ...] = (
     "a stop string ended one sequence",
     "the engine reported other weights",
     "a front closed with open requests",
+    "an instance slept",
+    "an order to wake waited for the worker's end",
+    "a request was refused, as the instance sleeps",
+    "an answer was ended, as the instance is to sleep",
+    "a replay was refused, as the instance sleeps",
 )
 
 SOMETIMES: dict[str, tuple[str, ...]] = {

@@ -30,6 +30,8 @@ from baton.sim.timeline import Timeline
 
 NEVER: Final = 1e9
 """Seconds: a front has no heartbeats."""
+MESSAGE_SECONDS: Final = 0.05
+"""Longest time that a message is under way."""
 
 
 class SinkWatch:
@@ -77,6 +79,8 @@ class FrontProcess:
         self._closing = False
         self._attempts: dict[RequestId, int] = {}
         "The last attempt of each request that was sent."
+        self._refused: dict[RequestId, str] = {}
+        "Why the engine refused a request."
         self._sent_over: dict[RequestId, Wire] = {}
         "The engine that each request was last sent to."
         self._sent_to: dict[RequestId, bytes] = {}
@@ -110,6 +114,7 @@ class FrontProcess:
                 self._watch.saw("the engine reported other weights")
                 self._dispatch(machine.WeightsChanged(message.identity))
             case RefusedRequest():
+                self._refused[message.request] = message.refused.reason
                 self._dispatch(machine.Reject(message.request, message.refused))
 
     # Clients
@@ -166,13 +171,17 @@ class FrontProcess:
                 case machine.FailClient(sink, error):
                     self._failed(sink, str(error))
                 case machine.RefuseClient(sink, refused):
-                    if not self._is_true(sink.request, refused.reason):
+                    if not self._is_true(sink.request, refused.reason) or any(self._watch.requests[sink.request].delivered):
                         raise InvariantBroken(f"{sink.request} is refused for nothing: {refused.reason}", invariant=22)
+                    if refused.reason != "never_fits":
+                        self._watch.saw("a request was refused, as the instance sleeps")
                     self.clients.failed(self._watch.requests[sink.request])
 
     def _is_true(self, request: RequestId, reason: str) -> bool:
-        """22: a request is refused if and only if it is too large for the engine."""
+        """22: a request is refused if and only if it is too large for the engine, or the instance drains or sleeps."""
         client = self._watch.requests[request].client
+        if reason in ("draining", "paused"):
+            return self.clients.sleeps
         needed = -(-(len(client.prompt) + client.max_tokens - 1) // self._block_size)
         return reason == "never_fits" and needed > self._blocks
 
@@ -215,6 +224,10 @@ class FrontProcess:
             self._watch.saw("an answer ended, as other weights are served")
         elif self._closing and why == "the server stops":
             pass
+        elif self._refused.get(sink.request) in ("draining", "paused") and self._attempts[sink.request] > 1:
+            if not self.clients.sleeps:
+                raise InvariantBroken(f"the replay of {asked.name} is refused for nothing: {why}", invariant=22)
+            self._watch.saw("a replay was refused, as the instance sleeps")
         elif self.machine.away is None or sink.request in self._attempts:
             raise InvariantBroken(f"{asked.name} fails for nothing: {why}", invariant=22)
         else:
@@ -231,6 +244,18 @@ class FrontClients(ClusterClients):
         super().__init__(scenario, timeline, watch)
         self._front = front
         self._instance = instance
+
+    @property
+    def sleeps(self) -> bool:
+        """The instance drains or sleeps, or did when what arrives now was sent."""
+        return any(self._timeline.now <= drain.end + MESSAGE_SECONDS for drain in self._instance.drains)
+
+    def _may_be_drained(self) -> bool:
+        now, drains = self._timeline.now, self._instance.drains
+        if not any(drain.deadline <= now <= drain.end + MESSAGE_SECONDS for drain in drains):
+            return False
+        self._watch.saw("an answer was ended, as the instance is to sleep")
+        return True
 
     def _submit(self, entry: tuple[SimulatedRequest, int]) -> None:
         self.to_come -= 1
