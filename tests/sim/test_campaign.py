@@ -7,6 +7,7 @@ import multiprocessing
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,6 +15,9 @@ import pytest
 from baton.sim import campaign, world
 from baton.sim.campaign import CHUNK, LARGE, Campaign, SeedTotals, check_seed, part_of, run_campaign
 from baton.sim.outcome import Outcome
+from baton.sim.pairs import FAULTS, UNPAIRED, pair_of, pairs, seeds_for_pairs
+from baton.sim.run import Kind
+from baton.sim.scenario import CacheFaultKind, ClusterFaultKind, NudgeKind, StepFaultKind
 from baton.sim.sometimes import CLUSTER_SOMETIMES, FRONT_SOMETIMES
 from baton.sim.sometimes import INSTANCE_SOMETIMES as SOMETIMES
 
@@ -167,9 +171,42 @@ def test_what_a_process_sends_home_is_bytes():
 
 
 def test_pairs_of_faults_that_never_met_are_listed():
-    total = SeedTotals()
-    for faults in (["cut", "kill"], ["kill", "sleep"], ["kill"]):
-        total.add(part_of(msgspec.structs.replace(fake(1), faults=faults)))
+    total = SeedTotals(kind="front")
+    for faults in (["freeze", "kill"], ["kill", "sleep"], ["kill"]):
+        total.add(part_of(msgspec.structs.replace(fake(1), faults=faults), kind="front"))
     ran = total.campaign(1.0, 1)
-    assert (ran.pairs, ran.pairs_missing) == (2, ["cut + sleep"])
+    assert (ran.pairs, len(ran.pairs_missing)) == (2, len(pairs("front")) - 2)
+    assert "freeze + sleep" in ran.pairs_missing
     assert total.pairs["kill + kill"] == 3
+
+
+@pytest.mark.parametrize(("seeds", "ok"), [(LARGE - 1, True), (LARGE, False)])
+def test_a_large_campaign_must_reach_every_pair(monkeypatch: pytest.MonkeyPatch, seeds: int, ok: bool):
+    """It fails for one pair that never met, as for a state that was never reached."""
+    faults = [kind for kind in FAULTS["front"] if kind != "sleep"]
+    outcome = msgspec.structs.replace(fake(1, reached=FRONT_SOMETIMES), faults=sorted(faults))
+    monkeypatch.setattr(campaign, "check_seed", lambda seed, kind: outcome)
+    ran = run_campaign(range(seeds), jobs=1, kind="front")
+    assert (len(ran.pairs_missing), ran.missing, ran.ok) == (len(faults), [], ok)
+
+
+@pytest.mark.parametrize("kind", ["instance", "cluster"])
+def test_every_pair_is_drawn_by_its_number(kind: Kind):
+    """2 * n seeds in a row draw each of the n pairs, and a campaign of 2,000 has as many."""
+    count = seeds_for_pairs(kind)
+    assert count <= 2_000
+    drawn = [pair_of(seed, kind) for seed in range(count)]
+    assert sorted(pair for pair in drawn if pair) == sorted(pairs(kind))
+
+
+def test_both_kinds_of_a_pair_strike():
+    seed = next(seed for seed in range(2_000) if pair_of(seed, "instance") == ("copy slow", "rank_hangs"))
+    outcome = check_seed(seed)
+    assert outcome.invariant is None
+    assert {"copy slow", "rank_hangs"} <= {*outcome.faults}
+
+
+def test_every_kind_of_fault_is_part_of_a_pair():
+    counted = {*get_args(StepFaultKind), *get_args(NudgeKind), "poison", *(f"copy {kind}" for kind in get_args(CacheFaultKind))}
+    assert {*FAULTS["instance"]} == counted
+    assert {*get_args(ClusterFaultKind)} - {*FAULTS["cluster"]} == {*UNPAIRED}

@@ -45,6 +45,8 @@ def _print_pairs(campaign: Campaign) -> None:
         typer.echo(f"  {pair}")
     if len(never) > SHOWN:
         typer.echo(f"  ... and {len(never) - SHOWN} more (--json lists all)")
+    if never and campaign.seeds >= campaign.pair_seeds:
+        typer.echo(f"FAILED: {len(never):,} pairs of faults never met in {campaign.seeds:,} seeds")
 
 
 def _print_sometimes(campaign: Campaign) -> None:

@@ -2,7 +2,7 @@
 
 70 % of the seeds have one to three kinds of faults, 5 % about half of all kinds, 5 % none; 10 % are long (500 requests and
 more, at most two kinds), 10 % have a pool so tight that requests are preempted, and no fault at all. A seed in 500 is a burst
-of 10,000 requests at once.
+of 10,000 requests at once. Every second seed has a pair of kinds in addition (pairs.py), but no tight or burst one.
 
 Every part draws from a stream of its own, named by the seed and what it is for, so that taking one part out does not re-roll
 the others. Sizes are tiny on purpose, so that collisions, evictions and preemptions are frequent.
@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from baton.protocol.repetition import RepetitionStop
+from baton.sim.pairs import pair_of, strike_instance
 from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import (
     VOCAB,
@@ -48,7 +49,7 @@ def kind_of(seed: int) -> Kind:
     if seed % BURST_EVERY == BURST_EVERY - 1:
         return "burst"
     roll = stream(seed, "kind").random()
-    return "long" if roll < 0.1 else "tight" if roll < 0.2 else "swarm"
+    return "long" if roll < 0.1 else "tight" if roll < 0.3 and not pair_of(seed, "instance") else "swarm"
 
 
 def generate(seed: int) -> Scenario:
@@ -83,7 +84,9 @@ def generate(seed: int) -> Scenario:
     scenario.storage_tokens = storage_wants_tokens(scenario)
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"), faults=kind != "tight")
-    if kind != "tight":
+    if pair := pair_of(seed, "instance"):
+        strike_instance(scenario, pair, last, stream(seed, "pair"))
+    elif kind != "tight":
         _sleeps(scenario, last, stream(seed, "sleeps"))
     if kind == "swarm" and faults:
         _ranks(scenario, stream(seed, "ranks"))
@@ -202,8 +205,9 @@ def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:
 
 
 def _sleeps(scenario: Scenario, last: float, rng: Random) -> None:
-    """In one of sixteen seeds the instance sleeps and is woken, some of them with a worker that does not start at once."""
-    if rng.random() >= 1 / 16:
+    """In one of sixteen seeds, none with a pair, the instance sleeps and is woken, in some by a worker that does not start at
+    once."""
+    if rng.random() >= 1 / 8:
         return
     for _ in range(rng.choice((1, 1, 2, 4))):
         at, seconds = rng.uniform(0.0, last + 0.3), rng.choice((0.05, 0.2, 1.0, 4.0))

@@ -1,8 +1,9 @@
 """Clusters from seeds. As for a plain instance (sim/generate.py): a swarm of features, few kinds of faults, tiny sizes.
 
 A seed in eight has no fault at all; the others have one to three kinds, of which each strikes a few times: at a stage of a
-hand-off (so that short stages are hit too) or at any time. In 1 of 32 a few long requests are hunted from one instance to the
-next. In 1 of 6, beside all else, weights change: the files of an instance, or of all, are replaced, or a stray dials.
+hand-off (so that short stages are hit too) or at any time. Every second seed has a pair of kinds in addition (pairs.py). In 1
+of 32 a few long requests are hunted from one instance to the next. In 1 of 6, beside all else, weights change: the files of an
+instance, or of all, are replaced, or a stray dials.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from random import Random
 from typing import get_args
 
 from baton.sim.generate import drafts, long_prompts, step_faults, stop_last, stop_repetitions, storage_wants_tokens
+from baton.sim.pairs import pair_of, strike_cluster
 from baton.sim.prompts import PromptTree, stream
 from baton.sim.scenario import (
     VOCAB,
@@ -35,7 +37,9 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
-HUNTED = 1 / 32
+HUNTED = 1 / 16
+QUIET = 1 / 7
+"""Shares of the seeds without a pair of faults: every second one."""
 UNEQUAL = 1 / 6
 SMALL_BOUNDS = 1 / 4
 STOP_LAST = 1 / 6
@@ -68,19 +72,23 @@ def generate_cluster(seed: int) -> Scenario:
     scenario.clients = _clients(seed, scenario, rng)
     long_prompts(scenario, stream(seed, "long prompts"))
     scenario.cluster = _cluster(scenario, rng)
-    kinds = _chosen(rng)
+    pair = pair_of(seed, "cluster")
+    kinds = [] if not pair and stream(seed, "quiet").random() < QUIET else _chosen(rng)
     slow = scenario.cluster.delay * (1 + scenario.cluster.jitter) > 0.01
     if not kinds or slow:  # a hand-off takes several messages: it must have the time
         scenario.cluster.lease_seconds = scenario.cluster.handing_seconds_max = 10.0
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
     _client_faults(scenario, kinds, stream(seed, "client faults"))
+    last = max(client.at for client in scenario.clients)
+    if pair:
+        strike_cluster(scenario, pair, last, stream(seed, "pair"))
     _unequal(scenario, scenario.cluster, stream(seed, "unequal"))
     _small_bounds(scenario.cluster, stream(seed, "router bounds"))
     scenario.cluster.handoff_room_seconds = stream(seed, "handoff room").choice((5.0, 0.05, 0.3))
     stop_last(scenario.clients, STOP_LAST, stream(seed, "stop last"))
     hunt = stream(seed, "hunted")
-    if hunt.random() < HUNTED:
+    if not pair and hunt.random() < HUNTED:
         _hunted(scenario, scenario.cluster, hunt)
     weights = stream(seed, "weights")
     if weights.random() < OTHER_WEIGHTS:
