@@ -78,8 +78,7 @@ def seeds_for_pairs(kind: Kind) -> int:
 
 def strike_instance(scenario: Scenario, pair: tuple[str, ...], last: float, rng: Random) -> None:
     """Add faults of these kinds to a plain instance. `last`: arrival of its last client."""
-    scenario.worker_restarts_max = 5  # a worker that is given up ends the run, and the other kind may not strike any more
-    _add_late_clients(scenario, last)
+    _add_late_clients(scenario, (last, last + 3.0, last + 10.0))
     if any(kind in OF_RANKS for kind in pair):
         scenario.ranks = max(2, scenario.ranks)
     if any(kind in OF_TIERS for kind in pair):
@@ -100,7 +99,7 @@ def strike_cluster(scenario: Scenario, pair: tuple[str, ...], last: float, rng: 
     """Add faults of these kinds to a cluster."""
     assert scenario.cluster is not None
     cluster = scenario.cluster
-    _add_late_clients(scenario, last)
+    _add_late_clients(scenario, (last, last + 1.0, last + 3.0))  # soon enough that what they meet is excused by the faults
     if any(kind.startswith(COPY) for kind in pair):
         scenario.prefix_caching = True
         for instance in cluster.instances:
@@ -110,7 +109,7 @@ def strike_cluster(scenario: Scenario, pair: tuple[str, ...], last: float, rng: 
         if kind in OF_CLUSTERS:
             seconds = rng.randint(1, 20) if kind in ("preempt", "evict") else rng.choice((0.0, 0.2, 1.0))
             at = rng.uniform(0.0, last + 0.2)
-            fault = ClusterFault(kind, at=at, target=target, router=rng.randrange(cluster.routers))  # type: ignore[arg-type]
+            fault = ClusterFault(kind, at=at, target=target, router=rng.randrange(cluster.routers))
             fault.seconds = seconds
             cluster.faults.append(fault)
             continue
@@ -118,10 +117,12 @@ def strike_cluster(scenario: Scenario, pair: tuple[str, ...], last: float, rng: 
             _strike(scenario, instance.steps, instance.cache_faults, kind, place, rng)
 
 
-def _add_late_clients(scenario: Scenario, last: float) -> None:
-    """Clients of the size of the first: there are steps after a kind has struck and is repaired."""
+def _add_late_clients(scenario: Scenario, times: tuple[float, ...]) -> None:
+    """Clients of the size of the first: there are steps after a kind has struck and is repaired. No worker is given up: the
+    other kind could not strike any more."""
+    scenario.worker_restarts_max = 5
     first = scenario.clients[0]
-    for number, at in enumerate((last, last + 3.0, last + 10.0)):
+    for number, at in enumerate(times):
         scenario.clients.append(Client(f"late{number}", at, first.prompt, first.max_tokens, seed=number))
 
 
