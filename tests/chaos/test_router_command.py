@@ -99,6 +99,29 @@ def test_a_stopped_server_is_red_and_accepts_for_a_while(tiny: Path, tmp_path: P
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+def test_a_stopped_router_is_red_and_accepts_for_a_while(tiny: Path, tmp_path: Path):
+    secret, port, cluster_port = tmp_path / "secret", free_port(), free_port()
+    secret.touch(0o600)
+    secret.write_text("0123456789abcdef" * 4)
+    common = ("--cluster-secret", secret, "--served-model-name", "tiny")
+    member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64, "--port", 0)
+    stays = ("--cluster-port", cluster_port, "--shutdown-delay", 29)
+    with (
+        running(tmp_path / "router", "router", tiny, "--port", port, *stays, *common) as router,
+        running(tmp_path / "serve", "serve", tiny, *member, *common),
+    ):
+        until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
+        router.terminate()
+        until(lambda: status(port, "/ready") == 503, "it is red")
+        assert status(port, "/live") == 200
+        answer = get(port, "/v1/completions", BODY)
+        assert answer is not None
+        assert len(answer.tokens[0]) == 6
+        router.terminate()  # the second signal waits for nothing
+        assert router.wait(25) == 0
+    assert "Traceback" not in (tmp_path / "router").read_text()
+
+
 @pytest.mark.slow
 def test_an_instance_answers_health_and_metrics_while_it_drains_for_its_router(tiny: Path, tmp_path: Path):
     """It stays for as long as its router's requests take: 40 answers of 480 tokens."""
