@@ -5,13 +5,14 @@
     python bench/speculate.py --model large --speculate draft:small     a smaller model drafts
 
 Both servers are in one process, and take turns: what slows down the machine slows down both. The answers are compared: they are
-the same to the last token, or this fails.
+the same to the last token, or this fails. At the end it prints which goals are met, and exits with 1 if one is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter, process_time
 
@@ -80,6 +81,23 @@ def run(
     return sum(map(len, made)) / seconds, made
 
 
+def goals(ratios: Mapping[tuple[str, int], float], *, arm: bool) -> list[str]:
+    """A line per goal of drafts on a CPU, by case and batch. One without figures is not judged."""
+    copying = 1.2 if arm else 1.3
+    checks = (
+        (f"copying, 1 at once: at least {copying}x", [ratios.get(("copy", 1))], copying),
+        ("JSON by a schema, 1 at once: at least 1.5x", [ratios.get(("json", 1))], 1.5),
+        ("at least 0.97x everywhere", list(ratios.values()), 0.97),
+    )
+    return [judged(goal, [ratio for ratio in found if ratio is not None], least) for goal, found, least in checks]
+
+
+def judged(goal: str, found: Sequence[float], least: float) -> str:
+    if not found:
+        return f"not judged: {goal}"
+    return f"{'met' if min(found) >= least else 'missed'}: {goal} ({min(found):.2f} to {max(found):.2f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
@@ -98,6 +116,7 @@ def main() -> None:
     drafting = LLM(asked.model, speculate=asked.speculate, speculative_tokens=asked.drafts, **settings)
     print("| case | at once | tokens/s without | with drafts | ratio | drafts | accepted |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
+    ratios: dict[tuple[str, int], float] = {}
     for case in asked.cases.split(","):
         for batch in map(int, asked.batches.split(",")):
             stats = drafting.instance.stats
@@ -112,9 +131,13 @@ def main() -> None:
                 if answers[0] != answers[1]:
                     raise SystemExit(f"{case}: the answers differ")
             without, with_drafts = (median(made) for made in rates.values())
+            ratios[case, batch] = with_drafts / without
             drafts, accepted = stats.drafts - before[0], sum(stats.accepted_drafts) - before[1]
             rate = f"{without:.1f} | {with_drafts:.1f} | {with_drafts / without:.2f}"
             print(f"| {case} | {batch} | {rate} | {drafts} | {accepted} |", flush=True)
+    lines = goals(ratios, arm=platform.machine() == "aarch64")
+    print("", *lines, sep="\n")
+    raise SystemExit(any(line.startswith("missed") for line in lines))
 
 
 if __name__ == "__main__":
