@@ -13,7 +13,7 @@ from baton.cli import private_server
 from baton.cli.bench import load
 from baton.cli.bench.drafts import drafts_since, read_counts
 from baton.cli.bench.measures import Record, meets, percentile, read_slo, summarize
-from baton.cli.bench.workload import random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.bench.workload import random_requests, read_span, shared_prefix_requests, trace_requests
 from baton.cli.http_stream import ServerAddress
 from baton.cli.say import Failed
 
@@ -112,12 +112,12 @@ def test_no_server_is_said(tmp_path):
 
 
 def test_workloads_are_the_same_for_a_seed():
-    assert random_asks(3, (4, 9), (1, 5), seed=3) == random_asks(3, (4, 9), (1, 5), seed=3)
-    assert random_asks(3, (4, 9), (1, 5), seed=3) != random_asks(3, (4, 9), (1, 5), seed=4)
+    assert random_requests(3, (4, 9), (1, 5), seed=3) == random_requests(3, (4, 9), (1, 5), seed=3)
+    assert random_requests(3, (4, 9), (1, 5), seed=3) != random_requests(3, (4, 9), (1, 5), seed=4)
 
 
 def test_groups_share_their_prefix_and_nothing_else():
-    asks = shared_prefix_asks(6, 2, 10, (5, 5), (1, 1), seed=0)
+    asks = shared_prefix_requests(6, 2, 10, (5, 5), (1, 1), seed=0)
     assert len({ask.symbols[:10] for ask in asks}) == 2
     assert len({ask.symbols[10:] for ask in asks}) == 6
 
@@ -128,7 +128,7 @@ def test_equal_hash_ids_are_equal_blocks(tmp_path):
     file.write_text(
         "\n".join(json.dumps({"timestamp": t, "input_length": n, "output_length": 8, "hash_ids": h}) for t, n, h in rows)
     )
-    first, second, third = trace_asks(file, None, 1.0, 2.0, seed=0)
+    first, second, third = trace_requests(file, None, 1.0, 2.0, seed=0)
     assert [ask.at_seconds for ask in (first, second, third)] == [0.0, 1.0, 1.25]
     assert [len(ask.symbols) for ask in (first, second, third)] == [1100, 1024, 700]
     assert first.symbols[:1024] == second.symbols
@@ -166,7 +166,7 @@ def test_an_answer_counts_if_it_is_whole(monkeypatch, events, error):
 
     monkeypatch.setattr(load, "stream_events", stream)
     plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m")
-    record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
+    record = asyncio.run(load.send(plan, random_requests(1, (1, 1), (1, 1), 0)[0], 0.0))
     assert record.error == error
 
 
@@ -182,7 +182,7 @@ def test_reasoning_and_calls_are_pieces_of_a_chat(monkeypatch, delta):
 
     monkeypatch.setattr(load, "stream_events", stream)
     plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m", endpoint="chat")
-    record = asyncio.run(load.send(plan, random_asks(1, (1, 1), (1, 1), 0)[0], 0.0))
+    record = asyncio.run(load.send(plan, random_requests(1, (1, 1), (1, 1), 0)[0], 0.0))
     assert (record.error, len(record.pieces)) == ("", 2)
 
 
@@ -202,7 +202,7 @@ def test_no_more_requests_are_open_than_shall_be(monkeypatch):
     for bound, expected in ((3, 3), (None, 20)):
         most = 0
         plan = load.LoadPlan(server=ServerAddress("http://nowhere"), model="m", concurrency=bound)
-        records, _ = asyncio.run(load.run_load(plan, random_asks(20, (1, 1), (1, 1), 0), lambda *_: None))
+        records, _ = asyncio.run(load.run_load(plan, random_requests(20, (1, 1), (1, 1), 0), lambda *_: None))
         assert (len(records), most) == (20, expected)
 
 

@@ -130,9 +130,9 @@ def test_a_move_is_the_least_of_its_ranks_and_any_error_is_its_error():
 
 def test_the_slowest_rank_is_the_progress_of_all():
     slowest = SlowestProgress()
-    before = slowest.look((1, 1))
-    assert slowest.look((9, 1)) == before, "one rank alone is no progress"
-    assert slowest.look((9, 2)) == before + 1
-    assert slowest.look((9, 3)) == before + 1
-    assert slowest.look((10, 3)) == before + 2
-    assert SlowestProgress().look((41,)) == 41, "one rank is its own word"
+    before = slowest.observe((1, 1))
+    assert slowest.observe((9, 1)) == before, "one rank alone is no progress"
+    assert slowest.observe((9, 2)) == before + 1
+    assert slowest.observe((9, 3)) == before + 1
+    assert slowest.observe((10, 3)) == before + 2
+    assert SlowestProgress().observe((41,)) == 41, "one rank is its own word"

@@ -66,6 +66,81 @@ def test_a_sentence_without_a_subject_is_found(planted):
     assert [*without_subject(source), *with_hidden_subject(source)]
 
 
+NO_NOUN = re.compile(rf"({NO_SUBJECT.pattern}|(From|Until|Between|Asked|As|How|The same|That|This)\b)")
+
+
+def help_texts(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the help texts of metrics: sentences that are arguments, or entries of a table of metrics."""
+    for node in ast.walk(_parsed(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Tuple):
+            parts = node.elts
+        elif isinstance(node, ast.Assign):
+            parts = [node.value]
+        for part in parts:
+            if (
+                isinstance(part, ast.Constant)
+                and isinstance(part.value, str)
+                and " " in part.value
+                and part.value.endswith(".")
+            ):
+                yield part.lineno, part.value
+
+
+@pytest.mark.parametrize("path", sources("observe"), ids=lambda path: path.name)
+def test_help_texts_of_metrics_open_with_a_noun(path):
+    """A dashboard shows a help text alone: "Prompt tokens per request.", not "Of a request."."""
+    assert not [text for _, text in help_texts(path.read_text()) if NO_NOUN.match(text)]
+
+
+def test_help_texts_are_found():
+    found = [text for path in sources("observe") for _, text in help_texts(path.read_text())]
+    assert len(found) > 80
+    assert {"Prompt tokens per request.", "Completed steps."} <= {*found}
+    planted = [text for _, text in help_texts('histogram("x", "From its admission to its first token.", [1])')]
+    assert [text for text in planted if NO_NOUN.match(text)]
+
+
+PRIVATE_WORDS = frozenset(
+    ("told", "tell", "tells", "heard", "hear", "hears", "seat", "seats", "looked", "somebody", "nobody", "anybody", "everybody")
+)
+PRIVATE_NAMES: dict[str, str] = {}
+"""Allowed names with such words, each with the reason."""
+
+
+def private_names(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of functions, classes and attributes whose words say nothing about their meaning."""
+    if not re.search("|".join((*PRIVATE_WORDS, "look_at")), source, re.IGNORECASE):
+        return
+    for node in ast.walk(_parsed(source)):
+        name = ""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        words = {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
+        if name not in PRIVATE_NAMES and (words & PRIVATE_WORDS or "look_at" in name):
+            yield node.lineno, name
+
+
+@pytest.mark.parametrize("layer", sorted({path.relative_to(SRC).parts[0] for path in sources()}))
+def test_names_are_the_words_of_the_field(layer):
+    """STYLE: a name tells what happens (`record_alive`, `next_pass`), not that somebody hears, tells or looks."""
+    paths = [path for path in sources() if path.relative_to(SRC).parts[0] == layer]
+    assert not [f"{path.relative_to(SRC)}:{line}: {name}" for path in paths for line, name in private_names(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    "planted", ["def hear(x): ...", "class Seat: ...", "self._told = 1", "look_at: int = 0", "def _look_at_x(): ..."]
+)
+def test_a_private_name_is_found(planted):
+    assert [*private_names(planted)]
+
+
 @pytest.mark.parametrize("path", sorted((SRC / "native" / "csrc").glob("*.[ch]")), ids=lambda path: path.name)
 def test_comments_of_the_kernels_have_a_subject(path):
     assert not re.findall(rf"/\* {NO_SUBJECT.pattern}.*", path.read_text())

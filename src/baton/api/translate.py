@@ -17,20 +17,20 @@ from typing import Any, Final, Literal, TypeVar
 
 from baton.api.errors import ApiError, bad
 from baton.api.generate.options import ChatBody, CompletionBody
-from baton.api.openai.known_fields import asks_for_nothing
+from baton.api.openai.known_fields import is_neutral
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     rule: Literal["same", "own", "refused", "harmless"]
     about: str
-    "A few words for the documentation."
+    "A few words about the field for the documentation."
     to: str = ""
     "OpenAI's name of the field."
     neutral: tuple[Any, ...] = ()
     "Neutral values, which are accepted. Null is always neutral."
     kind: str = ""
-    "JSON type, if no field of OpenAI's has it."
+    "JSON type of the field, if no field of OpenAI's has it."
 
 
 Table = Mapping[str, Field]
@@ -76,7 +76,7 @@ def translated(body: Mapping[str, Any], table: Table, place: str = "") -> dict[s
         if field is None:
             result.setdefault(place + name, value)
         elif field.rule == "refused":
-            if not asks_for_nothing(value, field.neutral):
+            if not is_neutral(value, field.neutral):
                 why = f": {field.about}" if field.about else ""
                 raise bad(f"{place}{name} is not supported{why}", f"{place}{name}", code="unsupported")
         elif result.setdefault(field.to, value) != value:

@@ -52,18 +52,18 @@ def chat(
     with complaints("chat"), ExitStack() as stack:
         if None not in (model, named) and model != named:
             raise Failed(f"two models: {model} and --model {named}; give one of them")
-        server, name = _who_answers(stack, url, api_key, model or named)
+        server, name = _choose_server(stack, url, api_key, model or named)
         talk(Conversation(server, name, sampling.given(), system))
 
 
-def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: str | None) -> tuple[ServerAddress, str]:
+def _choose_server(stack: ExitStack, url: str | None, api_key: str | None, model: str | None) -> tuple[ServerAddress, str]:
     """Chooses or starts the server, and reports it on stderr."""
     server = ServerAddress(url or DEFAULT_URL, api_key)
     names = models_at(server)
     if url is not None and isinstance(names, str):
         raise Failed(f"{names}; start one with `baton serve`, or leave out --url")
     if not isinstance(names, str):
-        chosen = names[0] if model is None else _name_there(server, model, names)
+        chosen = names[0] if model is None else _served_name(server, model, names)
         if chosen is not None:
             also = "" if chosen in names else f" (it serves {', '.join(names)} under every name)"
             typer.echo(f"{chosen} at {server.url}{also}", err=True)
@@ -76,7 +76,7 @@ def _who_answers(stack: ExitStack, url: str | None, api_key: str | None, model: 
     return stack.enter_context(private_server(model))
 
 
-def _name_there(server: ServerAddress, model: str, names: list[str]) -> str | None:
+def _served_name(server: ServerAddress, model: str, names: list[str]) -> str | None:
     """The server's name of the model. None: it does not serve it. A server that accepts every name lists its own ones alone."""
     listed = next((name for name in (model, served_name(model)) if name in names), None)
     return listed or (model if accepts_name(server, model) else None)

@@ -52,7 +52,7 @@ class LiveReporter(PlainReporter):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Must be entered on the loop, which reads the children's output."""
+        """Draws the table within the block, which must be entered on the loop that reads the children's output."""
         from rich.console import Console
         from rich.live import Live
 
@@ -60,7 +60,7 @@ class LiveReporter(PlainReporter):
         with ExitStack() as stack:
             pipe, terminal = stack.enter_context(stderr_in_a_pipe())
             writer = stack.enter_context(closing(LineWriter()))
-            console = Console(file=cast(TextIO, Unhurried(terminal, writer)), highlight=False)
+            console = Console(file=cast(TextIO, TerminalWriter(terminal, writer)), highlight=False)
             live = stack.enter_context(Live(console=console, auto_refresh=False))
             self._print = lambda text: console.print(text, markup=False, soft_wrap=True)
             self._draw = lambda table: live.update(table, refresh=True)
@@ -86,7 +86,7 @@ class LiveReporter(PlainReporter):
         self._progress.pop(name, None)
         self._restarts[name] = self._restarts.get(name, 0) + 1
 
-    def say_summary(self, view: ClusterView) -> None:
+    def print_summary(self, view: ClusterView) -> None:
         """Redraws the table, which has the summary below it."""
         self._rates.take(view)
         self._view = view
@@ -97,8 +97,8 @@ class LiveReporter(PlainReporter):
         self._draw(table_of(self._view, away, self._rates, self._restarts))
 
 
-class Unhurried(io.TextIOBase):
-    """The terminal, written by a thread: a stopped terminal (Ctrl-S) does not block the cluster."""
+class TerminalWriter(io.TextIOBase):
+    """A terminal that is written by a thread: a stopped terminal (Ctrl-S) does not block the cluster."""
 
     def __init__(self, terminal: TextIO, writer: LineWriter) -> None:
         self._terminal = terminal
@@ -120,7 +120,7 @@ class Unhurried(io.TextIOBase):
 
 
 class LineReader:
-    """Splits the bytes of a pipe into lines. Never blocks."""
+    """Splits the bytes of a pipe into lines, and never blocks."""
 
     def __init__(self, fd: int, take: Callable[[str], None]) -> None:
         os.set_blocking(fd, False)
@@ -140,7 +140,8 @@ class LineReader:
 
 @contextmanager
 def stderr_in_a_pipe() -> Iterator[tuple[int, TextIO]]:
-    """(the pipe's read end, the terminal). Output to stderr, from this process or children, goes to the pipe."""
+    """Replaces stderr by a pipe: (the pipe's read end, the terminal). Output of this process and its children goes to the
+    pipe."""
     terminal = os.dup(2)
     reading, writing = os.pipe()
     os.dup2(writing, 2)
@@ -177,7 +178,7 @@ class Rates:
 
 
 TITLES = ("instance", "state", "run", "wait", "KV blocks", "tok/s", "preempt", "lost", "restarts")
-"""lost: workers. KV blocks: held + cached of all blocks."""
+"""Legend. lost: workers. KV blocks: held + cached of all blocks."""
 TIERS = "tiers"
 
 

@@ -78,9 +78,9 @@ class PlainReporter(UpReporter):
             if name not in self._states and self.was_ready:
                 self.say(f"{name} has joined the cluster")
         self._states = now
-        self.say_summary(view)
+        self.print_summary(view)
 
-    def say_summary(self, view: ClusterView) -> None:
+    def print_summary(self, view: ClusterView) -> None:
         summary = summary_text(view)
         if self.was_ready and summary != self._summary and monotonic() - self._summary_at >= SUMMARY_SECONDS:
             self._summary_at, self._summary = monotonic(), summary

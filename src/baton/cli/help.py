@@ -27,7 +27,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 WIDTH_MAX = 100
 WIDTH_MIN = 40
 TEXT_AT = 26
-"""Column at which descriptions begin. A longer name has a line of its own."""
+"""Column at which descriptions begin. A longer name has its own line."""
 
 
 class HelpfulTyper(typer.Typer):
@@ -50,7 +50,7 @@ class HelpfulCommand(TyperCommand):
         formatter.write(command_help(self, ctx, everything=False))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--help-all" in args and has_rest(self):
+        if "--help-all" in args and has_server_options(self):
             typer.echo(command_help(self, ctx, everything=True).rstrip())
             ctx.exit()
         args = in_our_form(self, ctx, args)
@@ -83,7 +83,7 @@ def width() -> int:
 
 
 def command_help(command: Any, ctx: Any, *, everything: bool) -> str:
-    brief, columns = not everything and has_rest(command), width()
+    brief, columns = not everything and has_server_options(command), width()
     wanted = basic_names(command)
     params = [param for param in command.params if not brief or param.name in wanted]
     arguments = [(name_of(param), text_of(param)) for param in params if param.param_type_name == "argument"]
@@ -91,7 +91,7 @@ def command_help(command: Any, ctx: Any, *, everything: bool) -> str:
     blocks += [table("Arguments", arguments, columns)] if arguments else []
     for group, them in options_by_group(params).items():
         rows = [(name_of(param), text_of(param, brief=brief and group != OWN)) for param in them]
-        rest = [HELP_ROW, *([HELP_ALL_ROW] if has_rest(command) else [])] if group == OWN else []
+        rest = [HELP_ROW, *([HELP_ALL_ROW] if has_server_options(command) else [])] if group == OWN else []
         blocks.append(table(group, [*rows, *rest], columns))
     return joined(blocks)
 
@@ -109,8 +109,8 @@ def options_by_group(params: Iterable[Any]) -> dict[str, list[Any]]:
     return {group: sorted(them, key=lambda param: places.get(param.name, 0)) for group, them in shown.items()} | {OWN: own}
 
 
-def has_rest(command: Any) -> bool:
-    """Whether the command has the options of a server: too many for one screen."""
+def has_server_options(command: Any) -> bool:
+    """Whether the command has the options of a server, which are too many for one screen."""
     return any(param.name == "positional" for param in command.params)
 
 
@@ -131,7 +131,7 @@ def usage(command: Any, ctx: Any) -> str:
 
 
 def paragraphs(text: str, columns: int) -> list[str]:
-    """Paragraphs that begin with \\b are kept as they are; others are wrapped."""
+    """Paragraphs of a text. Those that begin with \\b are kept as they are; others are wrapped."""
     found = []
     for part in re.split(r"\n[ \t]*\n", textwrap.dedent(plain(text)).strip()):
         kept = part.lstrip().startswith("\b")

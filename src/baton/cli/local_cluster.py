@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, UpOptions
-from baton.cli.say import Failed, end_unhurried
+from baton.cli.say import Failed, ignore_further_signals
 from baton.config import EngineConfig, Role, ServeConfig, WorkerConfig
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ def require_divisible(options: UpOptions, serve: ServeConfig) -> None:
 
 class GpuPlace(NamedTuple):
     device_index: int
-    "Index among the visible GPUs."
+    "Index of the GPU among the visible ones."
     sharers: int = 1
     "Number of instances on the GPU."
     place: int = 0
-    "Index among those instances."
+    "Index of this instance among those on the GPU."
 
 
 def places_on_gpus(names: Sequence[str], gpus: int) -> dict[str, GpuPlace]:
-    """Assigns GPUs round-robin: instances of one role are on different GPUs as far as possible. Without a GPU nothing is
-    shared."""
+    """Assigns GPUs round-robin: instances of one role are on different GPUs as far as possible. Without a GPU none is
+    assigned."""
     if not gpus:
         return dict.fromkeys(names, GpuPlace(0))
     on_each = Counter(number % gpus for number in range(len(names)))
@@ -53,7 +53,7 @@ def gpus_for(serve: ServeConfig) -> int:
     """Number of GPUs for the instances. `serve.model` must be a path."""
     from baton.worker.platforms.visible import visible_gpus
 
-    on_gpu = serve.device == "cuda" or (serve.device == "auto" and not Path(serve.model).is_file())  # a GGUF file: on a CPU
+    on_gpu = serve.device == "cuda" or (serve.device == "auto" and not Path(serve.model).is_file())  # a GGUF file runs on a CPU
     return visible_gpus() if on_gpu else 0
 
 
@@ -140,7 +140,7 @@ def run_cluster(
         async def run() -> None:
             with reporter.drawing() if isinstance(reporter, LiveReporter) else nullcontext():
                 await UpGroup(UpConfig(router=router, engines=dialling), reporter).run()
-                end_unhurried()
+                ignore_further_signals()
 
         with closing(reporter.lines):
             asyncio.run(run())
@@ -166,7 +166,7 @@ def ready_text(serve: ServeConfig, engines: Mapping[str, EngineConfig], ready: I
 
 
 def gpus_text(engines: Mapping[str, EngineConfig]) -> str:
-    """The GPU of each instance."""
+    """The GPU of each instance, as text."""
     return ", ".join(f"{name} {_gpus_of(engine.worker)}" for name, engine in engines.items())
 
 
@@ -176,7 +176,7 @@ def _gpus_of(worker: WorkerConfig) -> str:
 
 
 def threads_text(engines: Mapping[str, EngineConfig]) -> str:
-    """Compute threads of each instance. Too few cores slow the instances down."""
+    """Compute threads of each instance, as text. Too few cores slow the instances down."""
     from baton.worker.platforms.cpu import usable_cores
 
     cores, threads = usable_cores(), {name: engine.worker.threads for name, engine in engines.items()}

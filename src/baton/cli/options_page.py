@@ -68,7 +68,7 @@ def options_page() -> str:
     parts.append(ENGINES_HEAD)
     for engine, rows in ENGINES.items():
         parts.append(f"\n### {engine}\n\n| option | here |\n|---|---|\n")
-        parts += [f"| {names_of(row)} | {answer_of(row)} |\n" for row in rows]
+        parts += [f"| {names_of(row)} | {treatment_of(row)} |\n" for row in rows]
     parts.append(VARIABLES_HEAD)
     parts += [f"| `{name}` | {words.removeprefix('use ')} |\n" for name, words in ENVIRONMENT.items()]
     return "".join(parts)
@@ -93,7 +93,7 @@ def names_of(row: Row) -> str:
     return ", ".join(f"`{name}`" for name in (flag_of(row.name), *SHORT.get(row.name, ())))
 
 
-def answer_of(row: Row) -> str:
+def treatment_of(row: Row) -> str:
     if row.kind == "same":
         return "the same"
     if row.kind == "alias":

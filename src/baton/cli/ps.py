@@ -34,7 +34,7 @@ SAMPLE = re.compile(r"^baton:(\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """State of one server. None: not reported."""
+    """State of one server. None: the server has not reported the value."""
 
     models: list[str]
     url: str
@@ -52,19 +52,19 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     with complaints("ps"):
-        found = look(ServerAddress(url, api_key))
+        found = server_status(ServerAddress(url, api_key))
         if as_json:
             print_json(asdict(found))
         else:
             _print(found)
 
 
-def look(server: ServerAddress) -> Serving:
-    """Raises Failed if no server answers."""
+def server_status(server: ServerAddress) -> Serving:
+    """State of the server. Raises Failed if no server answers."""
 
     async def ask() -> Serving:
         async with asyncio.timeout(ASK_SECONDS):
-            return await _look(server)
+            return await _ask_server(server)
 
     try:
         return asyncio.run(ask())
@@ -78,19 +78,19 @@ def look(server: ServerAddress) -> Serving:
         raise Failed(f"{server.url} is no Baton server: give --url") from None
 
 
-async def _look(server: ServerAddress) -> Serving:
+async def _ask_server(server: ServerAddress) -> Serving:
     entries = (await get_json(server, "/v1/models"))["data"]
     names = [str(entry["id"]) for entry in entries]
     created = [float(entry["created"]) for entry in entries if entry.get("created")]
     uptime = max(0.0, time.time() - min(created)) if created else None
     try:
-        numbers = await _of_cluster(server) or _of_server(await get_text(server, "/metrics"))
+        numbers = await _cluster_figures(server) or _server_figures(await get_text(server, "/metrics"))
     except HttpError:  # not allowed for this key, or not on this port
         numbers = {}
     return Serving(names, server.url, uptime, **numbers)
 
 
-async def _of_cluster(server: ServerAddress) -> dict[str, Any]:
+async def _cluster_figures(server: ServerAddress) -> dict[str, Any]:
     """Figures of a router's instances; empty if the server is not a router."""
     try:
         view = await get_json(server, "/v1/cluster")
@@ -108,7 +108,7 @@ async def _of_cluster(server: ServerAddress) -> dict[str, Any]:
     }
 
 
-def _of_server(metrics: str) -> dict[str, Any]:
+def _server_figures(metrics: str) -> dict[str, Any]:
     values = {name: float(value) for name, value in SAMPLE.findall(metrics)}
     return {
         "instances": 1,

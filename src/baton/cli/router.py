@@ -13,7 +13,7 @@ import typer
 from baton.cli.banner import api_rows, banner, base_url, model_rows, try_row
 from baton.cli.cluster_options import PlacementOptions, RouterOptions
 from baton.cli.key_files import with_key_files
-from baton.cli.say import INTERRUPTED, Failed, complaints, end_unhurried, require_packages, resolve_model, with_model
+from baton.cli.say import INTERRUPTED, Failed, complaints, ignore_further_signals, require_packages, resolve_model, with_model
 from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import Given, parameters
 from baton.config import ServeConfig
@@ -126,7 +126,7 @@ def run_router(serve: ServeConfig, placement: PlacementOptions, options: RouterO
 
     async def run() -> None:
         await UpGroup(UpConfig(router=config, engines={}), reporter).run()
-        end_unhurried()
+        ignore_further_signals()
 
     reporter.say(f"instances are expected at {address}: baton serve --role ROLE --router {address} --cluster-secret {secret}")
     with closing(reporter.lines):

@@ -68,7 +68,7 @@ def run(
 
 
 def converse(model: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
-    """`baton chat` with a private server."""
+    """Has a conversation with a private server, as `baton chat` does."""
     from baton.cli.conversation import Conversation, talk
     from baton.cli.private_server import private_server
 
@@ -76,8 +76,8 @@ def converse(model: str, system: str | None, sampling: Sampling, machine: dict[s
         talk(Conversation(server, name, sampling.given(), system))
 
 
-def answer_one(model: str, prompt: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
-    """One turn of a conversation on a terminal: the server finds the model's reasoning, which is shown dimmed."""
+def answer_prompt(model: str, prompt: str, system: str | None, sampling: Sampling, machine: dict[str, Any]) -> None:
+    """Answers one prompt on a terminal through a server, which finds the model's reasoning: it is shown dimmed."""
     from baton.cli.conversation import Conversation, answer
     from baton.cli.private_server import private_server
 
@@ -98,7 +98,7 @@ def answer_all(
 ) -> None:
     watched = len(prompts) == n == 1 and not as_json and sys.stdout.isatty()
     if watched and not raw:
-        answer_one(model, prompts[0], system, sampling, machine)
+        answer_prompt(model, prompts[0], system, sampling, machine)
         return
     begin = monotonic()
     llm = load(model, command="run", **machine)
@@ -113,8 +113,8 @@ def answer_all(
 
 
 def quiet_waiting() -> None:
-    """Must run before torch is imported: waiting threads sleep, as in the server's worker. On few cores a spinning thread takes
-    its neighbour's time (7 times slower beside one busy process, measured)."""
+    """Lets waiting threads sleep, as in the server's worker. Must run before torch is imported. On few cores a spinning thread
+    takes its neighbour's time (7 times slower beside one busy process, measured)."""
     from baton.runtime.processes.process_table import QUIET_WAITING
 
     for name, value in QUIET_WAITING.items():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 PACKAGES = {"yaml": "pyyaml"}
-"""Name of the pip package, where it differs from the module."""
+"""Names of pip packages that differ from their module."""
 
 
 class Failed(Exception):
@@ -61,8 +61,8 @@ class ServerLines:
         self._writer.close()
 
 
-def end_unhurried() -> None:
-    """Called on the loop after an orderly end: further signals are ignored until the process is gone."""
+def ignore_further_signals() -> None:
+    """End the process after an orderly end: further signals are ignored until it is gone. Called on the loop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.remove_signal_handler(number)
@@ -92,7 +92,7 @@ def complaints(command: str) -> Iterator[None]:
 
 
 def require_packages() -> None:
-    """Raises if a required package is missing: each process of a server would end in a traceback."""
+    """Checks the required packages: without the check each process of a server would end in a traceback."""
     from importlib.metadata import PackageNotFoundError, distribution, requires
 
     from baton import DISTRIBUTION
@@ -112,7 +112,7 @@ def require_packages() -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console. A pipe has no width; it gets one that breaks no line of a table."""
+    """A console for tables and text. A pipe has no width; it gets one that breaks no line of a table."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -120,7 +120,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 Advance = Callable[[int, int, str], None]
-"""(done, total, a note)"""
+"""Progress callback: (done, total, a note)."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from baton.cli.say import (
     Failed,
     ServerLines,
     complaints,
-    end_unhurried,
+    ignore_further_signals,
     require_packages,
     resolve_model,
     with_draft_model,
@@ -99,7 +99,7 @@ def run_instances(config: ServeConfig, *, quiet: bool, until_stdin_ends: bool) -
 
 
 def _own_options() -> list[Parameter]:
-    """Options of this process, not of the server: they are not keys of the file."""
+    """Parameters of this process's own options, which are not keys of the file."""
     quiet = typer.Option("--quiet", help="Print nothing but errors.")
     until = typer.Option("--until-stdin-ends", help="Stop when stdin is closed: for a parent process.", hidden=True)
     options = {"quiet": quiet, "until_stdin_ends": until}
@@ -166,7 +166,7 @@ def run_server(config: ServeConfig, *, quiet: bool = False, until_stdin_ends: bo
         if until_stdin_ends:
             _on_end_of_stdin(supervisor.stop)
         await supervisor.run()
-        end_unhurried()
+        ignore_further_signals()
 
     with closing(reporter.lines):
         with reporter.loading:
@@ -198,7 +198,7 @@ class ServeReporter:
         self.was_ready = False
         self.lines = ServerLines("serve")
         self.loading = ExitStack()
-        "Holds the bar. Closed as soon as loading ends: a live bar redraws itself over other output."
+        "The stack that holds the bar. Closed as soon as loading ends: a live bar redraws itself over other output."
         self._stages = open_stages(self.lines.say, quiet=quiet)
         self.loading.callback(self._stages.close)
         self._stage = f"loading {config.served_model_name[0]}"
@@ -250,20 +250,20 @@ def ready_text(config: ServeConfig, ready: InstanceReady, seconds: float) -> str
 
 
 def chosen_text(plan: dict[str, int | float | str]) -> str:
-    """Step sizes that were chosen for the device."""
+    """The step sizes that were chosen for the device, as text."""
     named = [f"{flag_of(name)} {plan[name]:g}" for name in str(plan["chosen_for_device"]).split(", ")]
     return f"{', '.join(named)}, for device {plan.get('device', 'cpu')}"
 
 
 def tiers_text(plan: dict[str, int | float | str]) -> str:
-    """Tiers below the KV cache (docs/caching.md)."""
+    """The tiers below the KV cache, as text (docs/caching.md)."""
     storage = f" and {plan['kv_storage']}" if plan["kv_storage"] else ""
     host = f"{plan['kv_host_gib']} GiB of host memory ({plan['kv_host_blocks']:,} blocks)"
     return f"{host}{storage}; written {plan['kv_write']}, preempted KV: {plan['preempted_kv']}"
 
 
 def plan_text(ready: InstanceReady) -> str:
-    """Resolved settings, for developers of Baton; GET /config has all."""
+    """The resolved settings as text, for developers of Baton; GET /config has all."""
     plan = ready.plan
     words = f"{plan['processes']}; KV pool of {plan['kv_pool_gib']} GiB ({plan['kv_cache_dtype']}) by {plan['kv_blocks_by']}"
     if "memory_gib" in plan:

@@ -48,7 +48,7 @@ MEMBER = (
 """Fields of ServeConfig for an instance of a cluster: not accepted by commands that start a router."""
 
 FLAG_WORDS = ("true", "false", "yes", "no", "on", "off")
-"""Words that are never a model's name, as in: --enable-prefix-caching true."""
+"""Words that are never a model's name, as in `--enable-prefix-caching true`."""
 
 
 # Options
@@ -85,7 +85,7 @@ def _option(setting: Setting, name: str) -> inspect.Parameter:
         help=setting.explained(setting.help),
         show_default=False,
         rich_help_panel=setting.group,
-        hidden=name != setting.name or name == "model",  # the argument has it
+        hidden=name != setting.name or name == "model",  # the argument has the value
     )
     return _parameter(name, (str if setting.choices or sized else setting.kind) | None, info)
 
@@ -121,7 +121,7 @@ class Given:
                 raise Failed(f"two models: {positional} and --model {flags['model']}; give one of them")
             flags["model"] = positional
         self._owners = {setting.name: setting.owner for setting in settings}
-        say = _silent if quiet else _say
+        say = _silent if quiet else _print_notes
         for line in environment_lines(os.environ):
             say(line)
         self._from_flags = SettingSource("", settings, say).values(flags)
@@ -135,16 +135,16 @@ class Given:
         return {name: value for name, value in values.items() if self._owners[name] is owner}
 
     def read(self, owner: Callable[..., ConfigT]) -> ConfigT:
-        """The settings of that class."""
+        """Reads the settings of that class."""
         try:
             return owner(**self.values(owner))
-        except InvalidConfig as error:  # begins with the field's name
+        except InvalidConfig as error:  # the message begins with the field's name
             name, _, rest = str(error).partition(" ")
             in_file = name in self._from_file and name not in self._from_flags
             raise Failed(f"{f'{self._file}: {name}' if in_file else flag_of(name)} {rest}") from None
 
 
-def _say(line: str) -> None:
+def _print_notes(line: str) -> None:
     typer.echo(f"baton: {line}", err=True)
 
 
@@ -161,7 +161,7 @@ class SettingSource:
         self._by_name = {name: setting for setting in settings for name in (setting.name, *setting.aliases)}
         self._flags = frozenset(name for name, setting in self._by_name.items() if setting.kind is bool)
         self._flags |= {name for name, row in FOREIGN.items() if row.flag}
-        self._say = say
+        self._print_notes = say
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Values by field. Options of other engines are refused with an alternative, or left out with a line."""
@@ -188,7 +188,7 @@ class SettingSource:
             raise Failed(f"{self._named(name)} {rest}") from None
 
     def _named(self, name: str) -> str:
-        """The name as the user wrote it."""
+        """The field's name as the user wrote it."""
         return f"{self._file}: {name}" if self._file else flag_of(name)
 
     def _is_foreign(self, name: str, value: Any) -> bool:
@@ -197,12 +197,12 @@ class SettingSource:
             return False
         if verdict.taken == "refused":
             raise Failed(f"{self._named(name)} {verdict.words}")
-        self._say(f"{self._named(name)} {verdict.words}")
+        self._print_notes(f"{self._named(name)} {verdict.words}")
         return True
 
     def _read(self, setting: Setting, name: str, value: Any) -> Any:
         if line := line_about(setting.name, value):
-            self._say(f"{self._named(name)} {value}: {line}")
+            self._print_notes(f"{self._named(name)} {value}: {line}")
         if not self._file and setting.kind is str and not setting.choices and not _takes_text(setting.hint):
             value = _yaml_value(value)
         try:
@@ -257,7 +257,7 @@ def _key(key: object) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list may be given as JSON, as in vLLM: '["*"]'."""
+    """A list value, which may be given as JSON, as in vLLM: '["*"]'."""
     try:
         found = json.loads(value) if isinstance(value, str) and value.startswith("[") else None
     except ValueError:
@@ -270,7 +270,7 @@ def _takes_text(hint: Any) -> bool:
 
 
 def _yaml_value(text: str) -> Any:
-    """A structured field given as a flag is YAML (JSON is YAML too)."""
+    """The value of a structured field: given as a flag it is YAML (JSON is YAML too)."""
     import yaml
 
     try:

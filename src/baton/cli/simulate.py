@@ -116,7 +116,7 @@ def _run_command(order: SeedRange) -> int:
         _check(order)
         if order.mutants:
             return _mutants(order)
-        return _campaign(order) if _is_many(order) else _one_run(order)
+        return _campaign(order) if _runs_many_seeds(order) else _one_run(order)
     except WrongUsage as wrong:
         typer.echo(f"baton simulate: {wrong}", err=True)
         return USAGE
@@ -128,7 +128,7 @@ def _run_command(order: SeedRange) -> int:
 # Checking options
 
 
-def _is_many(order: SeedRange) -> bool:
+def _runs_many_seeds(order: SeedRange) -> bool:
     return order.seed is None and order.scenario is None
 
 
@@ -143,7 +143,7 @@ def _check(order: SeedRange) -> None:
         for other in (*given, one_run, "--shrink" if order.shrink is not None else None):
             if other not in (None, "--seeds"):
                 raise WrongUsage(f"--mutants runs many seeds of many programs: leave out {other}")
-    elif one_run is not None and _is_many(order):
+    elif one_run is not None and _runs_many_seeds(order):
         raise WrongUsage(f"{one_run} shows one run: add --seed N or --scenario FILE")
     if order.trace and order.as_json:
         raise WrongUsage("--trace prints text and --json prints JSON: leave out one (--perfetto FILE goes with --json)")
@@ -151,13 +151,13 @@ def _check(order: SeedRange) -> None:
         raise WrongUsage(f"--perfetto {order.perfetto}: there is no directory {order.perfetto.parent}: make it first")
     if order.shrink is not None:
         try:
-            order.shrink.mkdir(parents=True, exist_ok=True)  # before a long run, not after it
+            order.shrink.mkdir(parents=True, exist_ok=True)  # before a long run, not after
         except OSError as error:
             raise WrongUsage(f"--shrink {order.shrink}: cannot be made ({error.strerror}): give another directory")
 
 
 def read_range(text: str) -> range:
-    """A:B as in Python: B is exclusive."""
+    """Reads a range of seeds, A:B as in Python: B is exclusive."""
     first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
         raise WrongUsage(f"--seeds {text}: write A:B, two whole numbers, like --seeds {SEEDS} (for one seed: --seed N)")
@@ -180,7 +180,7 @@ def read_scenario(path: Path) -> Scenario:
             scenario.of_instance(number).config()
         if scenario.cluster is None:
             scenario.config()
-        for client in scenario.clients:  # a wire would validate it
+        for client in scenario.clients:  # a wire would validate the scenario
             msgspec.convert(msgspec.to_builtins(client.request()), GenerateRequest)
     except OSError as error:
         raise WrongUsage(f"--scenario {path}: cannot be read ({error.strerror}): give a file that --shrink wrote")

@@ -25,22 +25,22 @@ from baton.protocol.step import StepDigest, StepResult, digest_of
 Answer = TypeVar("Answer")
 
 STEPS_UNCOMPARED_MAX: Final = 64
-"""Steps whose digests are incomplete. A collective keeps ranks within a step of each other, so more is a rank that does not
-answer."""
+"""Maximum of steps whose digests are incomplete. A collective keeps ranks within a step of each other, so more means that a
+rank does not answer."""
 OWN: Final = frozenset({"pool", "digest_seconds", "plan"})
 """Fields of a hello that may differ between ranks: each has its own pool and measures its own times."""
 HELLO_WORDS: Final = {"identity": "other weights", "blocks": "another number of KV blocks", "layout": "another KV layout"}
 
 
 class RankEnds:
-    """Who ended first, and who must be killed for it."""
+    """Records the first rank that ended, and returns the ranks to kill for it."""
 
     __slots__ = ("_ranks", "first")
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self.first: int | None = None
-        "The rank that ended first. None: all run."
+        "The rank that ended first. None: all ranks run."
 
     def ended(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks to kill: all others at the first end, none later."""
@@ -72,7 +72,7 @@ class RankAnswers(Generic[Answer]):
         return [answers[each] for each in range(self._ranks)]
 
     def __len__(self) -> int:
-        """Keys that some ranks have not answered."""
+        """Number of keys that some ranks have not answered."""
         return len(self._open)
 
 
@@ -86,7 +86,7 @@ class StepDigests:
         self._answers: dict[StepNo, dict[int, bytes]] = {}
 
     def add_result(self, rank: int, result: StepResult) -> None:
-        """Rank 0 sends results."""
+        """Record a result of rank 0."""
         if rank != 0:
             raise PeerError(f"rank {rank} has sent a result, which is rank 0's to send")
         self._add(0, digest_of(result))
@@ -141,14 +141,15 @@ def _shown(value: object) -> str:
 
 
 def least_move(results: Sequence[MoveResult]) -> MoveResult:
-    """A block has moved when every rank has moved its part. An error of one rank is the move's error."""
+    """The set's result of a move: a block has moved when every rank has moved its part. An error of one rank is the move's
+    error."""
     failed = next((rank for rank, result in enumerate(results) if result.error is not None), None)
     error = None if failed is None else f"rank {failed}: {results[failed].error}"
     return MoveResult(results[0].id, min(result.moved for result in results), max(result.seconds for result in results), error)
 
 
 def least_found(answers: Sequence[StorageAnswer]) -> StorageAnswer:
-    """A block is found when every rank has found its part."""
+    """The set's answer to a query: a block is found when every rank has found its part."""
     failed = next((rank for rank, answer in enumerate(answers) if answer.error is not None), None)
     error = None if failed is None else f"rank {failed}: {answers[failed].error}"
     return StorageAnswer(answers[0].id, min(answer.found for answer in answers), error)
@@ -163,7 +164,7 @@ class SlowestProgress:
         self._before: tuple[int, ...] = ()
         self.value = 0
 
-    def look(self, words: tuple[int, ...]) -> int:
+    def observe(self, words: tuple[int, ...]) -> int:
         if len(words) == 1:
             return words[0]
         if len(words) != len(self._before):

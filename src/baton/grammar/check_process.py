@@ -17,19 +17,20 @@ from baton.text.helper import Helper, HelperCrash, HelperTimeout
 from baton.text.helper_wire import frame
 
 MEMORY_BYTES_MAX: Final = 2 * 1024**3
-"""Address space of the child. With a vocabulary of 150,000 tokens it has 0.5 GiB before the first grammar."""
+"""Bytes of the child's address space. With a vocabulary of 150,000 tokens it has 0.5 GiB before the first grammar."""
 CHECK_SECONDS_MAX: Final = 5.0
-"""Wall-clock time. An ordinary grammar takes milliseconds; the child itself refuses more than half a second of CPU time."""
+"""Seconds of wall-clock time. An ordinary grammar takes milliseconds; the child itself refuses more than half a second of CPU
+time."""
 GRAMMARS_MAX: Final = 256
 """Number of cached results."""
 TOO_MUCH: Final = ("", "", "it takes too much time or memory to compile: make it smaller")
 _REPLY_BYTES_MAX: Final = 16 * 1024**2
 _ONE_THREAD: Final = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Each thread takes address space."""
+"""Number of threads. Each takes address space."""
 
 
 class GrammarCheck:
-    """Thread-safe; the calling thread blocks."""
+    """Checks grammars in a child. Thread-safe; the calling thread blocks."""
 
     def __init__(self, vocabulary: VocabularySource, *, check_seconds_max: float = CHECK_SECONDS_MAX) -> None:
         self._check_seconds_max = check_seconds_max
@@ -40,7 +41,7 @@ class GrammarCheck:
             start_with=vocabulary,
             environment=_ONE_THREAD,
         )
-        # Written only by the thread that holds the helper's turn.
+        # written only by the thread that holds the helper's turn
         self._known: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     def knows(self, grammar: Grammar) -> bool:
@@ -50,7 +51,7 @@ class GrammarCheck:
     def check(self, grammar: Grammar) -> Grammar:
         """The grammar in a form that workers accept. Raises BadGrammar, or Unavailable if it cannot be checked."""
         asked = (grammar.kind, grammar.text)
-        kind, text, why = self._known.get(asked) or self._ask(asked)
+        kind, text, why = self._known.get(asked) or self._request(asked)
         if why:
             raise BadGrammar(why)
         return structs.replace(grammar, kind=kind, text=text)
@@ -63,11 +64,11 @@ class GrammarCheck:
     def close(self) -> None:
         self.helper.close()
 
-    def _ask(self, asked: tuple[str, str]) -> tuple[str, str, str]:
+    def _request(self, asked: tuple[str, str]) -> tuple[str, str, str]:
         seconds = self._check_seconds_max
         message = frame([seconds, asked])
         with self.helper.turn():
-            answer = self._known.get(asked)  # the thread before us may have checked the same
+            answer = self._known.get(asked)  # the thread before us may have checked the same grammar
             if answer is None:
                 try:
                     kind, text, why = self.helper.ask_in_turn(message, seconds, _REPLY_BYTES_MAX)

@@ -22,7 +22,7 @@ from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 
 Words = NDArray[np.uint32]
-"""Bit i % 32 of word i // 32 is token i."""
+"""Bits of a mask: bit i % 32 of word i // 32 is token i."""
 
 LIMITS: Final = LLParserLimits(
     max_items_in_row=2_500,  # four per optional property of an object
@@ -46,26 +46,26 @@ def checked(grammar: Grammar) -> Grammar:
 
 
 class Matcher:
-    """The state of one sequence. Not thread-safe; llguidance releases the interpreter lock."""
+    """The grammar's state of one sequence. Not thread-safe; llguidance releases the interpreter lock."""
 
     __slots__ = ("_ends", "_ends_late", "_matcher", "_thought", "_width", "ended", "error")
 
     def __init__(self, vocabulary: Vocabulary, grammar: Grammar) -> None:
-        """Never raises: `error` has the reason."""
+        """Compiles the grammar. Never raises: `error` has the reason."""
         self._width = vocabulary.width
         self._ends = [end for end in grammar.ends if end < vocabulary.width]
         self._ends_late = grammar.ends_late
         self._thought: Thinking | None = None
-        "The reasoning before the text. None: the text has begun."
+        "State of the reasoning before the text. None: the text has begun."
         self.ended = False
-        "A token that ends the text was drawn."
+        "Whether a token that ends the text was drawn."
         self.error = ""
         try:
             self._matcher = LLMatcher(vocabulary.tokenizer, lark_of(grammar), log_level=0, limits=LIMITS)
         except (BadGrammar, ValueError) as error:
             self.error = reason_of(str(error), kind=grammar.kind)
             return
-        self._judge(grammar.kind)
+        self._record_error(grammar.kind)
 
     def copy(self, thinking: Thinking | None = None) -> Matcher:
         """A matcher for another sequence, without compiling again. `thinking`: the reasoning before the answer is
@@ -75,7 +75,7 @@ class Matcher:
         return other
 
     def fork(self) -> Matcher:
-        """A matcher in the same state."""
+        """A second matcher in the same state."""
         other = Matcher.__new__(Matcher)
         other._width, other._ends, other._ends_late = self._width, self._ends, self._ends_late
         other.ended, other.error, other._thought = self.ended, self.error, self._thought
@@ -84,7 +84,7 @@ class Matcher:
         return other
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Consumes the tokens that were drawn."""
+        """Consumes drawn tokens."""
         for token in tokens:
             if self.error or self.ended:
                 return
@@ -93,7 +93,7 @@ class Matcher:
             elif self._thought is not None and self._thinks(self._thought, token):
                 continue
             elif not self._matcher.consume_token(token):
-                self._judge()
+                self._record_error()
                 self.error = self.error or f"token {token} is not one that the grammar allows"
 
     def forced(self) -> bytes:
@@ -113,7 +113,7 @@ class Matcher:
                 _take_bit(words, token)
             return
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._judge()
+        self._record_error()
         if self.error:
             words[:] = 0
             return
@@ -134,8 +134,8 @@ class Matcher:
         self._thought = structs.replace(thought, is_open=True) if token == thought.start else None
         return token == thought.start
 
-    def _judge(self, kind: str = "") -> None:
-        """`kind`: kind of the grammar that was just compiled."""
+    def _record_error(self, kind: str = "") -> None:
+        """Records an error of the compiled grammar. `kind`: kind of the grammar."""
         if self._matcher.is_error():
             self.error = reason_of(self._matcher.get_error(), kind=kind)
 
@@ -159,7 +159,7 @@ def allows_only(words: Words, tokens: NDArray[np.int64]) -> bool:
 
 
 def allowed(words: Words, width: int) -> NDArray[np.bool_]:
-    """A flag per token."""
+    """Whether each token is allowed, by token id."""
     return np.unpackbits(words.view(np.uint8), count=width, bitorder="little").view(np.bool_)
 
 

@@ -53,7 +53,7 @@ from baton.text.pair_scores import PairModel
 from baton.text.parsers.styles import answer_style
 from baton.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # numpy comes with the model
+if TYPE_CHECKING:  # numpy is imported with the model
     from baton.worker.in_flight_step import InFlightStep
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class LLM:
         names (keywords.py). With a `seed` the same calls in the same order draw the same tokens."""
         from baton.worker.build import build_worker  # imports numpy, and torch if the forward pass needs it
 
-        # No client waits for single tokens: only the time until all prompts are done matters.
+        # Only the time until all prompts are done matters: no client waits for single tokens.
         settings = {"prefill_tokens_beside_decodes": 0, "decode_gap_ms": 0.0, **serve_settings(settings)}
         asked = ServeConfig(model=str(model), **settings)  # refuses bad settings before a model is downloaded
         for name in ("tensor_parallel_size", "data_parallel_size"):
@@ -105,11 +105,11 @@ class LLM:
         )
         self.pooling = built.pooling
         self.scoring = built.scoring
-        "How the model scores a pair of texts (models/scoring.py). Empty: not at all."
+        "How the model scores a pair of texts (models/scoring.py). Empty: it cannot."
         self.labels = built.labels
         "Names of the classes of a model that classifies."
         self.generates = built.generates
-        "False: the model is an encoder, for `embed`, `score` or `classify`."
+        "Whether the model generates. False: it is an encoder, for `embed`, `score` or `classify`."
         self._identity = built.identity
         if (words := lowered_context(self.config, self.context_tokens, self._runner.config.context_tokens_max)) is not None:
             log.warning(words)
@@ -125,14 +125,14 @@ class LLM:
         self._seeds = None if seed is None else Random(seed)
         self._closed = False
         self._in_use = Lock()
-        "Never waited for: held while a call runs."
+        "Lock held while a call runs. No thread waits for it."
         self._open_stream: ReferenceType[AnswerStream] | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Creates a machine without requests, and empties the runner's slots. The model and the memory of the pool stay."""
         self._plans: deque[StepPlan] = deque()
-        self._tickets: deque[InFlightStep] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         "Launched steps whose results are not collected yet."
         self._call = ClientCall()
         self._runner.clear()
@@ -145,7 +145,7 @@ class LLM:
             return
         if self._open_stream is not None and (stream := self._open_stream()) is not None:
             stream.close()
-        self._enter_call()  # never released: later calls raise
+        self._enter_call()  # never released, so that later calls raise
         self._closed = True
         self._runner.close()
 
@@ -242,8 +242,7 @@ class LLM:
             self._in_use.release()
 
     def stream(self, prompts: Prompts, sampling_params: Sampling = None, *, n: int | None = None) -> AnswerStream:
-        """The same answers as an iterator of `Chunk`, over all prompts and outputs. Bad arguments raise here, before the first
-        chunk."""
+        """Answers as an iterator of `Chunk`, over all prompts and outputs. Bad arguments raise here, before the first chunk."""
         self._enter_call()
         try:
             self._call = ClientCall(streamed=True)
@@ -265,15 +264,15 @@ class LLM:
         use_tqdm: bool = False,
         **options: Any,
     ) -> list[SequenceAnswer]:
-        """Like `generate`, for lists of messages, or a single one. `options`: those of a chat template (add_generation_prompt,
-        continue_final_message, tools, chat_template_kwargs)."""
+        """Answers of lists of messages, or a single one, as of `generate`. `options`: those of a chat template
+        (add_generation_prompt, continue_final_message, tools, chat_template_kwargs)."""
         rendered = self._rendered(messages, **options)
         return self.generate(rendered, sampling_params, n=n, progress=progress, use_tqdm=use_tqdm)
 
     def stream_chat(
         self, messages: Chats, sampling_params: Sampling = None, *, n: int | None = None, **options: Any
     ) -> AnswerStream:
-        """Like `stream`, for lists of messages, or a single one."""
+        """Answers of lists of messages, or a single one, as of `stream`."""
         return self.stream(self._rendered(messages, **options), sampling_params, n=n)
 
     def _rendered(
@@ -345,7 +344,7 @@ class LLM:
             raise CallerError(str(error)) from None
 
     def _ids(self, text: str) -> list[int]:
-        """An encoder cuts texts that are too long, as sentence-transformers does."""
+        """Token ids of a prompt. An encoder cuts texts that are too long, as sentence-transformers does."""
         if self.generates:
             return self.tokenizer.encode(text)
         before, after = self.tokenizer.prefix_ids, self.tokenizer.suffix_ids
@@ -366,10 +365,10 @@ class LLM:
 
     def _step(self) -> bool:
         """Collects one step after launching the next ones. Returns False if there is none."""
-        if not self._plans and not self._tickets:
+        if not self._plans and not self._in_flight:
             return False
         self._launch()
-        result = self._runner.collect(self._tickets.popleft())
+        result = self._runner.collect(self._in_flight.popleft())
         if self._runner.steps_ahead > 1:
             self._launch()  # a step that waited for these tokens does not wait until they are delivered
         self._dispatch(StepDone(result))
@@ -380,7 +379,7 @@ class LLM:
 
     def _launch(self) -> None:
         while self._plans and not self._runner.must_wait(self._plans[0]):
-            self._tickets.append(self._runner.submit(self._plans.popleft()))
+            self._in_flight.append(self._runner.submit(self._plans.popleft()))
 
     def _dispatch(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):

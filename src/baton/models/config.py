@@ -38,16 +38,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YarnScaling:
-    """Like Llama3Scaling with a ramp over dimensions, plus a factor on the attention scores."""
+    """Llama3Scaling with a ramp over dimensions, plus a factor on the attention scores."""
 
     factor: float
     original_context: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
-    "Multiplies cos and sin, so scores grow by its square. The readers compute it if a file omits it."
+    "Factor on cos and sin, so scores grow by its square. The readers compute it if a file omits it."
     truncate: bool = True
-    "Round the ends of the ramp to whole dimensions."
+    "Whether the ends of the ramp are rounded to whole dimensions."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class FrequencyDivisors:
 
     divisors: tuple[float, ...]
     attention_factor: float = 1.0
-    "As in YarnScaling."
+    "Factor on cos and sin, as in YarnScaling."
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyDivisors
@@ -70,7 +70,7 @@ class RopeConfig:
     theta: float = 10000.0
     scaling: RopeScaling | None = None
     dimensions: int | None = None
-    "Dimensions of a head that rotate; the others keep their values at every position. None: all."
+    "Number of dimensions of a head that rotate; the others keep their values at every position. None: all."
 
     def __post_init__(self) -> None:
         scaling = self.scaling
@@ -108,42 +108,42 @@ class Traits:
 
     qkv_bias: bool = False
     output_bias: bool = False
-    "Bias on the attention's output projection."
+    "Whether the attention's output projection has a bias."
     mlp_bias: bool = False
     qk_norm: bool = False
-    "Queries and keys are normalised before the rotation: each head separately, with one weight for all heads."
+    "Whether queries and keys are normalised before the rotation: each head separately, with one weight for all heads."
     qk_norm_across_heads: bool = False
-    "With qk_norm: all heads of a token as one row, with a weight per dimension of every head."
+    "Whether qk_norm treats all heads of a token as one row, with a weight per dimension of every head."
     layer_windows: tuple[int | None, ...] = ()
     "Sliding window of each layer in tokens, None for full attention. Empty: full attention everywhere."
     layer_ropes: tuple[RopeConfig, ...] = ()
     "Rotary positions by layer. Empty: ModelConfig.rope everywhere."
     sinks: bool = False
-    "Each head has a learned score that takes part in the softmax and has no value."
+    "Whether each head has a learned score that takes part in the softmax and has no value."
     activation: Activation = "silu"
     "Activation of the gate, in MLPs and experts."
     norms: NormPlaces = "before"
     "Place of the norms: before attention and MLP, after them (on what is added to the residual), or both."
     layer_norm: bool = False
-    "Norms of the residual are LayerNorm (subtract the mean); else RMSNorm."
+    "Whether norms of the residual are LayerNorm (subtract the mean); else RMSNorm."
     norm_bias: bool = False
-    "These norms have a bias."
+    "Whether norms of the residual have a bias."
     parallel: bool = False
-    "Attention and MLP read the same normalised input, and both are added to the residual. There is no MLP norm."
+    "Whether attention and MLP read the same normalised input, and both are added to the residual. There is no MLP norm then."
     embedding_scale: float = 1.0
     "Factor of embeddings before the first layer."
     attention_scale: float | None = None
     "Factor of scores before the softmax. None: 1 / sqrt(head_dim)."
     logits_scale: float = 1.0
-    "Factor of logits. Loaders fold it into the last norm's weight."
+    "Factor of logits, which loaders fold into the last norm's weight."
 
 
 HEAD_UNIT = 32
 """Bits of a word in a mask of tokens."""
 Scoring = Literal["softmax", "sigmoid"]
 EXPERTS_MAX, EXPERTS_OF_ALL_LAYERS_MAX = 4096, 131_072
-"""Limits, because names are built for every expert of every layer before any tensor could contradict the numbers. The largest
-models have some 25,000."""
+"""Limits of experts: names are built for every expert of every layer before any tensor could contradict the numbers. The
+largest models have some 25,000."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,21 +156,21 @@ class Experts:
     inner_size: int
     "Width of one expert; ModelConfig.intermediate_size is the width of an MLP without experts."
     normalised: bool
-    "The shares of the picked experts are scaled to sum 1."
+    "Whether the shares of the picked experts are scaled to sum 1."
     layers: tuple[bool, ...] = ()
-    "Which layers have experts; the others have an MLP. Empty: all."
+    "Layers that have experts; the others have an MLP. Empty: all layers."
     scoring: Scoring = "softmax"
     "Conversion of the router's logits to shares."
     bias: bool = False
-    "Router and experts' matrices have biases."
+    "Whether router and experts' matrices have biases."
     correction: bool = False
-    "A bias per expert is added to the shares for the choice, but not to the shares themselves."
+    "Whether a bias per expert is added to the shares for the choice, but not to the shares themselves."
     scale: float = 1.0
     "Final factor of the shares."
     shared_size: int = 0
     "Width of an MLP that every token passes besides the picked experts. 0: none."
     shared_gate: bool = False
-    "The output of that MLP is multiplied by the sigmoid of another product."
+    "Whether the output of that MLP is multiplied by the sigmoid of another product."
 
     def __post_init__(self) -> None:
         ok = 1 <= self.per_token <= self.count and self.inner_size >= 1
@@ -197,10 +197,10 @@ class ModelConfig:
     rope: RopeConfig
     norm_eps: float
     tied_embeddings: bool
-    "The output head is the embedding table."
+    "Whether the output head is the embedding table."
     traits: Traits = Traits()
     experts: Experts | None = None
-    "None: one MLP for all tokens."
+    "The mixture of experts. None: one MLP for all tokens."
     context_tokens_max: int
     "Maximum of positions, prompt and output together."
     bos_id: int | None = None
@@ -238,11 +238,11 @@ class ModelConfig:
         _require(mixed in (0, self.layers), f"experts were given for {mixed} of {self.layers} layers")
 
     def _check_rope(self, rope: RopeConfig) -> None:
-        turned = self.rotary_dimensions(rope)
-        _require(turned <= self.head_dim, f"rotary positions on {turned} dimensions of heads that have {self.head_dim}")
+        rotated = self.rotary_dimensions(rope)
+        _require(rotated <= self.head_dim, f"rotary positions on {rotated} dimensions of heads that have {self.head_dim}")
         if isinstance(rope.scaling, FrequencyDivisors):
             count = len(rope.scaling.divisors)
-            _require(count == turned // 2, f"{count} rotary divisors were given for {turned // 2} frequencies")
+            _require(count == rotated // 2, f"{count} rotary divisors were given for {rotated // 2} frequencies")
 
     def rotary_dimensions(self, rope: RopeConfig) -> int:
         return self.head_dim if rope.dimensions is None else rope.dimensions
@@ -263,7 +263,7 @@ class ModelConfig:
 
     @property
     def all_head_rows(self) -> list[range]:
-        """The same of all ranks."""
+        """Tokens whose logits all ranks compute together."""
         ranks = self.shard.ranks
         return [Shard(rank, ranks).share(self.vocab_size, HEAD_UNIT) for rank in range(ranks)]
 
@@ -279,13 +279,13 @@ class ModelConfig:
         return float(self.head_dim**-0.5) if given is None else given
 
     def window(self, layer: int) -> int | None:
-        """Tokens, itself included, that a token of this layer attends to. None: all."""
+        """Number of tokens, itself included, that a token of this layer attends to. None: all."""
         return self.traits.layer_windows[layer] if self.traits.layer_windows else None
 
     def layer_rope(self, layer: int) -> RopeConfig:
         return self.traits.layer_ropes[layer] if self.traits.layer_ropes else self.rope
 
     def layer_experts(self, layer: int) -> Experts | None:
-        """None: this layer has an MLP."""
+        """The experts of the layer. None: it has an MLP."""
         experts = self.experts
         return experts if experts is not None and (not experts.layers or experts.layers[layer]) else None

@@ -41,7 +41,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     rope = _rope(fields, file, head_dim, truncates=model.gguf_yarn_truncates)
     traits = replace(model.traits_from_gguf(fields, file.tensors), layer_ropes=model.layer_ropes_from_gguf(fields, rope))
     experts = model.experts_from_gguf(fields)
-    _refuse_what_we_do_not_run(fields, head_dim, traits, experts)
+    _refuse_unsupported_parts(fields, head_dim, traits, experts)
     return ModelConfig(
         architecture=model.name,
         vocab_size=_vocab_size(file),
@@ -62,7 +62,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     )
 
 
-def _refuse_what_we_do_not_run(fields: ConfigFields, head_dim: int, traits: Traits, mixture: Experts | None) -> None:
+def _refuse_unsupported_parts(fields: ConfigFields, head_dim: int, traits: Traits, mixture: Experts | None) -> None:
     def refuse_unless(ok: bool, what: str) -> None:
         if not ok:
             raise ModelUnsupported(f"{fields.origin}: {what}")
@@ -83,7 +83,8 @@ def _refuse_what_we_do_not_run(fields: ConfigFields, head_dim: int, traits: Trai
 
 
 def _refuse_other_windows(fields: ConfigFields, windows: Sequence[int | None]) -> None:
-    """A file may name the layers with a window: one truth value each, or a period whose last layer has none."""
+    """Refuses windows that differ from the family's. A file may name the layers with a window: one truth value each, or a
+    period whose last layer has none."""
     pattern = fields.get("attention.sliding_window_pattern")
     ours = [window is not None for window in windows]
     if isinstance(pattern, bool) or not isinstance(pattern, int | list):
@@ -110,11 +111,11 @@ def _vocab_size(file: GGUFFile) -> int:
 
 
 def _rope(fields: ConfigFields, file: GGUFFile, head_dim: int, *, truncates: bool) -> RopeConfig:
-    turned = fields.integer("rope.dimension_count", head_dim)
+    rotated = fields.integer("rope.dimension_count", head_dim)
     return RopeConfig(
         theta=fields.number("rope.freq_base", 10000.0),
         scaling=_scaling(fields, file, truncates=truncates),
-        dimensions=None if turned == head_dim else turned,
+        dimensions=None if rotated == head_dim else rotated,
     )
 
 
@@ -130,7 +131,7 @@ def _scaling(fields: ConfigFields, file: GGUFFile, *, truncates: bool) -> RopeSc
     if SHORT_FACTORS in file.tensors:
         factor = fields.number("rope.scaling.attn_factor", 1.0)
         return FrequencyDivisors(divisors=file.floats(SHORT_FACTORS), attention_factor=factor)
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))  # the second in older files
+    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))  # older files have the second key
     kind = fields.get("rope.scaling.type", "linear")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
@@ -163,6 +164,6 @@ def _yarn(fields: ConfigFields, factor: float, *, truncates: bool) -> YarnScalin
 
 
 def _eos_ids(top: ConfigFields) -> tuple[int, ...]:
-    """Ends of text, of a turn, and of a message: any of them ends an answer."""
+    """Ids that end an answer: ends of text, of a turn, and of a message."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     return tuple(dict.fromkeys(i for key in keys for i in top.token_ids(f"tokenizer.ggml.{key}")))

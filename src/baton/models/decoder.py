@@ -39,12 +39,12 @@ class DecoderLayer:
         prefix, traits, here = f"layers.{layer}.", config.traits, layer_norms(config)
 
         def norm(name: str) -> Norm:
-            return norm_of(config, weights, f"{prefix}{name}") if name in here else _as_it_is
+            return norm_of(config, weights, f"{prefix}{name}") if name in here else _unchanged
 
         self.parallel = traits.parallel
         self.rope = config.layer_rope(layer)
-        self.summed: Callable[[Tensor], Tensor] = _as_it_is if collective is None else partial(_summed, collective)
-        "Adds up the parts of several ranks, where attention and MLP end."
+        self.summed: Callable[[Tensor], Tensor] = _unchanged if collective is None else partial(_summed, collective)
+        "Collective that adds up the parts of several ranks, where attention and MLP end."
         self.attention_norm, self.attention_post_norm = norm("attention_norm"), norm("attention_post_norm")
         self.attention = AttentionBlock(config, weights, layer)
         self.mlp_norm, self.mlp_post_norm = norm("mlp_norm"), norm("mlp_post_norm")
@@ -70,7 +70,7 @@ class DecoderLayer:
         return [self.attention.qkv, self.attention.output, *self.mlp.linears()]
 
 
-def _as_it_is(rows: Tensor) -> Tensor:
+def _unchanged(rows: Tensor) -> Tensor:
     return rows
 
 
@@ -104,11 +104,12 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionContext) -> Tensor:
-        """token_ids, positions: integers [tokens] -> hidden [tokens, hidden_size], before the last norm."""
+        """Hidden states of tokens. token_ids, positions: integers [tokens] -> hidden [tokens, hidden_size], before the last
+        norm."""
         hidden = F.embedding(token_ids, self.embedding)
         if self.config.traits.embedding_scale != 1.0:
             hidden *= self.config.traits.embedding_scale
-        angles = {rope: turned.angles(positions, self.dtype) for rope, turned in self.ropes.items()}
+        angles = {config: rope.angles(positions, self.dtype) for config, rope in self.ropes.items()}
         for layer in self.layers:
             layer.add_to(hidden, angles[layer.rope], attention)
             self.on_layer()
@@ -116,7 +117,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Any rows of forward()'s result [rows, hidden_size] -> [rows, vocab_size]."""
+        """Logits of any rows of forward()'s result, [rows, hidden_size] -> [rows, vocab_size]."""
         logits = self.head(self.final_norm(hidden))
         return logits if self._collective is None else gather_logits(self.config, self._collective, logits)
 

@@ -16,7 +16,7 @@ from baton.models.portable_math import ANGLE_MAX, cosines_and_sines
 from baton.models.raw_tensor import Floats
 
 CHUNK_NUMBERS = 16384
-"""Angles per chunk: its dozen float64 arrays fit a core's cache."""
+"""Number of angles per chunk: its dozen float64 arrays fit a core's cache."""
 
 
 class RotaryTable:
@@ -42,20 +42,20 @@ def rotary_angles(frequencies: Floats, factor: float, positions: NDArray[np.inte
     if angles.size and float(np.abs(angles).max()) > ANGLE_MAX:
         raise ValueError(f"an angle of more than {ANGLE_MAX:g} radians: positions must be below that")
     cosines, sines = cosines_and_sines(angles)
-    factors = np.where(frequencies == 0, np.float32(1.0), np.float32(factor))  # pairs that do not rotate keep their length too
+    factors = np.where(frequencies == 0, np.float32(1.0), np.float32(factor))  # pairs that do not rotate also keep their length
     return cosines.astype(np.float32) * factors, sines.astype(np.float32) * factors
 
 
 def rotary_frequencies(config: RopeConfig, head_dim: int) -> tuple[Floats, float]:
     """Radians per position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin. Pairs that do
     not rotate come last and have 0."""
-    turned = head_dim if config.dimensions is None else config.dimensions
-    frequencies, factor = _turning(config, turned) if turned else (np.zeros(0, np.float32), 1.0)
-    return np.concatenate([frequencies, np.zeros((head_dim - turned) // 2, np.float32)]), factor
+    rotated = head_dim if config.dimensions is None else config.dimensions
+    frequencies, factor = _scaled_frequencies(config, rotated) if rotated else (np.zeros(0, np.float32), 1.0)
+    return np.concatenate([frequencies, np.zeros((head_dim - rotated) // 2, np.float32)]), factor
 
 
-def _turning(config: RopeConfig, turned: int) -> tuple[Floats, float]:
-    exponents: Floats = np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned)
+def _scaled_frequencies(config: RopeConfig, rotated: int) -> tuple[Floats, float]:
+    exponents: Floats = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
     powers = [power(config.theta, exponent) for exponent in exponents.tolist()]
     plain: Floats = np.float32(1.0) / np.array(powers).astype(np.float32)
     match config.scaling:
@@ -82,17 +82,17 @@ def _llama3(plain: Floats, scaling: Llama3Scaling) -> Floats:
 
 def _yarn(plain: Floats, scaling: YarnScaling, theta: float) -> Floats:
     # pair index   |-- kept --|-- ramp --|-- divided by factor --|
-    #              0         low        high                 turned/2
-    turned = 2 * plain.size
+    #              0         low        high                 rotated/2
+    rotated = 2 * plain.size
 
-    def pair_that_turns(times: float) -> float:
+    def pair_with_turns(times: float) -> float:
         """The pair that makes this many turns within the original context."""
-        return turned * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
+        return rotated * logarithm(scaling.original_context / (times * 2 * math.pi)) / (2 * logarithm(theta))
 
-    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    low, high = pair_with_turns(scaling.beta_fast), pair_with_turns(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, turned - 1)
+    low, high = max(low, 0), min(high, rotated - 1)
     ramp: Floats = np.arange(plain.size, dtype=np.float32)
     ramp -= low
     ramp /= max(high - low, 0.001)

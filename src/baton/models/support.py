@@ -19,11 +19,11 @@ from baton.models.tensor_types import SCALE_BLOCK
 from baton.models.text_part import text_config
 
 GGUF_HEAD_BYTES = 1 << 16
-"""A model's settings are the first pairs of its GGUF file; the vocabulary, which is megabytes, follows."""
+"""Bytes of a GGUF file that are read first: settings are its first pairs; the vocabulary, which is megabytes, follows."""
 
 
 def refuse_unsupported(path: Path) -> None:
-    """Raises ModelUnsupported. `path`: from names.resolve()."""
+    """Raises ModelUnsupported for an unsupported model. `path`: from names.resolve()."""
     if path.is_dir():
         refuse_unsupported_config(read_json(path / "config.json"), str(path / "config.json"))
         return
@@ -33,7 +33,7 @@ def refuse_unsupported(path: Path) -> None:
 
 
 def refuse_unsupported_config(raw: Mapping[str, Any], origin: str) -> None:
-    """`raw`: config.json, of a decoder or an encoder."""
+    """Raises ModelUnsupported for an unsupported config. `raw`: config.json, of a decoder or an encoder."""
     if encoder_family(raw) is not None:
         encoder_config_from_hf(raw, origin)
     else:
@@ -41,7 +41,8 @@ def refuse_unsupported_config(raw: Mapping[str, Any], origin: str) -> None:
 
 
 def refuse_unsupported_gguf(head: bytes, origin: str) -> None:
-    """`head`: the first bytes of the file. Settings beyond them are checked when the file is opened."""
+    """Raises ModelUnsupported for an unsupported GGUF file. `head`: its first bytes. Settings beyond them are checked when the
+    file is opened."""
     metadata = leading_metadata(head, origin)
     name = metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -56,11 +57,11 @@ def supported_architecture(raw: Mapping[str, Any], origin: str) -> type[Architec
     if not isinstance(names, list):
         raise ModelFileBroken(f"{origin}: architectures is {names!r}; it must be a list of names")
     model = architecture_of_hf(map(str, names), origin)
-    _refuse_what_we_do_not_run(ConfigFields(raw, origin), model)
+    _refuse_unsupported_parts(ConfigFields(raw, origin), model)
     return model
 
 
-def _refuse_what_we_do_not_run(fields: ConfigFields, model: type[Architecture]) -> None:
+def _refuse_unsupported_parts(fields: ConfigFields, model: type[Architecture]) -> None:
     quantised = fields.get("quantization_config")
     if quantised:
         _refuse_other_than_fp8_blocks(quantised, fields.origin, mxfp4=model.hf_stacked_experts)
@@ -72,7 +73,8 @@ def _refuse_what_we_do_not_run(fields: ConfigFields, model: type[Architecture]) 
 
 
 def _refuse_other_than_fp8_blocks(quantised: Any, origin: str, *, mxfp4: bool) -> None:
-    """`modules_to_not_convert` is not read: the type of each tensor tells whether it is quantised."""
+    """Raises for fp8 other than in blocks. `modules_to_not_convert` is not read: each tensor's type shows whether it is
+    quantised."""
     settings = quantised if isinstance(quantised, dict) else {"quant_method": quantised}
     method = settings.get("quant_method")
     if (mxfp4 and method == "mxfp4") or packing_of(settings, origin) is not None:

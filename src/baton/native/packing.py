@@ -63,7 +63,7 @@ STORED: dict[TensorType, int] = {
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """Rows of a file, and the matrix outputs that they become."""
+    """Rows of a file, and their places among the matrix outputs."""
 
     matrix: Matrix
     rows: RawTensor
@@ -76,9 +76,9 @@ class MatrixStack:
 
     pieces: list[FileRows]
     balance: Floats
-    "For int8 matrices: [inputs], in the library's memory. Else empty."
+    "Scales of the inputs of int8 matrices, [inputs], in the library's memory. Else empty."
     squares: Floats
-    "The same: squares of the weights, summed over outputs."
+    "Sums over outputs of the squares of the weights, [inputs]. Else empty."
 
     def run(self, library: Library, threads: int) -> None:
         """Packs all pieces again, with the current balance."""
@@ -135,23 +135,21 @@ class PackedModel:
         self._kept: list[Floats] = []
         self._kept_experts: list[object] = []
         self.of_bytes: list[MatrixStack] = []
-        "In the order of `matrices`: packed again, with a balance."
+        "Matrix stacks in the order of `matrices`, which are packed again with a balance."
         embedding = weights.take(EMBED)
         # Blocks and 16-bit numbers are kept; a token's row is unpacked on lookup.
-        looked_up = (
-            embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
-        )
+        table = embedding if embedding.type in STORED and embedding.type != F32 else weights_as(embedding, EMBED, quantization)
         # A copy, never a view of the mapped file: a write to the file would change answers, and a truncation would end the
         # process with SIGBUS.
-        self.embedding: Bytes = np.array(looked_up.data)
-        self.embedding_kind = STORED[looked_up.type]
+        self.embedding: Bytes = np.array(table.data)
+        self.embedding_kind = STORED[table.type]
         self.blocks = (NativeLayerWeights * config.layers)(*(self._block(layer) for layer in range(config.layers)))
         self.final_norm = self._norm("final_norm")
         self.final_norm_weights = self._final_norm_weights()
         head = Slice(config.head_rows).cut(embedding) if config.tied_embeddings else weights.take(LM_HEAD)
         self.head = self._matrices(HEAD, {LM_HEAD: head})[0]
         weights.close()
-        self._weights = None  # nothing more is read from the files: they are unmapped
+        self._weights = None  # the files are not read any more: they are unmapped
 
     def matrices(self) -> list[Matrix]:
         """The matrices that may get a balance, in the order of packing. Of a layer's experts only the first: rows are quantised
@@ -169,7 +167,7 @@ class PackedModel:
         mixture = Mixture()
         if "router" in packed:
             experts = [(Matrix * len(packed[name]))(*packed[name]) for name in ("experts_gate_up", "experts_down")]
-            self._kept_experts += experts  # the library has only their address
+            self._kept_experts += experts  # kept alive: the library has only their address
             mixture = Mixture(*experts, packed["router"][0], self._correction(layer))
         return NativeLayerWeights(
             **{name: self._norm(f"{prefix}{name}") for name in layer_norms(self.config)},
@@ -186,7 +184,7 @@ class PackedModel:
         return self._vector(f"layers.{layer}.mlp.router.correction") if experts and experts.correction else None
 
     def _matrices(self, stack: Stack, given: Mapping[str, RawTensor] | None = None) -> list[Matrix]:
-        """`given`: tensors that were already read."""
+        """Packs the matrices of one layer. `given`: tensors that were already read."""
         planned = plan_stack(self._library, stack, self._stored, self._quantization, grouped=self._grouped)
         balance = np.ones(planned.matrix.inputs if planned.rotated else 0, np.float32)
         if planned.rotated:

@@ -16,7 +16,7 @@ import msgspec
 
 from baton.errors import CallerError, ProtocolError
 from baton.protocol import control, handoff, moves, output, pool, request, step
-from baton.protocol import instance as node
+from baton.protocol import instance as instance_messages
 from baton.protocol.versions import VERSIONS
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -76,21 +76,21 @@ Message = (
     | Annotated[handoff.Released, 56, "router", "instance"]
     | Annotated[handoff.Adopted, 57, "instance"]
     | Annotated[handoff.Forget, 58, "router"]
-    | Annotated[node.InstanceHello, 60, "instance"]
-    | Annotated[node.RouterHello, 61, "router"]
-    | Annotated[node.InstanceRefused, 62, "router"]
-    | Annotated[node.Heartbeat, 63, "instance"]
-    | Annotated[node.RouterHeartbeat, 64, "router"]
-    | Annotated[node.ClusterView, 65]
-    | Annotated[node.CachedKeys, 66, "instance"]
+    | Annotated[instance_messages.InstanceHello, 60, "instance"]
+    | Annotated[instance_messages.RouterHello, 61, "router"]
+    | Annotated[instance_messages.InstanceRefused, 62, "router"]
+    | Annotated[instance_messages.Heartbeat, 63, "instance"]
+    | Annotated[instance_messages.RouterHeartbeat, 64, "router"]
+    | Annotated[instance_messages.ClusterView, 65]
+    | Annotated[instance_messages.CachedKeys, 66, "instance"]
 )
-"""Each message with its number, which never changes, and the senders that may send it from another machine."""
+"""Messages, each with its number, which never changes, and the senders that may send it from another machine."""
 
 MESSAGES: Final[dict[int, type[Message]]] = {row.__metadata__[0]: row.__origin__ for row in get_args(Message)}
 
 
 def _sent_by(sender: str) -> frozenset[int]:
-    """Numbers of the messages that such a peer may send. Any other ends its session, unread."""
+    """Numbers of the messages that such a peer may send. Any other message ends its session, unread."""
     return frozenset(row.__metadata__[0] for row in get_args(Message) if sender in row.__metadata__)
 
 
@@ -131,7 +131,7 @@ class MalformedBody(ProtocolError):
 
 
 class MessageTooLarge(CallerError):
-    """Our own message does not fit into a frame. Not a fault of the peer, so not a ProtocolError."""
+    """Raised if our own message does not fit into a frame. It is no fault of the peer, so not a ProtocolError."""
 
 
 def name_of(kind: int) -> str:
@@ -144,7 +144,7 @@ def is_known(kind: int) -> bool:
 
 
 def encode(message: Message, version: int = VERSIONS.newest) -> bytes:
-    """`version`: agreed on by both sides of the session."""
+    """The message as a frame. `version`: agreed on by both sides of the session."""
     body = _ENCODER.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise MessageTooLarge(f"a {type(message).__name__} of {len(body)} bytes; at most {FRAME_BYTES_MAX} go in a frame")

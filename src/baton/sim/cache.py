@@ -31,7 +31,7 @@ STORAGE_SECONDS = 0.002
 RESTART_SECONDS = 0.3
 KILL_SECONDS = 0.05
 SLOW_COPY = 2.0
-"Factor on a slow copy's `seconds` in memory: still less than makes the service look hung."
+"Factor on a slow copy's `seconds` in memory: too small to make the service look hung."
 
 Pool = list[bytearray]
 SEEN = {
@@ -57,7 +57,7 @@ class SimulatedPeers(Protocol):
     """The cache services of other instances, by the address that their instances report."""
 
     remote: bool
-    "Peers are on other machines: the memory of a dead one cannot be read."
+    "Whether peers are on other machines, so that the memory of a dead one cannot be read."
 
     def find(self, address: str) -> CacheService | None: ...
 
@@ -83,7 +83,7 @@ class CacheService:
         peers: SimulatedPeers = NO_PEERS,
         label: str = "cache",
     ) -> None:
-        """`storage`: what it shares with other instances. `peers`: whose pools it may read. `label`: its name in a trace."""
+        """`storage`: shared with other instances. `peers`: services whose pools it may read. `label`: its name in a trace."""
         self._label = label
         self._scenario = scenario
         self._timeline = timeline
@@ -99,23 +99,23 @@ class CacheService:
         self._mapped: dict[tuple[str, PoolIncarnation], Pool] = {}
         "Pools of peers: a mapping outlives the peer."
         self._gone = False
-        "The whole instance is dead."
+        "Whether the whole instance is dead."
         self._newest = PoolIncarnation(0)
         self._dispatch: Callable[[Event], None]
         self._ranks = SimulatedCacheRanks(scenario.ranks, scenario.seed, self.later) if scenario.ranks > 1 else None
         self._life = 0
-        "Odd: the service lives. Operations in flight end with their life."
+        "Number of lives and deaths; odd while the service lives. Operations in flight end with their life."
         self._taken = 0
         self._faults = {fault.move: fault for fault in scenario.cache_faults}
         self._hung = False
         self._stuck: list[Callable[[], None]] = []
-        "Copies of a hanging service: it may still make them, until it is dead."
+        "Copies of a hanging service: it may still make them until it is dead."
         self._memory_lost = False
-        "The host memory was lost, and the instance does not know yet."
+        "Whether the host memory was lost and the instance does not know yet."
         self._announcement: CacheReady | None = None
         "Event of this life's start that the instance has not handled: its messages go to the closed socket of the one before."
         self._silent = False
-        "A put or fetch of this life never comes back from storage."
+        "Whether a put or fetch of this life never comes back from storage."
         self.is_being_killed = False
         self._healed = False
 
@@ -128,7 +128,7 @@ class CacheService:
             self._warm_up()
 
     def _warm_up(self) -> None:
-        """An engine before this one has left the prompts' blocks on storage; some of them have rotted since."""
+        """Fill storage with the prompts' blocks, as an earlier engine would; some of them are damaged."""
         rot = self._scenario.storage_rot
         for client in self._scenario.clients:
             for key, payload in self._watch.contents.chain(client.salt, client.prompt).items():
@@ -142,8 +142,8 @@ class CacheService:
         if self._hung:
             self.crash()
 
-    def note_what_happened(self, stats: TierStats) -> None:
-        """Rare states, for the campaign."""
+    def report_rare_states(self, stats: TierStats) -> None:
+        """Report rare states to the campaign."""
         for name, what in SEEN.items():
             if getattr(stats, name):
                 self._saw(what)
@@ -155,7 +155,7 @@ class CacheService:
             self._ranks.at_rest()
 
     def attach(self, incarnation: PoolIncarnation, pool: Pool) -> None:
-        """The descriptor of a worker's pool was passed to it."""
+        """Attach to a worker's pool: its descriptor has arrived."""
         self._newest = incarnation
         self._pools[incarnation] = pool
 
@@ -182,8 +182,8 @@ class CacheService:
             return
         self._life += 1
         self._hung = self._silent = self.is_being_killed = False
-        said = kept if self._ranks is None else self._ranks.begin(len(self.host), self._life, kept=kept)
-        self._announcement = CacheReady(said, self._scenario.storage_tokens)
+        kept_by_all = kept if self._ranks is None else self._ranks.begin(len(self.host), self._life, kept=kept)
+        self._announcement = CacheReady(kept_by_all, self._scenario.storage_tokens)
         if not kept:
             self._memory_lost = True
             for number, block in enumerate(self.host):
@@ -225,9 +225,9 @@ class CacheService:
     # The instance's knowledge
 
     def received(self, event: Event) -> None:
-        """The instance handles this event now."""
+        """Update the model: the instance handles this event now."""
         match event:
-            case CacheReady() if event is self._announcement:  # a frozen instance handles those of earlier lives first
+            case CacheReady() if event is self._announcement:  # a frozen instance handles events of earlier lives first
                 self._memory_lost, self._announcement = False, None
             case BlocksMoved(result):
                 self._watch.answered(result.id, result.error)
@@ -281,7 +281,7 @@ class CacheService:
         self.later(seconds, lambda: self._combine(answer, len(query.keys), lambda whole: self._dispatch(_event_of(whole))))
 
     def _combine(self, answer: Answer, blocks: int, then: Callable[[Answer], None]) -> None:
-        """Pass on the answer of all ranks; this is one rank's, or that of the only one."""
+        """Send on the answer of all ranks. `answer` is that of one rank, or of the only one."""
         if self._ranks is None:
             then(answer)
         else:
@@ -315,7 +315,7 @@ class CacheService:
         self.later(seconds, lambda: self.done(move, MoveResult(move.id, moved, seconds), fault))
 
     def _fall_short(self, move: BlockMove, seconds: float) -> None:
-        """One rank has moved half of the blocks: the others' parts of the rest are there, and the blocks are no blocks."""
+        """Let one rank have moved only half of the blocks: the others' parts of the rest exist, but no whole blocks."""
         self._saw("a rank moved fewer blocks than another")
         for half in (0, 1):
             self._copy_half(move, half)
@@ -407,10 +407,10 @@ class CacheService:
         found = self.storage.get(key)
         if found is None:
             return False
-        self.host[host][: len(found.payload)] = found.payload[: self._block_bytes]  # as a real read would
+        self.host[host][: len(found.payload)] = found.payload[: self._block_bytes]  # as a real read would find
         if not found.is_whole(key, self._block_bytes):
             self._saw("a damaged object was found out")
-            del self.storage[key]  # it is never found again
+            del self.storage[key]  # no lookup finds the block again
             return False
         return True
 

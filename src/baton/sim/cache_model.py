@@ -17,7 +17,7 @@ from baton.sim.scenario import Scenario
 from baton.sim.simulated_request import SimulatedRequest
 
 Key = tuple[int, int]
-"""(name space, tag)."""
+"""Content of a block: (name space, tag)."""
 ORDER_CHECK_EVERY = 4
 """Evictions between two checks against all other candidates."""
 
@@ -34,7 +34,7 @@ class Held:
         self.index = index
         self.incarnation = incarnation
         self.last = len(client_request.client.prompt) + client_request.client.max_tokens - 1
-        "Number of positions that it may compute."
+        "Number of positions that the sequence may compute."
         self.blocks = blocks
         self.computed = computed
         "Leading blocks that are computed, and so cached."
@@ -58,13 +58,13 @@ class CacheModel:
         self._in_use = 0
         self.tick = 0
         self.fresh: dict[BlockId, None] = {}
-        "Blocks released by the current plan: from outside it is unknown whether before or after a block was taken."
+        "Blocks released by the current plan. Whether they were released before or after a block was taken is not visible."
 
     # Questions
 
     @property
     def available(self) -> int:
-        """Blocks without a holder."""
+        """Number of blocks without a holder."""
         return self._scenario.blocks - self._in_use
 
     def is_held(self, block: BlockId) -> bool:
@@ -74,7 +74,7 @@ class CacheModel:
         return self._references[block]
 
     def key(self, client_request: SimulatedRequest, index: int, place: int) -> Key:
-        """Key of the content of its block number `place`."""
+        """Key of the content of the sequence's block number `place`."""
         space = 0 if self._scenario.prefix_caching else client_request.orders[0][1]
         return space, client_request.oracles[index].tag((place + 1) * self._size - 1)
 
@@ -117,7 +117,8 @@ class CacheModel:
             self._hold(block)
 
     def compute(self, slot: int, tokens: int) -> bool:
-        """The first `tokens` are computed: full blocks are cached, or folded onto cached ones. False: not all yet."""
+        """Record that the first `tokens` are computed: full blocks are cached, or folded onto cached ones. False: not all
+        yet."""
         held = self.held[slot]
         for place in range(held.computed, tokens // self._size):
             own, key = held.blocks[place], self.key(held.client_request, held.index, place)
@@ -128,23 +129,23 @@ class CacheModel:
                 held.blocks[place] = first
                 self._hits[first] += 1
                 self._hold(first)
-                self._let_go(own)
+                self._drop_holder(own)
             elif first is None:
-                return False  # another sequence has the same block, and that one is cached
+                return False  # another sequence has the same block, and its copy is cached
             held.computed = place + 1
         return True
 
     def release(self, slot: int) -> None:
         held = self.held.pop(slot, None)
         for block in held.blocks if held is not None else ():
-            self._let_go(block)
+            self._drop_holder(block)
 
     def release_all(self) -> None:
         for slot in list(self.held):
             self.release(slot)
 
     def sync(self, *, everything: bool = False, kept: bool = False, in_order: bool = False) -> None:
-        """Adopt evictions that no plan shows. `everything`: all must be gone; `kept`: none may be."""
+        """Adopt evictions that no plan shows. `everything`: no idle block may be left; `kept`: none may be evicted."""
         gone = [block for block in self._key_of if not self._view.is_cached(block)]
         if everything and len(gone) < len(self._key_of):
             raise InvariantBroken("the cache of a pool that is gone is believed", invariant=12)
@@ -157,7 +158,8 @@ class CacheModel:
             self._forget(block)
 
     def evict(self, blocks: list[BlockId]) -> None:
-        """15: no held block is evicted. 20: each is a leaf, and the policy ranks no other candidate lower."""
+        """Evict these blocks. 15: no held block is evicted. 20: each is a leaf, and the policy ranks no other candidate
+        lower."""
         left = dict.fromkeys(blocks)
         while left:
             leaves = [block for block in left if not self._children.get(self._key_of[block])]
@@ -187,7 +189,7 @@ class CacheModel:
         self._references[block] += 1
         self._in_use += self._references[block] == 1
 
-    def _let_go(self, block: BlockId) -> None:
+    def _drop_holder(self, block: BlockId) -> None:
         self._references[block] -= 1
         if not self._references[block]:
             self._in_use -= 1

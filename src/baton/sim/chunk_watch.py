@@ -28,15 +28,15 @@ class ChunkWatch:
     def planned(
         self, plan: StepPlan, incarnation: Mapping[int, int], position: Mapping[int, int], known: Mapping[int, int]
     ) -> None:
-        """`position`, `known`: computed tokens before this step, and prompt tokens, by slot."""
+        """Check a planned step. `position`, `known`: computed tokens before this step, and prompt tokens, by slot."""
         if len(plan.run.slots) != 1:
             return
         (slot,), (count,), load = plan.run.slots, plan.run.counts, self._view.load()
         left = known[slot] - position[slot]
-        if count >= min(left, self._whole) or load.running != 1 or load.preempting:  # what was preempted had its share
+        if count >= min(left, self._whole) or load.running != 1 or load.preempting:  # a preempted sequence had its share
             return
         sequence = self._view.slot_owner(slot, Incarnation(incarnation[slot]))
-        if sequence is None or sequence.kept is None or self._view.first_in_line() is not None:
+        if sequence is None or sequence.kept is None or self._view.queue_head() is not None:
             raise InvariantBroken(f"step {plan.step} has room for more of the only prompt, in slot {slot}", invariant=53)
         if count < min(self._whole, max(self._least, -(-left // PARTS))):
             raise InvariantBroken(f"step {plan.step} computes {count} of {left} tokens to hand over", invariant=53)

@@ -20,11 +20,11 @@ from baton.sim.watch import Watch
 
 class Clients:
     fresh = 4
-    "Requests that come after healing, and must succeed."
+    "Names of requests that are submitted after healing, and must succeed."
 
     def __init__(self, scenario: Scenario, timeline: Timeline, watch: Watch) -> None:
         self.open = 0
-        "Requests that are owed an answer."
+        "Requests that wait for an answer."
         self.to_come = len(scenario.clients)
         self.tokens = self.deliveries = 0
         self._scenario = scenario
@@ -42,7 +42,7 @@ class Clients:
             self._timeline.at(client.at, self._submit, (request, number))
             for at, action in (
                 (client.abort_at, self._leave),
-                (client.again_at, self._again),
+                (client.again_at, self._submit_again),
                 (client.stop_last_at, self._stop_last),
             ):
                 if at is not None:
@@ -56,20 +56,20 @@ class Clients:
     def _leave(self, request: SimulatedRequest) -> None:
         raise NotImplementedError
 
-    def _again(self, request: SimulatedRequest) -> None:
-        """The same id once more: only a client that speaks to an instance directly chooses its id."""
+    def _submit_again(self, request: SimulatedRequest) -> None:
+        """Submit the same id once more: only a client that talks to an instance directly chooses its id."""
 
     def _withdraw(self, request: SimulatedRequest, index: int | None, reason: FinishReason) -> None:
         raise NotImplementedError
 
     def _stop_string(self, request: SimulatedRequest) -> None:
-        """The front of the client has seen a stop string in the last sequence."""
+        """End the last sequence: the front of the client has seen a stop string in it."""
         if not request.is_answered and request.ended[-1] is None:
             self._watch.saw("a stop string ended one sequence")
             self._withdraw(request, request.client.n - 1, FinishReason.STOP)
 
     def _stop_last(self, request: SimulatedRequest) -> None:
-        """The front ends the last sequence, and keeps the others."""
+        """End the last sequence, as the front does, and keep the others."""
         if request.submitted and not request.is_answered and request.ended[-1] is None:
             self._watch.saw("one sequence was withdrawn")
             self._stopped[request.client.id] = None
@@ -108,10 +108,10 @@ class Clients:
         return None
 
     def _gets(self, request: SimulatedRequest, index: int, token: int) -> None:
-        """Hook: a token was checked and delivered."""
+        """Hook: called after a token was checked and delivered."""
 
     def _tokens_are_in(self, emit: Emit) -> None:
-        """Hook: all tokens of a message are checked, and none of its ends."""
+        """Hook: called when all tokens of a message are checked, and none of its ends."""
 
     def _ended(self, ended: Ended) -> None:
         request, index = self._watch.requests[ended.request], ended.index
@@ -141,7 +141,8 @@ class Clients:
         self._answered(request)
 
     def _by_stop_string(self, request: SimulatedRequest, index: int) -> bool:
-        """Ended by its front, at or (with tokens under way) after the place, and not by a stop id of its own."""
+        """Whether the front ended the sequence, at or (with tokens in flight) after the place, and not by a stop id of its
+        own."""
         wanted, given = request.client.stop_string_at, request.delivered[index]
         if index != request.client.n - 1 or given == request.oracles[index].complete():
             return False
@@ -153,7 +154,7 @@ class Clients:
             raise InvariantBroken(f"{ended.request}.{ended.index}: usage is {ended}", invariant=23)
 
     def _completes(self, request: SimulatedRequest, ended: Ended) -> None:
-        """A sequence ended by itself."""
+        """Hook: a sequence ended by itself."""
 
     def _may_be_drained(self) -> bool:
         return False
@@ -175,7 +176,7 @@ class Clients:
     # Afterwards
 
     def heal(self) -> None:
-        """Fresh requests come: they must succeed (`check_fresh`)."""
+        """Submit fresh requests, which must succeed (`check_fresh`)."""
         for number in range(self.fresh):
             self.ask_fresh(self._fresh_client(number), number)
 

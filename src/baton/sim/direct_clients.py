@@ -1,4 +1,4 @@
-"""Clients of a plain instance: they talk to it without a router.
+"""Clients that talk to a plain instance, without a router.
 
 Their requests reach the instance in the moment that they are sent, unless it is frozen. So the answer to each is known exactly
 (instance_watch.py).
@@ -31,10 +31,10 @@ class DirectClients(Clients):
         self.watch = watch
         self._instance = instance
         self._submitting: tuple[SimulatedRequest, Refused | None] | None = None
-        "A request that is on its way in, and the answer that it should get."
+        "Requests that are being submitted, and their expected answers."
         self._sent_again = False
         self._leaving: list[SimulatedRequest] = []
-        "Clients that leave when their request comes into a certain phase."
+        "Clients that leave when their request enters a certain phase."
 
     # Actions
 
@@ -51,9 +51,9 @@ class DirectClients(Clients):
             self._leaving.append(request)
             self.after_event()
 
-    def _again(self, request: SimulatedRequest) -> None:
+    def _submit_again(self, request: SimulatedRequest) -> None:
         """Submit the same id once more. While the first is open: refused, and the first continues. After it: a new request."""
-        if self._waits(self._again, request) or not request.submitted or request.refused:
+        if self._waits(self._submit_again, request) or not request.submitted or request.refused:
             return
         if request.is_answered:
             self._watch.saw("an id was used again")
@@ -109,7 +109,7 @@ class DirectClients(Clients):
             super()._stop_last(request)
 
     def _waits(self, action: Callable[[Any], None], argument: object) -> bool:
-        """The engine does not read: it will find the message later."""
+        """Whether the engine is frozen: it finds the message later."""
         if (until := self._instance.frozen_until) is None:
             return False
         self._timeline.at(until, action, argument)
@@ -132,7 +132,7 @@ class DirectClients(Clients):
             self.watch.submitted(request)
 
     def refused(self, refuse: Refuse) -> None:
-        """A refusal is the only answer."""
+        """Check a refusal, which must be the only answer."""
         self._note(f"{refuse.request} refused: {refuse.refused.reason}")
         self._watch.saw(f"refused: {refuse.refused.reason}")
         if self._sent_again:
@@ -185,7 +185,7 @@ class DirectClients(Clients):
         if not self.watch.reference.may_time_out(request.client):
             raise InvariantBroken(f"{request.name}.{index} times out before its deadline", invariant=22)
         waited = request.hit[index] is None
-        self._watch.saw("a deadline passed in the line" if waited else "a deadline passed on the worker")
+        self._watch.saw("a deadline passed in the queue" if waited else "a deadline passed on the worker")
 
     def _failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
         self.watch.failed(request, index, ended)

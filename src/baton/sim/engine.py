@@ -40,9 +40,9 @@ PONG_SECONDS = 0.001
 NOTICE_SECONDS = 2.0
 """Until the next ping, and the heartbeat that finds it unanswered."""
 REPLACED_SECONDS = 1.0
-"""Time after which a worker that is gone is replaced by hand, once faults are healed."""
+"""Seconds after which a lost worker is replaced by hand, once faults are healed."""
 POOLS_EACH = 1_000
-"""Pool incarnations per life of an instance: no two lives share one."""
+"""Number of pool incarnations per life of an instance: no two lives share one."""
 
 
 class Plans(PlansSeen, Protocol):
@@ -56,44 +56,44 @@ class Plans(PlansSeen, Protocol):
 
 
 class EngineWatch:
-    """Looks at each event of an engine. This one checks nothing."""
+    """Hooks for each event of an engine. This class checks nothing."""
 
     def before(self, event: Event, now: Instant) -> None:
-        """The instance is about to handle the event."""
+        """Called before the instance handles the event."""
 
     def handled(self, event: Event, effects: list[Effect]) -> None:
-        """The instance has handled the event, and none of the effects is performed yet."""
+        """Called after the instance has handled the event; none of the effects is performed yet."""
 
     def performs(self, effect: Effect) -> None:
-        """The effect is about to be performed."""
+        """Called before the effect is performed."""
 
     def after(self) -> None:
-        """All effects of the event are performed."""
+        """Called after all effects of the event are performed."""
 
     def receives(self, result: StepResult, *, broken: bool) -> None:
-        """The instance is about to get a result."""
+        """Called before the instance gets a result."""
 
     def received(self, result: StepResult, *, broken: bool) -> None:
-        """The instance has handled the result."""
+        """Called after the instance has handled the result."""
 
     def full_check(self) -> None:
-        """A scan of everything, now and then."""
+        """Scan everything, at intervals."""
 
 
 class EngineOwner(Protocol):
     """The simulated instance whose engine this is (instance.py)."""
 
     def gets(self, effects: list[Outward]) -> None:
-        """Effects of an event that go to clients and routers."""
+        """Receive the effects of an event that go to clients and routers."""
 
     def defer(self, event: Event) -> bool:
-        """The engine is frozen. False: the event waits in the engine's inbox."""
+        """Queue an event of a frozen engine. False: the event waits in the engine's inbox."""
 
     def performs(self, effect: Effect) -> None:
-        """The effect is about to be performed."""
+        """Called before the effect is performed."""
 
     def has_other_weights(self) -> None:
-        """A restarted worker has other weights than the one before."""
+        """Called when a restarted worker has other weights than the one before."""
 
 
 class SimulatedEngine:
@@ -115,7 +115,7 @@ class SimulatedEngine:
         peers: SimulatedPeers = NO_PEERS,
         first_pool: int = 0,
     ) -> None:
-        """`onlooker`: it sees the worker live and die. `on_disk`: the weights that the next worker loads."""
+        """`onlooker`: observer of the worker's lives. `on_disk`: the weights that the next worker loads."""
         label = f"{name} " if name else ""
         self.instance = instance
         self.plans = plans
@@ -124,9 +124,9 @@ class SimulatedEngine:
         self.cache: CacheService | None = None
         if role != "mixed" or scenario.host_blocks:
             self.cache = CacheService(scenario, timeline, self.tiers, onlooker, storage, peers, f"{label}cache")
-            self.cache.connect(self.hear)
+            self.cache.connect(self.receive)
         self.process = WorkerProcess(scenario, timeline, onlooker, self.network, self.cache, first_pool, f"{label}worker")
-        self.process.connect(self.hear)
+        self.process.connect(self.receive)
         self.process.on_disk = on_disk
         self.network.connect(self.process.take, self._receive)
         self._shares = scenario.prefix_caching
@@ -137,9 +137,9 @@ class SimulatedEngine:
         self.worker_fault = ""
         "That an idle worker does not answer, as heartbeats report it."
         self.results = 0
-        "Results that the instance was handed."
+        "Number of results that the instance received."
         self.was_ready = False
-        "The worker has been ready at least once."
+        "Whether the worker has been ready at least once."
         self.identity = b""
         "Identity of the last worker."
         self.dead = False
@@ -158,11 +158,11 @@ class SimulatedEngine:
         self._broken = False
         self._armed: float | None = None
         self._latest_time = 0.0
-        "The latest time that the instance knows."
+        "The latest time that the instance has received."
         self._progress = ProgressWatch()
         self._progress_count = 0
-        self._looked_after = False
-        "An operator replaces a worker that is gone."
+        self._replaces_worker = False
+        "Whether an operator replaces a lost worker."
 
     def begin(self) -> None:
         self.process.begin()
@@ -178,8 +178,9 @@ class SimulatedEngine:
             self.cache.vanish()
 
     def heal(self, *, hung: bool = True) -> None:
-        """`hung`: a worker that hangs is killed by hand. Where every deadline has passed, the instance must have noticed."""
-        self._looked_after = True
+        """End all faults. `hung`: a hanging worker is killed by hand. Where every deadline has passed, the instance must have
+        noticed."""
+        self._replaces_worker = True
         self.network.heal()
         self.process.heal()
         if self.cache is not None:
@@ -198,7 +199,7 @@ class SimulatedEngine:
 
     # The instance
 
-    def hear(self, event: Event) -> None:
+    def receive(self, event: Event) -> None:
         """Receive an event of the worker process or the cache service."""
         if self.dead:
             return
@@ -226,7 +227,7 @@ class SimulatedEngine:
         watch.after()
         if self.cache is not None:
             self.tiers.after()
-        if self._looked_after and instance.worker.state.value == "gone":  # poison is not healed
+        if self._replaces_worker and instance.worker.state.value == "gone":  # poison is not healed
             self._timeline.at(self._timeline.now + REPLACED_SECONDS, self._replace_worker)
         self._arm()
         if outward:
@@ -263,7 +264,7 @@ class SimulatedEngine:
                 self.cache.restart(excused=self.clock.jumped_ahead)
 
     def _worker_stopped(self, _: None) -> None:
-        self.hear(WorkerStopped())
+        self.receive(WorkerStopped())
 
     def _receive(self, result: StepResult) -> None:
         if self.dead:
@@ -328,7 +329,7 @@ class SimulatedEngine:
             self._arm()
 
     def jump(self, seconds: float) -> None:
-        """The instance's clock is set, ahead or back."""
+        """Set the instance's clock, ahead or back."""
         self.clock.jump(seconds)
         self._rearm_now()
 
@@ -351,21 +352,21 @@ class SimulatedEngine:
             self._onlooker.saw("a worker froze")
             self.process.freeze(seconds)
 
-    # Questions
+    # Queries
 
-    def look_at_progress(self) -> bool:
+    def is_stalled_now(self) -> bool:
         """Whether the worker is stalled though there is work. Called with every heartbeat (runtime/engine/worker_health.py)."""
         now = self.clock.now()
         self._progress_count += self.process.computes
         ready = self.instance.worker.state.value == "ready"
-        self._progress.look(self._progress_count, ready and bool(self.instance.in_flight), now)
+        self._progress.observe(self._progress_count, ready and bool(self.instance.in_flight), now)
         return self._progress.stalled_seconds(now) > 0
 
     def probe_worker(self) -> None:
         """Ping an idle worker, and report one that hangs: before every heartbeat (runtime/engine/worker_supervisor.py)."""
         now, worker = self.clock.now(), self.instance.worker
         idle = worker.state.value == "ready" and not self.instance.in_flight
-        self.worker_fault = self._probe.look(now, idle=idle, ask=self._ping)
+        self.worker_fault = self._probe.observe(now, idle=idle, ask=self._ping)
         if self._probe.silent_seconds(now) > self.instance.config.scheduler.step_seconds_max:
             self._onlooker.saw("an idle worker was silent for too long")
             self._probe, self.worker_fault = IdleProbe(), ""
@@ -396,7 +397,7 @@ class SimulatedEngine:
     @property
     def is_drained(self) -> bool:
         instance = self.instance
-        if self.cache is not None and self.cache.is_being_killed:  # its calls end with it
+        if self.cache is not None and self.cache.is_being_killed:  # pending calls end with the service
             return False
         return instance.mode.value == "paused" and not any(instance.view.load()[2:]) and instance.next_deadline() is None
 
@@ -408,7 +409,7 @@ class SimulatedEngine:
         order = self._order_of(request)
         self.dispatch(event)
         if room is not None:
-            room.look()
+            room.observe()
         for sequence in view.sequences(request.id):
             if sequence.attempt != request.attempt or sequence.attempt in before:
                 continue
@@ -421,7 +422,7 @@ class SimulatedEngine:
         return request.priority if self._by_priority else 0, self.clock.now() - request.age_seconds
 
     def _room_for(self, request: GenerateRequest) -> RoomWatch:
-        """Blocks available now, and the part promised to others."""
+        """Number of blocks available now, and of those promised to others."""
         order = self._order_of(request)
         return RoomWatch(self.instance.view, request.id, order, self._block_size, cached=self._shares)
 
@@ -450,13 +451,13 @@ class SimulatedEngine:
         self.full_check()
 
     def note_copies(self) -> None:
-        """Rare states of the lower tiers, for the campaign."""
+        """Report rare states of the lower tiers to the campaign."""
         if self.cache is not None:
-            self.cache.note_what_happened(self.instance.view.tier_stats)
+            self.cache.report_rare_states(self.instance.view.tier_stats)
 
 
 def _clients_first(effect: Effect) -> bool:
-    """A plan must agree with what clients have been given."""
+    """Sort key of effects: deliveries first, since a plan must agree with what clients have been given."""
     return type(effect) is not Emit
 
 

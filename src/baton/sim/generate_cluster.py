@@ -47,7 +47,7 @@ OTHER_WEIGHTS = 1 / 6
 RELOADS: tuple[ClusterFaultKind, ...] = ("reload", "reload_worker")
 DIGESTS: tuple[Digests, ...] = ("true", "true", "true", "true", "true", "none", "no removals", "made up")
 LONG_ENOUGH = 2.5
-"""Seconds after which both sides of a session give each other up."""
+"""Seconds of silence after which both sides end a session."""
 
 
 def generate_cluster(seed: int) -> Scenario:
@@ -75,7 +75,7 @@ def generate_cluster(seed: int) -> Scenario:
     pair = pair_of(seed, "cluster")
     kinds = [] if not pair and stream(seed, "quiet").random() < QUIET else _chosen(rng)
     slow = scenario.cluster.delay * (1 + scenario.cluster.jitter) > 0.01
-    if not kinds or slow:  # a hand-off takes several messages: it must have the time
+    if not kinds or slow:  # a hand-off takes several messages and must have the time
         scenario.cluster.lease_seconds = scenario.cluster.handing_seconds_max = 10.0
     _faults(scenario, scenario.cluster, [kind for kind in KINDS if kind in kinds], stream(seed, "cluster faults"))
     _node_faults(scenario, scenario.cluster, kinds, stream(seed, "node faults"))
@@ -199,7 +199,8 @@ def _node(role: InstanceRole, worst: int, tiers: bool, rng: Random) -> InstanceS
 
 
 def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
-    """Some instances cannot hold every request; one decode or mixed instance can. Now and then that instance restarts."""
+    """Make some instances too small for some requests; one decode or mixed instance holds all. Now and then that instance
+    restarts."""
     decoders = [number for number, instance in enumerate(cluster.instances) if instance.role != "prefill"]
     if rng.random() >= UNEQUAL or len(decoders) < 2:
         return
@@ -216,7 +217,7 @@ def _unequal(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 
 
 def _small_bounds(cluster: Cluster, rng: Random) -> None:
-    """Bounds that nothing reaches with their defaults."""
+    """Draw small bounds, which nothing reaches with their defaults."""
     if rng.random() >= SMALL_BOUNDS:
         return
     cluster.silence_seconds_max = rng.choice((600.0, 1.0, 3.0))
@@ -275,7 +276,7 @@ def _client_faults(scenario: Scenario, kinds: list[str], rng: Random) -> None:
             client.nan_at = rng.randint(0, 3)
 
 
-def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
+def _repeatedly_disturbed(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
     """Instance after instance preempts its requests, is late to resume them, and loses its session: a request has been at
     several instances, with room everywhere, when it is placed once more."""
     scenario.clients = scenario.clients[: rng.randint(2, 6)]
@@ -302,7 +303,7 @@ def _hunted(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
     end = max(client.at for client in scenario.clients) + 1.0
     at = rng.uniform(0.0, end)
-    for client in scenario.clients:  # long enough to be in the midst of it
+    for client in scenario.clients:  # long enough to be struck in the middle
         if rng.random() < 0.3 and not client.stop:
             client.max_tokens = max(client.max_tokens, rng.randint(4, 12))
     plot = rng.choice(("some", "all", "stray", "stray", "stray"))
@@ -323,7 +324,7 @@ def _other_weights(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
 
 
 def _sleeps(cluster: Cluster, end: float, rng: Random) -> None:
-    """In a tenth of the seeds instances sleep and wake, beside all else. Some storages never return from a call."""
+    """Let instances sleep and wake in a tenth of the seeds, beside all else. Some storages never return from a call."""
     if rng.random() < 0.1:
         for _ in range(rng.choice((1, 1, 2, 4))):
             seconds, target = rng.choice((0.2, 1.0, 4.0)), rng.randrange(len(cluster.instances))

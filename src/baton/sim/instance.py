@@ -19,7 +19,7 @@ from baton.sim.watch import Watch
 
 
 class Links(Protocol):
-    """The sessions of an instance with its routers or its front."""
+    """Interface of an instance's sessions with its routers or its front."""
 
     def begin(self, engine: SimulatedEngine) -> None: ...
     def close(self) -> bool:
@@ -58,14 +58,14 @@ class SimulatedInstance:
         self.name = name
         self.kind = number if kind is None else kind
         self.weights = 0
-        "Weights in the model's files now."
+        "Weights in the model's files at present."
         self.spec = spec
         self.role = spec.role
         self.engine: SimulatedEngine | None = None
         self.lives = 0
         self.links: Links | None = None
         self.frozen_until: float | None = None
-        "The engine process does nothing until then; messages to it wait."
+        "Time until which the engine process is frozen; messages to it wait."
         self._timeline = timeline
         self._watch = watch
         self._start_engine = start
@@ -185,7 +185,7 @@ class SimulatedInstance:
             self.engine.dispatch(PreemptSome(amount) if kind == "preempt" else EvictSome(amount))
 
     def heal(self, weights: int) -> None:
-        """An operator gives it the weights that the others have."""
+        """Give the instance the weights of the others, as an operator would."""
         self._healed = True
         self.weights = weights
         if self.loaded != weights:
@@ -207,25 +207,26 @@ class SimulatedInstance:
             self.links.gets(effects)
 
     def defer(self, event: Event) -> bool:
-        """Without links: deliver the event when the engine thaws, in the order in which messages were sent."""
+        """Queue an event of a frozen engine. Without links: deliver it when the engine thaws, in the order in which messages
+        were sent."""
         if self.links is not None or self.frozen_until is None:
             return False
-        self._timeline.at(self.frozen_until, self._hear, event)
+        self._timeline.at(self.frozen_until, self._receive, event)
         return True
 
-    def _hear(self, event: Event) -> None:
+    def _receive(self, event: Event) -> None:
         if self.engine is not None:
-            self.engine.hear(event)
+            self.engine.receive(event)
 
     def has_other_weights(self) -> None:
         if self.links is not None:
             self.links.has_other_weights()
 
-    # Questions
+    # Queries
 
     @property
     def loaded(self) -> int:
-        """The weights of its worker, or of its next one."""
+        """Weights of its worker, or of the next one."""
         return self.weights if self.engine is None else self.engine.process.worker.weights
 
     @property

@@ -1,6 +1,6 @@
 """The checks of a plain instance, whose clients talk to it directly: every event, every result, every answer, and rest.
 
-The core audits itself (core/engine/proof.py); this looks at it from outside, with knowledge of its own: the closed-form
+The core audits itself (core/engine/proof.py); this on_event at it from outside, with knowledge of its own: the closed-form
 output of every request, who must be let in and when (reference.py), who owns which block (plans.py). The instance is asked
 public questions only (core/engine/view.py). Numbers are those of docs/internals/reliability.md.
 """
@@ -50,7 +50,7 @@ PREEMPTIONS_MAX = 24
 
 
 class AnswerReceiver(Protocol):
-    """The receiver of an instance's answers: its clients."""
+    """Interface of the clients that receive an instance's answers."""
 
     def answered(self, effects: list[Effect]) -> None: ...
     def delivered(self, emit: Emit) -> None: ...
@@ -66,8 +66,8 @@ class InstanceWatch(Watch, EngineWatch):
         self._view = machine.view
         self.clients: AnswerReceiver
         self.network: Network
-        self.looks: Callable[[], None] = lambda: None
-        "A tracer, after each event."
+        self.on_event: Callable[[], None] = lambda: None
+        "Called after each event; a tracer sets it."
         self.steps = StepWatch(scenario, timeline)
         self.reference = Reference(scenario)
         self._orders = OrderWatch(machine, self.saw)
@@ -84,16 +84,16 @@ class InstanceWatch(Watch, EngineWatch):
         self._lost_before = self._stale_before = 0
         "The instance's statistics when the present event or result came."
         self._idle = False
-        "The worker owed nothing when the present event began."
+        "Whether the worker owed nothing when the present event began."
         self._due = False
-        "The result at hand is that of the oldest step in flight."
+        "Whether the result at hand is that of the oldest step in flight."
         self._results: dict[int, StepResult] = {}
-        "By step: results of this worker epoch that are not absorbed yet."
+        "Results of this worker epoch that are not absorbed yet, by step."
         self._absorbed: list[tuple[int, StepResult]] = []
         self._broken = self._broken_early = False
-        "A broken result overtook an older one, and is found out when its turn comes."
+        "Whether a broken result overtook an older one. The instance finds it when its turn comes."
         self._pool_spoiled = False
-        "A worker that broke the protocol may have written anywhere."
+        "Whether a worker broke the protocol: it may have written anywhere."
         self._preempting: dict[Sequence, int] = {}
         self._deaths: dict[str, int] = {}
         self._losses: dict[tuple[str, int], int] = {}
@@ -102,14 +102,14 @@ class InstanceWatch(Watch, EngineWatch):
         faults = sum(fault.kind not in ("late", "repeat", "ghost") for fault in scenario.steps)
         loops = sum(int(nudge.amount) for nudge in scenario.nudges if nudge.kind == "crash_loop")
         self._culprits = max(1, poison + faults + loops)
-        "Causes of losses that look like the fault of a request: each can keep the others from being found once more."
+        "Number of losses that look like the fault of a request. Each may hide the next."
 
     def add(self, request: SimulatedRequest) -> None:
         super().add(request)
         for index in range(request.client.n):
             self._losses.pop((request.client.id, index), None)
 
-    # Answers, as clients get them
+    # Answers as clients get them
 
     def submitted(self, request: SimulatedRequest) -> None:
         request.weights = self.weights
@@ -135,7 +135,7 @@ class InstanceWatch(Watch, EngineWatch):
                 self.model.absorbed(step, result)
 
     def ends(self, request: SimulatedRequest, ended: Ended) -> None:
-        """23: usage is exactly what happened."""
+        """23: usage is exactly what was computed and delivered."""
         index = ended.index
         self.reference.ended(request.client, index)
         self.line.ended(request, index)
@@ -199,15 +199,16 @@ class InstanceWatch(Watch, EngineWatch):
     def handled(self, event: Event, effects: list[Effect]) -> None:
         for effect in effects:
             if type(effect) is Emit:  # before a loss in the same event: a worker is lost after its results are in
-                for request, _, index, *_ in effect.tokens:  # with a new token it is past the place of an earlier loss
+                # with a new token the sequence is past the place of an earlier loss
+                for request, _, index, *_ in effect.tokens:
                     self._losses.pop((request, index), None)
-        self._look_at_steps(event, any(type(effect) is RunStep for effect in effects))
+        self._find_absorbed(event, any(type(effect) is RunStep for effect in effects))
         self.clients.answered(effects)
         if not any(type(effect) is Emit for effect in effects):
             self.take_in()
 
-    def _look_at_steps(self, event: Event, planned: bool) -> None:
-        """Which of the plans that were in flight were absorbed, and whether their worker was lost."""
+    def _find_absorbed(self, event: Event, planned: bool) -> None:
+        """Find which of the plans in flight were absorbed, and whether their worker was lost."""
         plans, absorbed = self._in_flight, list[tuple[int, StepResult]]()
         if self.machine.stats.worker_losses > self._lost_before:
             self._results.clear()
@@ -221,7 +222,7 @@ class InstanceWatch(Watch, EngineWatch):
         self._begin_event(event, absorbed, planned)
 
     def _worker_lost(self, oldest: list[StepPlan], cause: LossCause) -> None:
-        """Remember whose sequences were being computed: two such losses, with evidence, are what giving one up needs."""
+        """Remember the sequences that were being computed: a sequence is given up after two such losses with evidence."""
         evidence = self.reference.is_evidence(cause)
         self.reference.worker_lost(evidence=evidence, perhaps_absorbed=len(oldest))
         self.line.worker_lost()
@@ -300,7 +301,7 @@ class InstanceWatch(Watch, EngineWatch):
         self.forced()
 
     def after(self) -> None:
-        """22, 33, 35, 59, for what this event touched."""
+        """Check 22, 33, 35 and 59 for the requests of this event."""
         machine, view = self.machine, self._view
         self.steps.after_event(view.oldest_step)
         for request in self._outdated:
@@ -316,7 +317,7 @@ class InstanceWatch(Watch, EngineWatch):
         if self.model is not None:
             self.model.after_event()
         self.clients.after_event()
-        self.looks()
+        self.on_event()
 
     def forced(self) -> None:
         """A preemption from outside, or a lost worker, does not count as thrashing."""

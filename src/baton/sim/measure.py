@@ -11,20 +11,20 @@ from typing import Any
 from baton.protocol.output import Emit
 from baton.protocol.step import StepPlan
 from baton.sim.cluster.routed_clients import RoutedClients
-from baton.sim.cluster.watch import ClusterWatch, Kept
+from baton.sim.cluster.watch import ClusterWatch, KeptPrompt
 from baton.sim.cluster.watch import WatchedEngine as SomeEngine
 from baton.sim.engine import SimulatedEngine
 from baton.sim.instance import SimulatedInstance
 from baton.sim.linked_world import ClusterWorld
 from baton.sim.plans import PlanWatch, untagged
 from baton.sim.timeline import Timeline
-from baton.sim.worker import Seat, SimWorker
+from baton.sim.worker import SimulatedSlot, SimWorker
 
 TOKEN = 7
 
 
 class MeasuredTimeline(Timeline):
-    """Without a digest and without a bound of events."""
+    """Timeline without a digest and without a bound of events."""
 
     events_max = 1 << 62
 
@@ -33,18 +33,18 @@ class MeasuredTimeline(Timeline):
 
 
 class MeasuredWorker(SimWorker):
-    """Counts positions and reads no block."""
+    """Worker that counts positions and reads no block."""
 
-    def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:
-        seat.computed += count
-        if seat.computed < len(seat.tokens):
+    def _row(self, plan: StepPlan, slot: int, state: SimulatedSlot, count: int) -> tuple[int, ...]:
+        state.computed += count
+        if state.computed < len(state.tokens):
             return ()
-        seat.tokens.append(TOKEN)
+        state.tokens.append(TOKEN)
         return (TOKEN,)
 
 
 class MeasuredPlans(PlanWatch):
-    """Remembers whose slot it is."""
+    """Plan record: the client of each slot, and nothing else."""
 
     def check(self, plan: StepPlan) -> None:
         self.rows += len(plan.run.counts) + len(plan.drops)
@@ -55,7 +55,7 @@ class MeasuredPlans(PlanWatch):
 
 
 class MeasuredClients(RoutedClients):
-    """Counts tokens and ends."""
+    """Clients that count tokens and ends."""
 
     def delivered(self, emit: Emit) -> None:
         self.deliveries += len(emit.tokens) + len(emit.ended)
@@ -67,9 +67,9 @@ class MeasuredClients(RoutedClients):
 
 
 class MeasuredWatch(ClusterWatch):
-    """Looks into no block, and remembers no token."""
+    """Watch that reads no block and stores no token."""
 
-    def has_content(self, engine: SomeEngine, request: str, kept: Kept, begin: int = 0) -> bool:
+    def has_content(self, engine: SomeEngine, request: str, kept: KeptPrompt, begin: int = 0) -> bool:
         return True
 
     def emitted(self, emit: Emit, weights: int) -> None:

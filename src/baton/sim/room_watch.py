@@ -22,12 +22,12 @@ from baton.protocol.ids import BlockId, RequestId
 
 
 class RoomWatch:
-    """Created before an instance is asked to reserve, checked after."""
+    """Checks one reservation: created before the instance is asked to reserve, checked after."""
 
     def __init__(
         self, view: SchedulerView, request: RequestId, order: tuple[int, float], block_size: int, *, cached: bool
     ) -> None:
-        """`order`: priority and arrival, by the instance's clock. `cached`: blocks may be found."""
+        """`order`: priority and arrival, by the instance's clock. `cached`: cached blocks may be found."""
         self._view = view
         self._request = request
         self._known = view.is_open(request)
@@ -49,7 +49,7 @@ class RoomWatch:
                 growth += -(-(expected - sequence.capacity) // block_size)
         self._growth = growth
         self._priority = order[0]
-        first = view.first_in_line()
+        first = view.queue_head()
         earlier = [*view.preempting(), *([first] if first is not None and not first.blocks else [])]
         self._earlier = 0
         for sequence in earlier:
@@ -57,9 +57,9 @@ class RoomWatch:
                 alone = not cached and sequence.request.n == 1 and sequence.kept is None
                 self._earlier += -(-len(sequence.tokens) // block_size) if alone else 1
 
-    def look(self) -> None:
+    def observe(self) -> None:
         if self._known:
-            return  # a lease renewal
+            return  # only a lease renewal
         kept = [s for s in self._view.sequences(self._request) if s.phase is Phase.LOADING]
         if not kept or not kept[0].blocks:
             return

@@ -30,7 +30,7 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "a draft was accepted",
     "a draft was refused",
     "a block was taken for drafts",
-    "a deadline passed in the line",
+    "a deadline passed in the queue",
     "a deadline passed on the worker",
     "one row failed, alone",
     "a log-probability was delivered",

@@ -18,7 +18,7 @@ from baton.sim.simulated_request import SimulatedRequest
 from baton.sim.tiers_watch import KeyContents
 
 BLOCKS = 2
-"""Full blocks of the prompt that is repeated."""
+"""Number of full blocks of the prompt that is repeated."""
 ANSWER_TRIES = 8
 """Answers of storage until it counts as quick again: each lowers a rate by a fifth, from the longest answer that counts (0.2 s)
 to the shortest wait (0.05 s)."""
@@ -64,32 +64,32 @@ class RepeatedPrompt:
         self._keys = list(KeyContents(scenario.block_size, []).chain("again", self._prompt, weights))[:blocks]
 
     def check(self) -> None:
-        for _ in range(2):  # a selective write copies what was hit
-            self._again()
+        for _ in range(2):  # a selective write copies only blocks that were hit
+            self._submit_prompt()
         self._is_loaded()
-        if self._engine.cache is not None and self._engine.instance.view.circuits()["read"] == "closed":  # otherwise 68
+        if self._engine.cache is not None and self._engine.instance.view.circuits()["read"] == "closed":  # otherwise 68 applies
             self._is_fetched(self._engine.cache.storage)
 
     def _is_loaded(self) -> None:
-        """The device drops its blocks, and the host has them."""
+        """Whether the prompt is loaded after the device drops its blocks: the host has them."""
         here = found = 0
         for _ in range(self._tries):
             self._forget(host=False)
             here = self._leading(self._engine.instance.view.host_index())
-            found = self._again()
+            found = self._submit_prompt()
             if found >= here * self._scenario.block_size:
                 return
         raise InvariantBroken(f"the host tier has {here} blocks of a prompt, and {found} tokens are loaded", invariant=74)
 
     def _is_fetched(self, storage: Container[bytes]) -> None:
-        """Device and host drop their blocks, and storage has them."""
+        """Whether the prompt is fetched after device and host drop its blocks: storage has them."""
         stats = self._engine.instance.view.tier_stats
         before = stats.fetched
         for _ in range(self._tries):
             self._forget(host=True)
             if not self._leading(storage):
                 return
-            self._again()
+            self._submit_prompt()
             if stats.fetched > before:
                 return
         raise InvariantBroken("storage has the blocks of a prompt, and none is fetched", invariant=74)
@@ -103,8 +103,8 @@ class RepeatedPrompt:
         """Number of the prompt's leading blocks that are among these keys."""
         return next((place for place, key in enumerate(self._keys) if key not in keys), len(self._keys))
 
-    def _again(self) -> int:
-        """Ask for the prompt. Returns how many of its tokens were not computed."""
+    def _submit_prompt(self) -> int:
+        """Submit the prompt. Returns how many of its tokens were found in a cache."""
         self._asked += 1
         name = f"again{self._asked}"
         return self._ask(Client(name, 0.0, list(self._prompt), 1, salt="again")).hit[0] or 0

@@ -1,11 +1,4 @@
-"""Two ways to look at one run.
-
-ColumnTrace     a line per note, a column per actor: to be read from top to bottom
-PerfettoTrace   a JSON file for https://ui.perfetto.dev (or chrome://tracing): to see a whole run at once
-
-Both receive notes (`note`) and read the world after each event (`after`). Neither changes anything: a traced run has the
-digest of an untraced one.
-"""
+"""Traces of a run: as text in columns, and as a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -39,7 +32,8 @@ class Tee:
 
 
 def sequences_of(world: PlainWorld, client_request: SimulatedRequest) -> list[Answer]:
-    """The watch learns a request's sequences after the event that brought it; the instance has them during it."""
+    """The request's sequences: the watch learns them after the event that brought the request, the instance has them during
+    it."""
     if client_request.sequences:
         return client_request.sequences
     present = world.watch.requests[client_request.client.id] is client_request
@@ -58,18 +52,18 @@ def is_over(client_request: SimulatedRequest) -> bool:
 
 
 class OpenRequests:
-    """The requests that can still change, so that a long run is not looked at from its beginning after every event."""
+    """The requests that can still change, so that the cost of an event does not grow with the length of the run."""
 
     def __init__(self) -> None:
         self._live: list[SimulatedRequest] = []
         self._seen = 0
 
-    def look(self, world: PlainWorld) -> Iterator[SimulatedRequest]:
+    def live(self, world: PlainWorld) -> Iterator[SimulatedRequest]:
         """Submitted requests; an ended request is shown one last time."""
         client_requests = world.watch.all_requests
         live = (
             self._live + client_requests[self._seen :] if len(client_requests) > self._seen else self._live
-        )  # new ones are last
+        )  # new requests are last
         self._seen = len(client_requests)
         for client_request in live:
             if client_request.submitted:
@@ -78,7 +72,7 @@ class OpenRequests:
 
 
 class LineTrace:
-    """A line per note: time, actor, text. For a cluster, which has more actors than a line has columns."""
+    """Text trace with a line per note: time, actor, text. For a cluster, which has more actors than a line has columns."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -117,7 +111,7 @@ class ColumnTrace:
 
     def after(self, now: float, world: PlainWorld) -> None:
         changes: list[str] = []
-        for client_request in self._live_requests.look(world):
+        for client_request in self._live_requests.live(world):
             for answer in sequences_of(world, client_request):
                 before = self._phases.get(answer)
                 if before is not answer.phase:
@@ -135,7 +129,7 @@ class ColumnTrace:
 # Perfetto
 
 Track = tuple[int, int]
-"""(pid, tid): Perfetto groups tracks by 'process'. A tid is used once in all of them, as on a real machine."""
+"""Track: (pid, tid). Perfetto groups tracks by 'process'. A tid is used once in all of them, as on a real machine."""
 
 _INSTANCE, _REQUESTS = 1, 2
 _MODE: Track = (_INSTANCE, 11)
@@ -181,7 +175,7 @@ class PerfettoTrace:
     # Tracer
 
     def note(self, now: float, actor: str, text: str) -> None:
-        """Draw faults and the worker's notes. The rest is read off the world, which has it as data."""
+        """Draw faults and the worker's notes. Other facts are read from the world as data."""
         self._now = _micros(now)
         if actor == "world":
             self._instant(_WORLD, text)
@@ -193,9 +187,9 @@ class PerfettoTrace:
         instance = world.machine
         self._switch(_MODE, instance.mode.value)
         self._switch(_WORKER, f"epoch {instance.worker.epoch}: {instance.worker.state.value}")
-        self._look_at_steps(world)
-        for client_request in self._live_requests.look(world):
-            self._look_at_request(world, client_request)
+        self._record_steps(world)
+        for client_request in self._live_requests.live(world):
+            self._record_request(world, client_request)
         load = instance.view.load()
         self._count("blocks", {"free": load.blocks_free, "cached": load.blocks_idle, "held": load.blocks_held})
         self._count("sequences", {"running": load.running, "waiting": load.waiting})
@@ -220,8 +214,9 @@ class PerfettoTrace:
 
     # The worker's steps
 
-    def _look_at_steps(self, world: PlainWorld) -> None:
-        """A plan that is in flight no more was absorbed, or its worker is dead: then a newer epoch has begun."""
+    def _record_steps(self, world: PlainWorld) -> None:
+        """Draw the steps. A plan that has left the pipeline was absorbed, or its worker is dead: then a newer epoch has
+        begun."""
         in_flight = {plan.step: plan for plan in world.machine.view.plans()}
         for step in [step for step in self._plans if step not in in_flight]:
             lost = self._plans[step][0].epoch != world.machine.worker.epoch
@@ -230,7 +225,7 @@ class PerfettoTrace:
             self._plans.setdefault(step, (plan, self._now))
 
     def _end_step(self, step: int, outcome: str) -> None:
-        """The worker does one step at a time: one began when it was handed over, or when the one before it was over."""
+        """Draw a step. The worker does one at a time: it began when it was sent, or at the end of the one before."""
         plan, handed_over = self._plans.pop(step)
         begin, self._steps_end = max(handed_over, self._steps_end), self._now
         about = {
@@ -246,7 +241,7 @@ class PerfettoTrace:
 
     # Requests
 
-    def _look_at_request(self, world: PlainWorld, client_request: SimulatedRequest) -> None:
+    def _record_request(self, world: PlainWorld, client_request: SimulatedRequest) -> None:
         rows = self._rows_of(client_request)
         for answer in sequences_of(world, client_request):
             self._switch(rows[answer.index].track, None if answer.phase is Phase.DONE else answer.phase.value)
@@ -260,7 +255,7 @@ class PerfettoTrace:
                 self._instant(row.track, f"refused: {end}" if client_request.refused else f"ends: {end}")
 
     def _rows_of(self, client_request: SimulatedRequest) -> list[_Row]:
-        """Tracks are numbered in the order of submission."""
+        """The tracks of a request, numbered in the order of submission."""
         name = client_request.name
         if name not in self._rows:
             first = _FIRST_SEQUENCE + sum(len(rows) for rows in self._rows.values())
@@ -302,7 +297,7 @@ class PerfettoTrace:
         self._add("M", track, "thread_sort_index", args={"sort_index": track[1]})
 
     def _add(self, ph: str, track: tuple[int, int | None], name: str, **rest: object) -> None:
-        """Counters and names of processes have no tid."""
+        """Add an event to the trace. Counters and names of processes have no tid."""
         pid, tid = track
         self._events.append({"ph": ph, "pid": pid, **({} if tid is None else {"tid": tid}), "name": name, **rest})
 

@@ -19,7 +19,7 @@ from baton.errors import InvariantBroken
 from baton.protocol.step import StepPlan
 
 SPARE_PLANS = 2
-"""A plan that preempts, and a plan that admits."""
+"""Number of plans until admission: one that preempts, and one that admits."""
 
 
 class UrgencyWatch:
@@ -32,14 +32,14 @@ class UrgencyWatch:
         "Plans since one before this head ran, in which the head was more urgent than all others and was not admitted."
 
     def planned(self, plan: StepPlan) -> None:
-        view, head = self._view, self._view.first_in_line()
+        view, head = self._view, self._view.queue_head()
         if head is None or head is not self._head:
             self._head, self._plans = head, 0
         if head is None:
             return
         others = (*view.running(), *view.preempting())
         if any(other.order < head.order for other in others):
-            self._plans = 0  # that one was first by `order`, and to drop it takes plans again
+            self._plans = 0  # the earlier head was first by `order`, and dropping it takes plans again
         if any(other.priority <= head.priority for other in others) or self._something_else_is_short(plan):
             return
         self._plans += 1

@@ -35,7 +35,7 @@ class WorkerDied(Exception):
         "The client whose poison killed it."
 
 
-class Seat:
+class SimulatedSlot:
     __slots__ = ("asks", "client", "computed", "expected", "failed", "incarnation", "index", "prompt_tokens", "sampling",
                  "table", "tag", "tokens")  # fmt: skip
 
@@ -79,13 +79,14 @@ class SimWorker:
         self._client_of = client_of
         self.weights = 0
         "Weights that this process has loaded."
-        self.seats: dict[int, Seat] = {}
+        self.states: dict[int, SimulatedSlot] = {}
         self.pool = [bytearray(TAG_BYTES * block_size) for _ in range(blocks)]
 
     def die(self, pool_kept: bool) -> None:
-        self.seats.clear()
+        self.states.clear()
         if not pool_kept:
-            # Other memory, with junk in it: reading it is detected. Processes that map the old one still have it.
+            # The new pool is other memory with junk in it: reading it is detected. Processes that map the old one still have
+            # it.
             self.pool = [bytearray(bytes([0xA5 ^ number & 0xFF]) * len(block)) for number, block in enumerate(self.pool)]
 
     def scribble(self) -> None:
@@ -93,7 +94,7 @@ class SimWorker:
             block[:] = bytes([0xC3 ^ number & 0xFF]) * len(block)
 
     def execute(self, plan: StepPlan, die_after: int | None = None) -> StepResult:
-        """`die_after`: the process dies when it has computed that many rows."""
+        """Execute a plan. `die_after`: the process dies when it has computed that many rows."""
         self._take_in(plan)
         incarnations: list[Incarnation] = []
         lengths: list[int] = []
@@ -104,22 +105,22 @@ class SimWorker:
         for number, (slot, count) in enumerate(zip(plan.run.slots, plan.run.counts, strict=True)):
             if number == die_after:
                 raise WorkerDied
-            seat = self.seats[slot]
-            tag, begin = seat.tag, seat.computed
-            sampled = self._row(plan, slot, seat, count)
-            after, end = seat.tag, seat.computed
+            state = self.states[slot]
+            tag, begin = state.tag, state.computed
+            sampled = self._row(plan, slot, state, count)
+            after, end = state.tag, state.computed
             more: list[TokenLogprob] = []
             if drafted and plan.run.drafts[number] and sampled:
-                drafted[number], more = self._verify(plan, slot, seat, plan.run.drafts[number])
-            incarnations.append(seat.incarnation)
+                drafted[number], more = self._verify(plan, slot, state, plan.run.drafts[number])
+            incarnations.append(state.incarnation)
             lengths.append(len(sampled) + len(more))
             values += sampled
             values += [each.token for each in more]
-            if seat.failed:
-                failures.append(RowFailure(slot, seat.incarnation, "NaN in the logits"))
-            elif seat.asks and (row := _row_logprobs(slot, seat, tag, begin, after, end, sampled)) is not None:
+            if state.failed:
+                failures.append(RowFailure(slot, state.incarnation, "NaN in the logits"))
+            elif state.asks and (row := _row_logprobs(slot, state, tag, begin, after, end, sampled)) is not None:
                 logprobs.append(row)
-                logprobs += [RowLogprobs(slot, seat.incarnation, each) for each in more]
+                logprobs += [RowLogprobs(slot, state.incarnation, each) for each in more]
         for _, incarnation in plan.drops:
             incarnations.append(incarnation)
             lengths.append(1)
@@ -129,94 +130,94 @@ class SimWorker:
 
     def _take_in(self, plan: StepPlan) -> None:
         for slot, incarnation in plan.drops:
-            seat = self.seats.pop(slot, None)
-            if seat is None or seat.incarnation != incarnation:
+            state = self.states.pop(slot, None)
+            if state is None or state.incarnation != incarnation:
                 raise InvariantBroken(f"step {plan.step} drops {slot}.{incarnation}, which is not there", invariant=32)
         for new in plan.new:
-            if new.slot in self.seats:
-                raise InvariantBroken(f"step {plan.step} seats a sequence in a taken slot {new.slot}", invariant=25)
+            if new.slot in self.states:
+                raise InvariantBroken(f"step {plan.step} puts a sequence into the taken slot {new.slot}", invariant=25)
             client = self._client_of(new.slot, new.incarnation)
-            self.seats[new.slot] = Seat(new, client, plan.sampling[new.sampling], self.weights)
+            self.states[new.slot] = SimulatedSlot(new, client, plan.sampling[new.sampling], self.weights)
         for slot, block in plan.grown:
-            self.seats[slot].table.append(block)
+            self.states[slot].table.append(block)
         for slot, place, block in plan.deduplicated:
-            self.seats[slot].table[place] = block
+            self.states[slot].table[place] = block
 
-    def _row(self, plan: StepPlan, slot: int, seat: Seat, count: int) -> tuple[int, ...]:
+    def _row(self, plan: StepPlan, slot: int, state: SimulatedSlot, count: int) -> tuple[int, ...]:
         """Compute `count` tokens of one sequence; sample if that reaches the end of its known tokens."""
-        outputs = len(seat.tokens) - seat.prompt_tokens
-        if seat.client.poison_at == outputs:
-            raise WorkerDied(seat.client)
-        if seat.failed or seat.client.nan_at == outputs:
-            seat.failed = True
+        outputs = len(state.tokens) - state.prompt_tokens
+        if state.client.poison_at == outputs:
+            raise WorkerDied(state.client)
+        if state.failed or state.client.nan_at == outputs:
+            state.failed = True
             return ()
-        begin = seat.computed
-        if begin + count > len(seat.tokens):
+        begin = state.computed
+        if begin + count > len(state.tokens):
             raise InvariantBroken(f"step {plan.step}: slot {slot} is to run {count} tokens past {begin}", invariant=30)
         for position in range(begin, begin + count):
-            self._write(seat, position, seat.compute(seat.tokens[position]))
-        context = self._context(plan, slot, seat)
-        return () if seat.computed < len(seat.tokens) else (_sampled(seat, context),)
+            self._write(state, position, state.compute(state.tokens[position]))
+        context = self._context(plan, slot, state)
+        return () if state.computed < len(state.tokens) else (_sampled(state, context),)
 
-    def _verify(self, plan: StepPlan, slot: int, seat: Seat, most: int) -> tuple[int, list[TokenLogprob]]:
+    def _verify(self, plan: StepPlan, slot: int, state: SimulatedSlot, most: int) -> tuple[int, list[TokenLogprob]]:
         """Draft up to `most` tokens behind the sampled one, of which any number is true. Returns how many were drafted, and the
         tokens beside the first. KV of every draft is written, also behind the first that is refused."""
         drafts = int(noise(self._seed, plan.step * 31 + slot) * (most + 1))
         taken: list[TokenLogprob] = []
-        tag, true = seat.tag, True
+        tag, true = state.tag, True
         for place in range(drafts):
-            position, token = seat.computed + (0 if true else place - len(taken)), seat.tokens[-1]
-            if position >= len(seat.table) * self._size:
+            position, token = state.computed + (0 if true else place - len(taken)), state.tokens[-1]
+            if position >= len(state.table) * self._size:
                 raise InvariantBroken(f"step {plan.step}: slot {slot} has no block for position {position}", invariant=6)
             draft = token
             if noise(self._seed, plan.step * 1009 + slot * 31 + place) >= self._draft_truth:
-                draft = (token + 1) % seat.client.vocab
-            ill = len(seat.tokens) - seat.prompt_tokens in (seat.client.nan_at, seat.client.poison_at)
+                draft = (token + 1) % state.client.vocab
+            ill = len(state.tokens) - state.prompt_tokens in (state.client.nan_at, state.client.poison_at)
             true = true and draft == token and not ill
             if true:
-                self._write(seat, position, seat.compute(token))
-                tag = seat.tag
-                taken.append(_told(seat, _sampled(seat, self._context(plan, slot, seat))))
+                self._write(state, position, state.compute(token))
+                tag = state.tag
+                taken.append(_with_logprob(state, _sampled(state, self._context(plan, slot, state))))
             else:
                 tag = next_tag(tag, draft + 1)
-                self._write(seat, position, tag_bytes(tag))
+                self._write(state, position, tag_bytes(tag))
         return drafts, taken
 
-    def _write(self, seat: Seat, position: int, tag: bytes) -> None:
+    def _write(self, state: SimulatedSlot, position: int, tag: bytes) -> None:
         offset = position % self._size * TAG_BYTES
-        self.pool[seat.table[position // self._size]][offset : offset + TAG_BYTES] = tag
+        self.pool[state.table[position // self._size]][offset : offset + TAG_BYTES] = tag
 
-    def _context(self, plan: StepPlan, slot: int, seat: Seat) -> bytes:
-        """Everything that the sequence attends to, through its table."""
-        context = b"".join([self.pool[block] for block in seat.table])[: seat.computed * TAG_BYTES]
-        if context != seat.expected:
-            raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {seat.client.id})", invariant=12)
+    def _context(self, plan: StepPlan, slot: int, state: SimulatedSlot) -> bytes:
+        """The content that the sequence attends to, through its table."""
+        context = b"".join([self.pool[block] for block in state.table])[: state.computed * TAG_BYTES]
+        if context != state.expected:
+            raise InvariantBroken(f"step {plan.step}: slot {slot} reads foreign KV (request {state.client.id})", invariant=12)
         return context
 
 
-def _sampled(seat: Seat, context: bytes) -> int:
-    token = draw(crc32(context), seat.sampling.seed, seat.index, seat.computed, seat.client.vocab)
-    seat.tokens.append(token)
+def _sampled(state: SimulatedSlot, context: bytes) -> int:
+    token = draw(crc32(context), state.sampling.seed, state.index, state.computed, state.client.vocab)
+    state.tokens.append(token)
     return token
 
 
-def _told(seat: Seat, token: int) -> TokenLogprob:
-    return TokenLogprob(token, logprob(seat.tag, token), 1)
+def _with_logprob(state: SimulatedSlot, token: int) -> TokenLogprob:
+    return TokenLogprob(token, logprob(state.tag, token), 1)
 
 
 def _row_logprobs(
-    slot: Slot, seat: Seat, tag: int, begin: int, after: int, end: int, values: tuple[int, ...]
+    slot: Slot, state: SimulatedSlot, tag: int, begin: int, after: int, end: int, values: tuple[int, ...]
 ) -> RowLogprobs | None:
     """Log-probabilities of the sampled token, and of the prompt's tokens after those computed from position `begin`, tag
     `tag`, to position `end`, tag `after`."""
     sampled = None
-    if values and seat.sampling.logprobs is not None:
+    if values and state.sampling.logprobs is not None:
         sampled = TokenLogprob(values[0], logprob(after, values[0]), 1)
     prompt: list[TokenLogprob] = []
-    if seat.sampling.prompt_logprobs is not None:
-        for position in range(begin, min(end, seat.prompt_tokens - 1)):
-            tag, token = next_tag(tag, seat.tokens[position]), seat.tokens[position + 1]
+    if state.sampling.prompt_logprobs is not None:
+        for position in range(begin, min(end, state.prompt_tokens - 1)):
+            tag, token = next_tag(tag, state.tokens[position]), state.tokens[position + 1]
             prompt.append(TokenLogprob(token, logprob(tag, token), 1))
     if sampled is None and not prompt:
         return None
-    return RowLogprobs(slot, seat.incarnation, sampled, begin + 1 if prompt else 0, tuple(prompt))
+    return RowLogprobs(slot, state.incarnation, sampled, begin + 1 if prompt else 0, tuple(prompt))

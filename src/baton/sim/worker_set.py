@@ -27,8 +27,7 @@ from baton.sim.timeline import Timeline
 HELLO_SECONDS: Final = 0.05
 "Longest time between two hellos of a set."
 SHARED: Final = ("epoch", "blocks", "block_size", "vocab_size", "identity", "layout")
-"""Fields of a simulated hello that all ranks have in common. Named here again, so that a mistake of the core is none of the
-check."""
+"""Fields that the hellos of all ranks have in common. Named here again, so that the check does not depend on the core."""
 CHANGES: Final[tuple[Callable[[WorkerHello], WorkerHello], ...]] = (
     lambda hello: replace(hello, blocks=hello.blocks + 1),
     lambda hello: replace(hello, layout=b"other"),
@@ -48,8 +47,8 @@ class SimulatedRanks:
         broken: Callable[[str], None],
         ready: Callable[[WorkerHello], None],
     ) -> None:
-        """`epoch`: of the present life. `broken`: its ranks contradict each other, so the set ends. `ready`: with the hello of
-        the set."""
+        """`epoch`: of the present life. `broken`: called when ranks contradict each other, so the set ends. `ready`: with the
+        hello of the set."""
         self._ranks = ranks
         self._timeline = timeline
         self._watch = watch
@@ -59,12 +58,12 @@ class SimulatedRanks:
         self._odd_hellos: list[int] = []
         "Changes of hellos of the next lives."
         self.differed = False
-        "Ranks of some life have contradicted each other."
+        "Whether ranks of some life have contradicted each other."
         self._alive: list[int] = []
         self.begin()
 
     def begin(self) -> None:
-        """Another life. 71: no rank of the one before is left."""
+        """Begin another life. 71: no rank of the one before is left."""
         self._none_left()
         self._alive = list(range(self._ranks))
         self._ends, self._messages = RankEnds(self._ranks), WorkerRanks(self._ranks)
@@ -72,14 +71,14 @@ class SimulatedRanks:
         self._arrived: dict[StepNo, int] = {}
         "Number of ranks that have answered a step, where others have not."
         self._progress, self._words = SlowestProgress(), [0] * self._ranks
-        self._progress.look(tuple(self._words))
+        self._progress.observe(tuple(self._words))
 
     def kill(self) -> None:
-        """By order of the engine, which kills every rank."""
+        """Kill every rank, by order of the engine."""
         self._alive = []
 
     def end(self, first: int) -> None:
-        """A rank has died by itself, and the engine notices. 71: its loss is reported when no rank is left."""
+        """End the set: a rank has died by itself, and the engine notices. 71: the loss is reported when no rank is left."""
         if self._alive:
             self._alive.remove(first)
             for other in self._ends.ended(first):
@@ -102,18 +101,20 @@ class SimulatedRanks:
         self._odd_hellos.append(change % len(CHANGES))
 
     def start(self, epoch: WorkerEpoch, hello: Callable[[], WorkerHello], *, at_once: bool) -> None:
-        """The ranks of a new life say hello, each when it has loaded. `hello`: of a rank that has loaded now."""
+        """Start a new life: each rank sends its hello when it has loaded. `hello`: of a rank that has loaded now."""
         change = self._odd_hellos.pop() if self._odd_hellos and not at_once else None
         for rank in range(self._ranks):
             changes = CHANGES[change] if change is not None and rank == epoch % self._ranks else _unchanged
             entry = epoch, rank, hello, changes
             if at_once:
-                self._hear(entry)
+                self._on_hello(entry)
             else:
-                self._timeline.at(self._timeline.now + HELLO_SECONDS * noise(epoch, rank), self._hear, entry)
+                self._timeline.at(self._timeline.now + HELLO_SECONDS * noise(epoch, rank), self._on_hello, entry)
 
-    def _hear(self, entry: tuple[WorkerEpoch, int, Callable[[], WorkerHello], Callable[[WorkerHello], WorkerHello]]) -> None:
-        """A rank says hello. 75: the set is ready with the last one, and only if all agree."""
+    def _on_hello(
+        self, entry: tuple[WorkerEpoch, int, Callable[[], WorkerHello], Callable[[WorkerHello], WorkerHello]]
+    ) -> None:
+        """Receive a rank's hello. 75: the set is ready with the last one, and only if all agree."""
         epoch, rank, hello, changes = entry
         if epoch != self._epoch() or rank not in self._alive:
             return
@@ -144,24 +145,24 @@ class SimulatedRanks:
             raise InvariantBroken(f"a block has {combined.block_bytes} bytes on all ranks together", invariant=75)
 
     def hang(self, hung: int) -> None:
-        """One rank hangs; the others come to their next exchange, and wait. 73: that is no progress of the set."""
+        """Let one rank hang; the others wait in their next exchange. 73: that is no progress of the set."""
         before = self._progress.value
         for rank in range(self._ranks):
             self._words[rank] += rank != hung
-            if self._progress.look(tuple(self._words)) != before:
+            if self._progress.observe(tuple(self._words)) != before:
                 raise InvariantBroken(f"rank {hung} hangs, and the set makes progress", invariant=73)
 
     def _advance(self) -> None:
-        """Every rank has computed a step, one after the other. 73: that is progress, when the last one has."""
+        """Advance the ranks by a step, one after the other. 73: the set progresses when the last one has."""
         before = self._progress.value
         for rank in range(self._ranks):
             self._words[rank] += 1
-            advanced, last = self._progress.look(tuple(self._words)) != before, rank == self._ranks - 1
+            advanced, last = self._progress.observe(tuple(self._words)) != before, rank == self._ranks - 1
             if advanced != last:
                 raise InvariantBroken(f"{rank + 1} of {self._ranks} ranks advance: {advanced}", invariant=73)
 
     def answer(self, result: StepResult, faults: dict[str, StepFault]) -> None:
-        """Rank 0 has sent its result; the digests of the others come now or later."""
+        """Deliver the result of rank 0; the digests of the others come now or later."""
         self._advance()
         self._add(0, result, differs=False)
         for rank in range(1, self._ranks):
@@ -178,7 +179,7 @@ class SimulatedRanks:
             self._add(rank, result, differs=differs)
 
     def _add(self, rank: int, result: StepResult, *, differs: bool) -> None:
-        """72: ranks that differ end the set, and no others do."""
+        """Compare a rank's digest. 72: ranks that differ end the set, and no others do."""
         try:
             self._messages.combined(rank, digest_of(result) if rank else result)
         except PeerError as error:

@@ -30,15 +30,15 @@ from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
 
 HEALED_EVENTS_MAX = 200
-"""Invariant 35: more than three small requests need on a healthy instance."""
+"""Maximum of events after healing. 35: more than three small requests need on a healthy instance."""
 DRAIN_SECONDS_MAX = 60.0
 NEVER = float("inf")
 CIRCUIT_SECONDS_MAX = 61.0
-"""Longest time for which a circuit keeps storage from being called, and a little more."""
+"""Longest time in seconds for which a circuit keeps storage from being called, and a little more."""
 
 
 class Tracer(Protocol):
-    """Sees everything; changes nothing (trace.py)."""
+    """Observer that sees everything and changes nothing (trace.py)."""
 
     def note(self, now: float, actor: str, text: str) -> None: ...
     def after(self, now: float, world: PlainWorld) -> None: ...
@@ -62,7 +62,7 @@ class World:
 
     @property
     def events(self) -> int:
-        """Counted: see above."""
+        """Number of checked events (`Campaign.events`)."""
         engines = sum(engine.results + engine.plans.rows for engine in self._engines)
         return self.timeline.heap_events + engines + self.clients.deliveries
 
@@ -72,7 +72,7 @@ class World:
             self._play()
         except InvariantBroken as broken:
             invariant, violation = broken.invariant, str(broken)
-        except Exception as error:  # a crash of the core is a finding too
+        except Exception as error:  # a crash of the core counts as a finding too
             invariant, violation = 0, f"{type(error).__name__}: {error}"
         return Outcome(
             seed=self.scenario.seed,
@@ -104,14 +104,14 @@ class World:
         raise NotImplementedError
 
     def _heal(self) -> None:
-        """35: everything works again, and so everyone is answered, and soon."""
+        """35: after healing every request is answered soon."""
         raise NotImplementedError
 
     def _drained(self) -> bool:
         return all(instance.is_drained for instance in self.instances)
 
     def _rest(self) -> None:
-        """9: nothing is held, and everyone was answered."""
+        """9: at rest nothing is held, and every request was answered."""
         self.clients.at_rest()
         for instance in self.instances:
             instance.at_rest()
@@ -152,7 +152,7 @@ class PlainWorld(World):
         self.watch.clients = self.clients
         self.engine = self._engine(self.instance)
         if tracer is not None:
-            self.watch.looks = lambda: tracer.after(self.timeline.now, self)
+            self.watch.on_event = lambda: tracer.after(self.timeline.now, self)
 
     def _engine(self, instance: SimulatedInstance) -> SimulatedEngine:
         """The only life of the instance's engine."""
@@ -179,7 +179,8 @@ class PlainWorld(World):
         self.timeline.note("world", f"{each.kind} {each.amount:.2f}")
         self.watch.happened(each.kind)
         if not nudge(self.instance, each, self.watch):
-            self.timeline.at(self.instance.frozen_until or 0.0, self._nudge, each)  # the engine finds it when it reads again
+            # the engine finds the request when it reads again
+            self.timeline.at(self.instance.frozen_until or 0.0, self._nudge, each)
 
     def _heal(self) -> None:
         """A gone worker is replaced by hand, and the instance is resumed."""
@@ -197,14 +198,14 @@ class PlainWorld(World):
         self._check_tiers()
 
     def _check_tiers(self) -> None:
-        """65, and then 74, whose requests cause copies and queries themselves."""
+        """Check 65, and then 74, whose requests cause copies and queries themselves."""
         self.engine.note_copies()
         check_tier_outcomes(self.scenario, self.watch.all_requests, self.machine, self.engine.tiers.queries)
         if self.scenario.host_blocks and self.scenario.blocks > 1:
             RepeatedPrompt(self.scenario, self.engine, self.instance.loaded, self._ask).check()
 
     def _ask(self, client: Client) -> SimulatedRequest:
-        """A request of its own, and everything that follows from it."""
+        """Submit a request of its own, and run everything that follows from it."""
         request = self.clients.ask_fresh(client, 0)
         self._until_quiet()
         return request
@@ -248,6 +249,6 @@ class PlainWorld(World):
         self.watch.at_rest()
 
     def _after_each(self) -> None:
-        if self.events >= self._next_full_check:  # a scan looks at each open request
+        if self.events >= self._next_full_check:  # a scan on_event at each open request
             self._full_check()
             self._next_full_check = self.events + max(self.full_check_every, self.machine.view.open_requests)

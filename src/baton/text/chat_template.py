@@ -29,9 +29,9 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"For a model without a template. Widely used, but not necessarily the model's own format."
+"Template of a model without one. Widely used, but not necessarily the model's own format."
 
-# Names that a client must not set: they choose the template, or what the server passes to it.
+# Names that a client must not set: they choose the template, or the server passes them to it.
 _RESERVED_BY_US = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
@@ -57,15 +57,15 @@ class TemplateLimits:
     """Limits of one rendering."""
 
     messages_max: int = 4096
-    "Messages per chat."
+    "Number of messages per chat."
     tools_max: int = 256
-    "Tools, and separately documents."
+    "Number of tools, and separately of documents."
     extras_max: int = 64
-    "Extra values for the template."
+    "Number of extra values for the template."
     prompt_chars_max: int = 8 * 1024 * 1024
     "Characters of the prompt."
     render_seconds_max: float = 5.0
-    "Time per rendering. A large ordinary chat takes a tenth of a second."
+    "Seconds per rendering. A large ordinary chat takes a tenth of a second."
     template_chars_max: int = 1024 * 1024
     "Characters of the template itself."
 
@@ -78,11 +78,11 @@ class _Template:
     literals: tuple[str, ...]
     "String constants of the template, longest first."
     names: frozenset[str]
-    "Words in the source."
+    "Words in the template's source."
 
 
 class ChatTemplate:
-    """Thread-safe: rendering changes no state."""
+    """A chat template, thread-safe: rendering changes no state."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt.
+        """The prompt of a chat.
 
         add_generation_prompt    end with the start of an assistant's turn
         continue_final_message   end inside the last message, so that the model continues it
@@ -166,7 +166,7 @@ class ChatTemplate:
                 f"the chat template '{name}' has {len(source)} characters and {self._limits.template_chars_max} are allowed"
             )
         try:
-            kind, words = self._ask(source, None)
+            kind, words = self._request(source, None)
         except HelperTimeout:
             kind, words = "failed", f"it takes more than {self._limits.render_seconds_max:g} s"
         except HelperCrash:
@@ -189,7 +189,7 @@ class ChatTemplate:
         return self._templates["default"]
 
     def _checked_list(self, values: object, name: str) -> list[Any] | None:
-        """None for an empty list: templates test `if tools`, some `is not none`."""
+        """The list of tools or documents. None if it is empty: templates test `if tools`, some `is not none`."""
         if values is None:
             return None
         if not isinstance(values, Sequence) or isinstance(values, str | bytes):
@@ -215,10 +215,10 @@ class ChatTemplate:
         return dict(extras)
 
     def _rendered(self, template: _Template, values: dict[str, Any]) -> str:
-        """Renders, or raises. An error of the template may contain the prompt: only text from the template's source is
-        shown."""
+        """Renders the template, or raises. An error of the template may contain the prompt: only text from the template's
+        source is shown."""
         try:
-            kind, words = self._ask(template.source, values)
+            kind, words = self._request(template.source, values)
         except HelperTimeout:
             seconds = self._limits.render_seconds_max
             raise TemplateStopped(f"the model's chat template was stopped: it takes more than {seconds:g} s") from None
@@ -246,7 +246,7 @@ class ChatTemplate:
             return "nests too far (RecursionError)"
         return f"failed on this chat ({words})"
 
-    def _ask(self, source: str, values: dict[str, Any] | None) -> Reply:
+    def _request(self, source: str, values: dict[str, Any] | None) -> Reply:
         limits = self._limits
         request: Request = {
             "source": source,

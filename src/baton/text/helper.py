@@ -26,11 +26,11 @@ from baton.errors import Unavailable
 from baton.text.helper_wire import FRAME_BYTES_MAX, frame, receive, send
 
 START_SECONDS_MAX: Final = 60.0
-"""Time to load Python and libraries, also from a slow disk. Usually some tenths of a second."""
+"""Seconds to load Python and libraries, also from a slow disk. Usually some tenths of a second."""
 TURN_SECONDS_MAX: Final = 30.0
-"""Time that a request waits for earlier ones."""
+"""Seconds that a request waits for earlier ones."""
 BUSY_SHARE: Final = 0.25
-"""A child that got less CPU than this share of its time was starved, not slow."""
+"""Share of its time below which a child's CPU counts as starved: the child was not slow."""
 _KILL_SECONDS_MAX: Final = 10.0
 # The child needs nothing else of the environment, and some of it is secret.
 _ENVIRONMENT: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
@@ -48,12 +48,12 @@ class _NotStarted(ConnectionError):
     """The child ended before it was ready."""
 
 
-class _StoodStill(ConnectionError):
+class _Starved(ConnectionError):
     """The child did not answer in time, because it got no CPU."""
 
 
 class Helper:
-    """Thread-safe; the calling thread blocks."""
+    """A helper child. Thread-safe; the calling thread blocks."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Helper:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """The caller owns the child until the end of the block. Raises Unavailable."""
+        """Own the child until the end of the block. Raises Unavailable."""
         try:
             self._entry.get(timeout=self.turn_seconds_max)
         except Empty:
@@ -96,14 +96,14 @@ class Helper:
             self._entry.put_nowait(None)
 
     def ask(self, request: Any, seconds: float, reply_bytes_max: int = FRAME_BYTES_MAX) -> Any:
-        """Raises HelperTimeout, HelperCrash; Unavailable if no child can be started, or earlier requests take too long;
-        TypeError, ValueError or RecursionError for values outside of JSON."""
+        """Send a request and return the reply. Raises HelperTimeout, HelperCrash; Unavailable if no child can be started, or
+        earlier requests take too long; TypeError, ValueError or RecursionError for values outside of JSON."""
         message = frame([seconds, request])
         with self.turn():
             return self.ask_in_turn(message, seconds, reply_bytes_max)
 
     def ask_in_turn(self, message: bytearray, seconds: float, reply_bytes_max: int) -> Any:
-        """`ask` for a caller that holds the turn."""
+        """Send a request as `ask` does, for a caller that holds the turn."""
         for last in (False, True):
             answered = False
             try:
@@ -113,7 +113,7 @@ class Helper:
             except _NotStarted as error:
                 if last:
                     raise Unavailable(f"the process for {self._work} does not start: {error}") from None
-            except _StoodStill:
+            except _Starved:
                 if last:
                     raise Unavailable(f"the process for {self._work} does not answer: try again later") from None
             except (ConnectionError, ValueError):  # the child is gone, or sends no valid reply
@@ -121,7 +121,7 @@ class Helper:
                     raise HelperCrash from None
             finally:
                 if not answered:
-                    self._end_child()  # its late reply must never meet another request
+                    self._end_child()  # a late reply must never meet another request
         raise AssertionError("the second attempt ends above")
 
     def start(self) -> None:
@@ -163,7 +163,7 @@ class _Child:
     ) -> None:
         self.owner = os.getpid()
         self._start_with: Callable[[], Any] | None = start_with
-        "None once the child is ready."
+        "Returns the first message to the child. None once the child is ready."
         self._ready_by = time.monotonic() + START_SECONDS_MAX
         self._socket, theirs = socket.socketpair()
         try:
@@ -189,11 +189,11 @@ class _Child:
             send(self._socket, message, deadline)
             return receive(self._socket, reply_bytes_max, deadline)
         except TimeoutError:
-            raise HelperTimeout if self._processor_seconds() - before >= BUSY_SHARE * seconds else _StoodStill from None
+            raise HelperTimeout if self._processor_seconds() - before >= BUSY_SHARE * seconds else _Starved from None
         except ConnectionError:
-            if time.monotonic() >= deadline:  # the child's own timer was faster than this thread
+            if time.monotonic() >= deadline:  # the child's own timer ended it before this thread did
                 raise HelperTimeout from None
-            self._raise_if_the_request_did_it()
+            self._raise_if_caused_by_request()
             raise
 
     def _processor_seconds(self) -> float:
@@ -205,8 +205,8 @@ class _Child:
             return time.monotonic()
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
-    def _raise_if_the_request_did_it(self) -> None:
-        """Called when the child is gone. Raises if a retry would end in the same way: the child's own timer, or a stack
+    def _raise_if_caused_by_request(self) -> None:
+        """Raises if a retry would end in the same way, after the child is gone: the child's own timer, or a stack
         overflow. Other ends may have other causes: memory of earlier requests, the kernel, an operator."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS_MAX)
@@ -234,6 +234,6 @@ class _Child:
 
 
 def _kept_environment() -> dict[str, str]:
-    """Environment of the child: it finds the same modules, and gets nothing else."""
+    """The child's environment: it finds the same modules, and gets no other variables."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}

@@ -21,7 +21,7 @@ from baton.addresses import Address
 
 NEXT_SECONDS: Final = 0.25
 LOOKUPS_MAX: Final = 16
-"""Threads that look up names at once. Each ends when its name server answers, or the resolver gives up."""
+"""Maximum of threads that look up names at once. Each ends when its name server answers, or the resolver gives up."""
 LOOKUP: Final = "baton-lookup"
 
 Place = tuple[int, object]
@@ -39,7 +39,7 @@ async def connected(address: Address) -> socket.socket:
 
 
 def in_turn(places: list[Place]) -> list[Place]:
-    """Alternate the families, the first one's first."""
+    """The addresses with alternating families, the first one's first."""
     first = [place for place in places if place[0] == places[0][0]]
     other = [place for place in places if place[0] != places[0][0]]
     return [place for place in chain.from_iterable(zip_longest(first, other)) if place is not None]
@@ -95,11 +95,11 @@ async def resolved(address: Address) -> list[Place]:
     try:
         found: list[Any] = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except OSError:
-        found = await _looked_up(address)
+        found = await _resolve(address)
     return [(family, place) for family, _, _, _, place in found]
 
 
-async def _looked_up(address: Address) -> list[Any]:
+async def _resolve(address: Address) -> list[Any]:
     """Look the host up in a daemon thread: getaddrinfo has no deadline, and a silent name server must not hold the loop's
     threads."""
     if sum(thread.name == LOOKUP for thread in threading.enumerate()) >= LOOKUPS_MAX:
@@ -111,7 +111,7 @@ async def _looked_up(address: Address) -> list[Any]:
         if not answer.done():
             answer.set_result(found) if error is None else answer.set_exception(error)
 
-    def look_up() -> None:
+    def resolve() -> None:
         found: list[Any] = []
         failed: OSError | None = None
         try:
@@ -123,5 +123,5 @@ async def _looked_up(address: Address) -> list[Any]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(settle, found, failed)
 
-    threading.Thread(target=look_up, name=LOOKUP, daemon=True).start()
+    threading.Thread(target=resolve, name=LOOKUP, daemon=True).start()
     return await answer

@@ -23,34 +23,34 @@ T = TypeVar("T")
 logger = logging.getLogger("baton.trust")
 
 Stamp = list[tuple[int, int, int, float]]
-"""Inode, size and times of each file."""
+"""Stamp: inode, size and times of each file."""
 SETTLED_SECONDS: Final = 2.0
-"""A file that changed this recently may change again with the same times and size: clocks of file systems are coarse."""
+"""Seconds in which a changed file may change again with the same times and size: clocks of file systems are coarse."""
 
 
 class Reloaded(Generic[T]):
     """A value that is read from files, and again after one of them has changed."""
 
     def __init__(self, what: str, files: Sequence[str], read: Callable[[], T]) -> None:
-        """Raises InvalidConfig."""
+        """Read the files. Raises InvalidConfig."""
         self._what, self._files, self._read = what, files, read
         self._fault = ""
         self._storing = Lock()
-        "Held while `_known` is compared and replaced, and not during a read."
-        stamp = self._look()
+        "Lock, held while `_known` is compared and replaced, and not during a read."
+        stamp = self._stamp()
         self._known: tuple[Stamp, T] = stamp, read()
-        "The value, and the stamp as of before its read: a change during the read is seen next time."
+        "The value, and the stamp as of before its read: a change during the read is noticed at the next call."
 
     def current(self) -> T:
-        """May be called from several threads at once."""
+        """The present value. Several threads may call this at once."""
         while True:
             known = self._known
-            stamp = self._look()
+            stamp = self._stamp()
             if stamp == known[0] and not any(time() - changed < SETTLED_SECONDS for _, _, _, changed in stamp):
                 return known[1]
             read = stamp, self._reload(known[1], changed=stamp != known[0])
             with self._storing:
-                if self._known is known:  # else another thread has read meanwhile, perhaps a newer file: look again
+                if self._known is known:  # else another thread has read meanwhile, perhaps a newer file: compare again
                     self._known = read
                     return read[1]
 
@@ -67,7 +67,7 @@ class Reloaded(Generic[T]):
             logger.info("%s %s: changed, and read again", self._what, self._files[0])
         return value
 
-    def _look(self) -> Stamp:
+    def _stamp(self) -> Stamp:
         return [_stamp_of(file) for file in self._files]
 
 
@@ -80,10 +80,10 @@ def _stamp_of(file: str) -> tuple[int, int, int, float]:
 
 
 class Keyring:
-    """Credentials (credentials.py)."""
+    """Credentials (credentials.py) from files."""
 
     def __init__(self, secret_file: str, tls_files: TlsFiles | None = None) -> None:
-        """Raises InvalidConfig."""
+        """Read the files. Raises InvalidConfig."""
         self._file = secret_file
         self._secrets: Reloaded[Secrets] = Reloaded("cluster secret", (secret_file,), lambda: read_secrets(secret_file))
         self._tls: Reloaded[TlsContexts] | None = None

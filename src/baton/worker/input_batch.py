@@ -41,9 +41,9 @@ class BatchLayout:
         self.starts: Int64s = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=self.starts[1:])
         self.singles = int(self.starts[-1]) == len(slots)
-        "One token each."
+        "Whether all sequences have one token each."
         self.flat: FlatBatch | None = None
-        "Their last step, if they are singles."
+        "Arrays of their last step, if all have one token each."
 
 
 class InputBatch:
@@ -61,7 +61,7 @@ class InputBatch:
         self._table_changes: dict[int, int] = {}
         "Slot -> first changed place of its table since take_table_changes."
 
-    # Changes by a plan, in its order
+    # Plan changes, in their order
 
     def drop(self, slot: Slot, incarnation: Incarnation) -> None:
         if not self._is_slot(slot) or self.incarnations[slot] != incarnation:
@@ -72,7 +72,7 @@ class InputBatch:
         """Fills an empty slot with a new sequence. Raises ProtocolError if the plan contradicts the state."""
         slot, known, held = new.slot, len(new.tokens), len(new.blocks)
         if not self._is_slot(slot) or self.incarnations[slot] != EMPTY:
-            raise ProtocolError(f"the plan seats a sequence in slot {slot}, which is taken or does not exist")
+            raise ProtocolError(f"the plan puts a sequence into slot {slot}, which is taken or does not exist")
         if not 0 <= new.computed_tokens < known or not 1 <= new.prompt_tokens <= known:
             raise ProtocolError(f"slot {slot}: {new.computed_tokens} of {known} tokens cannot be computed already")
         if known > held * self.block_size:
@@ -156,8 +156,8 @@ class InputBatch:
         return FlatBatch(Spans(self.tables, slots, starts, contexts), token_ids, positions, due)
 
     def flatten_drafted(self, layout: BatchLayout, drafts: Mapping[int, Sequence[int]]) -> FlatBatch:
-        """As `flatten`, with draft tokens behind some sequences, by their place in the layout: only behind the last known
-        token. The drafts are written behind the known tokens, where accepted ones are later found."""
+        """The next tokens, as of `flatten`, with draft tokens behind some sequences, by their place in the layout: only behind
+        the last known token. The drafts are written behind the known tokens, where accepted ones are later found."""
         slots, plain = layout.slots, self.flatten(BatchLayout(layout.slots, layout.counts))
         more: Int64s = np.zeros(len(slots), np.int64)
         for place, draft in drafts.items():
@@ -226,7 +226,7 @@ class InputBatch:
 
 
 def _widened(matrix: Int32s, columns: int) -> Int32s:
-    """At least this many columns. Doubling keeps the amortised cost per token constant."""
+    """The array with at least this many columns. Doubling keeps the amortised cost per token constant."""
     rows, have = matrix.shape
     if columns <= have:
         return matrix

@@ -20,12 +20,12 @@ from baton.worker.input_batch import InputBatch
 
 STEPS_PER_ONE: Final = float(1 << 24)
 LARGEST: Final = float(1 << 14)
-"""States are clipped there. Ordinary ones are below 100; 2^24 tokens of the largest fit into 63 bits."""
+"""Limit of a state's numbers. Ordinary numbers are below 100; 2^24 tokens of the largest fit into 63 bits."""
 
 Project = Callable[[NDArray[np.float64]], bytes]
 
 
-def of_length_one(vector: NDArray[np.float64]) -> bytes:
+def unit_vector(vector: NDArray[np.float64]) -> bytes:
     length = float(np.sqrt(np.dot(vector, vector)))
     return (vector / length if length > 0.0 else vector).astype("<f4").tobytes()
 
@@ -39,15 +39,16 @@ class PromptPool:
         self.kind = kind
         self.labels = labels
         "Tokens or classes whose logits are returned instead of the vector (SamplingParams.label_ids)."
-        self.project: Project = of_length_one
+        self.project: Project = unit_vector
         "Converts the pooled state to the answer. An executor replaces it if there are labels."
         self.failed = False
-        "Some states were not finite. Results of later launched steps are ignored."
+        "Whether some states were not finite. Results of later launched steps are ignored then."
         self._sum: Int64s | None = None
         self._tokens = 0
 
     def add(self, begin: int, states: Floats, *, last: bool) -> bytes:
-        """`states`: [tokens, width] from position `begin` on. Returns the vector at the end of the prompt, else empty bytes."""
+        """Add the states of a part of the prompt, [tokens, width] from position `begin` on. Returns the vector at the end of
+        the prompt, else empty bytes."""
         tokens = len(states)
         if self.kind == "last":
             return self.project(states[-1].astype(np.float64)) if last else b""
@@ -57,7 +58,7 @@ class PromptPool:
         return self.add_sum(begin, tokens, steps.astype(np.int64).sum(0), last=last)
 
     def add_sum(self, begin: int, tokens: int, total: Int64s, *, last: bool) -> bytes:
-        """As add(), with the sum of the states in steps; only of the first or last state for "cls" and "last"."""
+        """Add a sum of states in steps, as add() does; for "cls" and "last" only the first or last state."""
         if self.kind == "last":
             return self.project(total / STEPS_PER_ONE) if last else b""
         if begin == 0:
@@ -82,7 +83,7 @@ class PromptPart(NamedTuple):
     "Position of that row's token."
     tokens: int
     last: bool
-    "The prompt ends in this part."
+    "Whether the prompt ends in this part."
 
 
 def prompt_parts(

@@ -105,7 +105,7 @@ class Scripted:
         if type(message) not in self.hold:
             self.out.append(message)
 
-    def hear(self, message):
+    def record_alive(self, message):
         if self.frozen:
             self.unread.append(message)
             return
@@ -153,7 +153,7 @@ class Scripted:
     def thaw(self):
         self.frozen = False
         while self.unread:
-            self.hear(self.unread.popleft())
+            self.record_alive(self.unread.popleft())
 
     def _begin(self, request, kind):
         assert request.attempt > self.closed.get(request.id, 0), "a late message of a closed attempt"
@@ -272,7 +272,7 @@ class Room:
         match effect:
             case SendToInstance(session, message):
                 if session in self.live:
-                    self.live[session].hear(message)
+                    self.live[session].record_alive(message)
             case Deliver(emit):
                 self._deliver(emit)
             case RejectRequest(id, refused):

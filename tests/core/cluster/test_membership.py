@@ -291,7 +291,7 @@ def test_whether_somebody_fits_is_a_question():
     stray = hello("stray", refused=True)
     for _ in range(2):
         assert not membership.misfit(stray, room.now)
-    membership.knock(room.now)
+    membership.record_dial(room.now)
     assert "was refused before" in membership.misfit(stray, room.now)
 
 

@@ -179,7 +179,7 @@ def test_a_prompt_that_is_computed_is_released_by_a_worker_that_stands_still():
 def test_who_is_withdrawn_meanwhile_ends_once():
     room, decoder = whole("mixed", "mixed")
     stall(decoder)
-    decoder.hear = lambda message: decoder.heard.append(message)
+    decoder.record_alive = lambda message: decoder.heard.append(message)
     room.wait(1.5)
     room.withdraw()
     room.wait(3)

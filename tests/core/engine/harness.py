@@ -89,7 +89,7 @@ class FakeWorker:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self.seats: dict[int, Occupant] = {}
+        self.states: dict[int, Occupant] = {}
         self.last_incarnation: dict[int, int] = {}
         self.memory: dict[tuple[int, int], int] = {}
 
@@ -97,13 +97,13 @@ class FakeWorker:
         rows: list[tuple[int, int, tuple[int, ...]]] = []
         logprobs: list[RowLogprobs] = []
         for slot, incarnation in plan.drops:
-            assert self.seats.pop(slot).incarnation == incarnation, "the drop names somebody who is not there"
+            assert self.states.pop(slot).incarnation == incarnation, "the drop names somebody who is not there"
         for new in plan.new:
-            assert new.slot not in self.seats, "the slot is taken"
+            assert new.slot not in self.states, "the slot is taken"
             assert new.incarnation > self.last_incarnation.get(new.slot, 0), "the incarnation did not grow"
             assert new.computed_tokens < len(new.tokens) <= len(new.blocks) * self.block_size
             self.last_incarnation[new.slot] = new.incarnation
-            self.seats[new.slot] = Occupant(
+            self.states[new.slot] = Occupant(
                 new.incarnation,
                 list(new.tokens),
                 new.prompt_tokens,
@@ -113,14 +113,14 @@ class FakeWorker:
                 new.index,
             )
         for slot, block in plan.grown:
-            self.seats[slot].table.append(block)
+            self.states[slot].table.append(block)
         for slot, place, block in plan.deduplicated:
-            table = self.seats[slot].table
+            table = self.states[slot].table
             assert self._content(table[place]) == self._content(block), "folded onto a block with other content"
             table[place] = block
         for slot, count in zip(plan.run.slots, plan.run.counts, strict=True):
-            begin, values = self.seats[slot].computed, self._compute(slot, count)
-            rows.append((slot, self.seats[slot].incarnation, values))
+            begin, values = self.states[slot].computed, self._compute(slot, count)
+            rows.append((slot, self.states[slot].incarnation, values))
             logprobs += self._thoughts(slot, begin, values)
         rows += [
             (slot, incarnation, (PREEMPTED_TOKEN_ID,)) for slot, incarnation in plan.drops
@@ -128,10 +128,10 @@ class FakeWorker:
         return StepResult.of(plan.step, plan.epoch, rows, logprobs=tuple(logprobs))
 
     def _compute(self, slot: int, count: int) -> tuple[int, ...]:
-        assign_slot = self.seats[slot]
+        assign_slot = self.states[slot]
         assert 0 < count <= len(assign_slot.tokens) - assign_slot.computed, "more to run than is known"
         assert len({*assign_slot.table}) == len(assign_slot.table), "a block twice in one table"
-        others = {block for name, other in self.seats.items() if name != slot for block in other.table}
+        others = {block for name, other in self.states.items() if name != slot for block in other.table}
         earlier = fold(self.memory[self._place(assign_slot, position)] for position in range(assign_slot.computed))
         for position in range(assign_slot.computed, assign_slot.computed + count):
             block, offset = self._place(assign_slot, position)
@@ -148,7 +148,7 @@ class FakeWorker:
 
     def _thoughts(self, slot: int, begin: int, values: tuple[int, ...]) -> list[RowLogprobs]:
         """What the sequence asked to be told: of the token it sampled, of the part of the prompt that it computed."""
-        assign_slot, sampled, prompt = self.seats[slot], None, ()
+        assign_slot, sampled, prompt = self.states[slot], None, ()
         if assign_slot.sampling.logprobs is not None and values:
             sampled = TokenLogprob(values[0], -0.5, 1)
         if assign_slot.sampling.prompt_logprobs is not None:

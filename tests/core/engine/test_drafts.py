@@ -32,10 +32,10 @@ class DraftingWorker(FakeWorker):
             drafts = plan.run.drafts[place] if place < len(plan.run.slots) else 0
             more = [self._compute(slot, 1)[0] for _ in range(min(drafts, self.true))]
             rows.append((slot, incarnation, (*values, *more)))
-            seat = self.seats.get(slot)
-            for position in range(seat.computed, seat.computed + drafts - len(more)) if seat else ():
-                self.memory[self._place(seat, position)] = REFUSED
-            if seat and seat.sampling.logprobs is not None and place < len(plan.run.slots):
+            state = self.states.get(slot)
+            for position in range(state.computed, state.computed + drafts - len(more)) if state else ():
+                self.memory[self._place(state, position)] = REFUSED
+            if state and state.sampling.logprobs is not None and place < len(plan.run.slots):
                 tokens = (*values, *more)
                 logprobs += [RowLogprobs(slot, incarnation, TokenLogprob(token, -0.5, 1)) for token in tokens]
         made = StepResult.of(plan.step, plan.epoch, rows, result.failures, tuple(logprobs))

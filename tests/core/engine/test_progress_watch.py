@@ -6,10 +6,10 @@ from baton.core.engine.progress_watch import STALL_SECONDS, ProgressWatch
 
 
 def watched(*looks):
-    """What it says at each look: (time, word, whether work is due)."""
+    """Reports of the watch: (time, word, whether work is due)."""
     watch, said = ProgressWatch(), []
     for now, word, due in looks:
-        watch.look(word, due, now)
+        watch.observe(word, due, now)
         said.append(watch.stalled_seconds(now))
     return said
 
@@ -50,5 +50,5 @@ def test_a_clock_that_goes_backwards_is_no_stall():
 def test_looking_twice_at_one_time_changes_nothing():
     watch = ProgressWatch()
     for now in (0.0, 0.0, STALL_SECONDS, STALL_SECONDS):
-        watch.look(7, True, now)
+        watch.observe(7, True, now)
     assert watch.stalled_seconds(STALL_SECONDS) == STALL_SECONDS

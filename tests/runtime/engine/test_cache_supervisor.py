@@ -28,7 +28,7 @@ HELLO = CacheHello(PoolIncarnation(1), 8, kept=True)
 
 
 class Rig:
-    """`host_blocks`: what the books are about. None: the start is not over."""
+    """`host_blocks`: host blocks that the instance expects. None: it is still starting."""
 
     def __init__(self, host_blocks: int | None, ranks: int = 1) -> None:
         self.told: list[Any] = []
@@ -90,7 +90,7 @@ def test_storage_gets_the_identity_before_what_depends_on_it():
 
 def test_another_number_of_host_blocks_is_refused():
     """The machine would send moves about blocks that are not there."""
-    with pytest.raises(PeerError, match="has 8 host blocks, and the books are about 9"):
+    with pytest.raises(PeerError, match="has 8 host blocks, and 9 are expected"):
         Rig(9).keeper.on_hello(HELLO)
 
 

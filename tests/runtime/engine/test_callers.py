@@ -113,7 +113,7 @@ def test_equal_numbers_are_other_orders():
         callers.on_message(caller, PauseInstance(7, 1.0))
     numbers = [event.number for event in engine.events if type(event) is Pause]
     assert len(set(numbers)) == 2
-    assert callers.who_ordered(numbers[1]) is second
+    assert callers.caller_of_order(numbers[1]) is second
     callers.answer(OrderAnswer(numbers[1], "done"))
     callers.answer(OrderAnswer(numbers[1], "done"))
     assert (one, other) == ([], [OrderAnswer(7, "done")])

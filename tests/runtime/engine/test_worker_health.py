@@ -14,8 +14,8 @@ class Rig:
         self.probe = IdleProbe()
         self.asked = 0
 
-    def look(self, now: float, idle: bool = True) -> str:
-        return self.probe.look(now, idle=idle, ask=self._ask)
+    def observe(self, now: float, idle: bool = True) -> str:
+        return self.probe.observe(now, idle=idle, ask=self._ask)
 
     def _ask(self) -> None:
         self.asked += 1
@@ -24,29 +24,29 @@ class Rig:
 def test_it_is_asked_once_at_a_time_and_about_once_a_second():
     rig = Rig()
     for now in (0.0, 0.3, 0.6):
-        assert rig.look(now) == ""
+        assert rig.observe(now) == ""
     assert rig.asked == 1
     rig.probe.answered(0.7)
-    rig.look(0.8)
-    rig.look(0.7 + PROBE_SECONDS - 0.01)
+    rig.observe(0.8)
+    rig.observe(0.7 + PROBE_SECONDS - 0.01)
     assert rig.asked == 1
-    rig.look(0.7 + PROBE_SECONDS)
+    rig.observe(0.7 + PROBE_SECONDS)
     assert rig.asked == 2
 
 
 def test_one_that_does_not_answer_is_at_fault_until_it_does():
     rig = Rig()
-    rig.look(0.0)
-    assert rig.look(ANSWER_SECONDS) == ""
-    assert rig.look(ANSWER_SECONDS + 0.5) == "the worker has not answered for 1.5 s"
+    rig.observe(0.0)
+    assert rig.observe(ANSWER_SECONDS) == ""
+    assert rig.observe(ANSWER_SECONDS + 0.5) == "the worker has not answered for 1.5 s"
     rig.probe.answered(3.0)
-    assert rig.look(3.1) == ""
+    assert rig.observe(3.1) == ""
 
 
 def test_the_time_of_its_silence_is_known_until_it_answers():
     rig = Rig()
     for now in (0.0, 1.0, 2.5):
-        rig.look(now)
+        rig.observe(now)
     assert rig.probe.silent_seconds(2.5) == 2.5
     rig.probe.answered(3.0)
     assert rig.probe.silent_seconds(3.5) == 0.0
@@ -55,18 +55,18 @@ def test_the_time_of_its_silence_is_known_until_it_answers():
 def test_silence_while_the_engine_itself_was_stopped_does_not_count():
     """The answer may wait unread."""
     rig = Rig()
-    rig.look(0.0)
-    assert rig.look(90.0) == ""
+    rig.observe(0.0)
+    assert rig.observe(90.0) == ""
     assert rig.probe.silent_seconds(90.0) == 0.0
-    assert rig.look(91.5) == "the worker has not answered for 1.5 s"
+    assert rig.observe(91.5) == "the worker has not answered for 1.5 s"
 
 
 def test_a_question_of_before_its_work_is_forgotten():
     """While it works its progress is watched, and pings wait behind a long step."""
     rig = Rig()
-    rig.look(0.0)
-    assert rig.look(5.0, idle=False) == ""
-    assert rig.look(9.0) == ""
+    rig.observe(0.0)
+    assert rig.observe(5.0, idle=False) == ""
+    assert rig.observe(9.0) == ""
     assert rig.asked == 2
 
 

@@ -38,7 +38,7 @@ class Rig:
         callers = SimpleNamespace(
             answer_pings=lambda fault: self.log.append(("pings", fault)),
             answer=self.log.append,
-            who_ordered=lambda number: None,
+            caller_of_order=lambda number: None,
         )
         self.reporting = SimpleNamespace(
             ready=READY,

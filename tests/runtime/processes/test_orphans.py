@@ -9,16 +9,16 @@ import sys
 from run_loop import finish
 
 from baton.runtime.processes import orphans as module
-from baton.runtime.processes.orphans import Orphans, gets_orphans
+from baton.runtime.processes.orphans import Orphans, reaps_orphans
 
 PROGRAM = """
 import asyncio, ctypes, os, subprocess, sys
 from baton.runtime.processes import orphans
-from baton.runtime.processes.orphans import Orphans, _zombies_of, gets_orphans
+from baton.runtime.processes.orphans import Orphans, _zombies_of, reaps_orphans
 
-assert not gets_orphans()
+assert not reaps_orphans()
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-assert gets_orphans()
+assert reaps_orphans()
 orphans.LOOK_SECONDS = 0.05
 
 CHILD = '''
@@ -54,7 +54,7 @@ def test_a_subreaper_reaps_orphans_and_leaves_its_own_children_to_who_started_th
 def test_a_process_that_gets_no_orphans_waits_for_none(monkeypatch):
     async def main() -> None:
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.001)
-        assert not gets_orphans()
+        assert not reaps_orphans()
         reaper = Orphans(list)
         child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
         await asyncio.sleep(0.2)

@@ -15,38 +15,39 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PER_TURN: Final = 4
-"""Each takes up to a millisecond: parsing headers and a small body, or copying 128 KiB some five times."""
+"""Requests and body pieces per turn. Each takes up to a millisecond: a small body is parsed, or 128 KiB copied some five
+times."""
 
 
 class RequestPacing:
     def __init__(self, per_turn: int = PER_TURN) -> None:
         self._per_turn = per_turn
         self._left = per_turn
-        self._line: deque[asyncio.Future[None]] = deque()
-        self._turning = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._scheduled = False
 
     async def enter(self) -> None:
-        """Returns at once if few came before in this turn; otherwise waits, first come first served, for a later turn."""
+        """Wait for a turn of the loop that has room, first come first served; return at once if this turn has room."""
         loop = asyncio.get_running_loop()
-        if not self._turning:
-            self._turning = True
+        if not self._scheduled:
+            self._scheduled = True
             loop.call_soon(self._next_turn)
-        if self._left and not self._line:
+        if self._left and not self._waiting:
             self._left -= 1
             return
         place = loop.create_future()
-        self._line.append(place)
+        self._waiting.append(place)
         await place
 
     def _next_turn(self) -> None:
         self._left = self._per_turn
-        while self._line and self._left:
-            place = self._line.popleft()
+        while self._waiting and self._left:
+            place = self._waiting.popleft()
             if not place.done():  # the waiting task may have been cancelled
                 place.set_result(None)
                 self._left -= 1
-        self._turning = self._left < self._per_turn
-        if self._turning:
+        self._scheduled = self._left < self._per_turn
+        if self._scheduled:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
 
@@ -55,7 +56,7 @@ class Paced:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._turnstile = RequestPacing()
+        self._pacing = RequestPacing()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,12 +67,12 @@ class Paced:
         async def paced() -> Message:
             nonlocal more
             if more:
-                await self._turnstile.enter()
+                await self._pacing.enter()
             message = await receive()
             more = message.get("more_body", False)
             return message
 
-        await self._turnstile.enter()
+        await self._pacing.enter()
         await self._app(scope, paced, send)
 
 

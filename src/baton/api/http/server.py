@@ -1,4 +1,4 @@
-"""uvicorn with limits: by itself it waits for ever for headers, and accepts any amount of them.
+"""uvicorn with limits: uvicorn itself waits for ever for headers, and accepts any amount of them.
 
 Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte per
 minute would hold a connection.
@@ -30,9 +30,9 @@ from baton.api.limits import Limits
 
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _RECEIVE_BYTES = 64 * 1024
-"Bytes that one connection delivers per turn of the loop, so that many senders do not delay the streams."
+"Maximum bytes that one connection delivers per turn of the loop, so that many senders do not delay the streams."
 _SEND_BYTES = 128 * 1024
-"Kernel buffer for a client that does not read. The default would be megabytes, outside of our budget."
+"Size of the kernel buffer for a client that does not read. The default would be megabytes, outside of our budget."
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -134,8 +134,8 @@ class StrictProtocol(HttpToolsProtocol):
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """HTTP/1.0 has no chunked encoding, but uvicorn uses it for every client; chunk lengths would appear in the answer. Without
-    chunks a body of unknown length ends with the connection, which uvicorn closes."""
+    """Sends an answer to HTTP/1.0, which has no chunked encoding, though uvicorn uses it for every client: chunk lengths would
+    appear in the answer. Without chunks a body of unknown length ends with the connection, which uvicorn closes."""
     send, by_length = cycle.send, True
 
     async def send_plain(message: Any) -> None:
@@ -178,15 +178,15 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         tls = self.config.ssl is not None
         listening = sockets or [self.config.bind_socket()]
-        doors: list[socket.socket] = [ConnectionLimit(sock, self.open_connections, tls=tls) for sock in listening]
+        limited_sockets: list[socket.socket] = [ConnectionLimit(sock, self.open_connections, tls=tls) for sock in listening]
         loop = asyncio.get_running_loop()
         if not tls:
-            return await super().startup(sockets=doors)
+            return await super().startup(sockets=limited_sockets)
         # uvicorn has no setting for the handshake timeout, and asyncio's default is a minute.
         create_server = loop.create_server
         loop.create_server = partial(create_server, ssl_handshake_timeout=self._handshake_seconds)  # type: ignore[method-assign]
         try:
-            await super().startup(sockets=doors)
+            await super().startup(sockets=limited_sockets)
         finally:
             loop.create_server = create_server  # type: ignore[method-assign]
 
@@ -205,8 +205,8 @@ def make_server(
     root_path: str = "",
     **settings: Any,
 ) -> Server:
-    """Listens on loopback by default. `settings` go to uvicorn.Config (log_level, ...). `limits`: only for an app that is not
-    from make_app."""
+    """A server, which listens on loopback by default. `settings` go to uvicorn.Config (log_level, ...). `limits`: only for an
+    app that is not from make_app."""
     if limits is None:
         assert isinstance(app, Starlette)
         limits = app.state.front.limits
@@ -222,7 +222,7 @@ def make_server(
             "access_log": False,
             "server_header": False,
             "date_header": True,
-            "log_config": None,  # observe/logs.py
+            "log_config": None,  # observe/logs.py configures logging
             "proxy_headers": False,  # addresses and schemes are the socket's; these three also keep uvicorn off the environment
             "forwarded_allow_ips": "",
             "workers": 1,

@@ -1,12 +1,4 @@
-"""Fields of other servers' requests, and how they are treated. No field that changes an answer is ignored silently.
-
-internal       always refused: only our own front uses them, on another channel
-alias          another server's name for a field of ours, with the same meaning: accepted
-chat only      used in chats; elsewhere unsupported
-unsupported    the answer would be wrong without them: refused, unless they hold a neutral value
-harmless       change no answer on any server
-all others     named in the header x-baton-ignored, or refused with --unknown-fields refuse
-"""
+"""Fields of other servers' requests, and their treatment. No field that changes an answer is ignored silently."""
 
 from __future__ import annotations
 
@@ -33,7 +25,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "repetition_penalty": ("repeat_penalty",),
     "disable_spec_decode": ("disable_speculative_decoding",),
 }
-"""Our name -> names of other servers (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
+"""Our names of fields, each with the names of other servers (Transformers, llama.cpp, Ollama, SGLang, TGI)."""
 
 _CONSTRAINTS: Final[dict[str, tuple[Any, ...]]] = {
     "structural_tag": (),
@@ -88,7 +80,7 @@ _INPUTS: Final[dict[str, tuple[Any, ...]]] = {
     "lora": ([],),
 }
 UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {**_CONSTRAINTS, **_SAMPLERS, **_INPUTS}
-"""Field -> its neutral values. Null is always neutral."""
+"""Neutral values of fields. Null is always neutral."""
 
 CHAT_ONLY: Final[dict[str, tuple[Any, ...]]] = {
     "tools": ([],),
@@ -146,9 +138,9 @@ HARMLESS: Final = (
     "prompt_cache_retention",
     "request_id",
     "guided_decoding_backend",
-    "length_penalty",  # for beams, which are refused
+    "length_penalty",  # beams are refused, so their options change nothing
     "early_stopping",
-    "max_streaming_response_tokens",  # only the chunk size
+    "max_streaming_response_tokens",  # affects only the chunk size
     "include_logprobs_decode_token",
     "speculative.n_min",  # drafts change no answer
     "speculative.p_min",
@@ -156,8 +148,8 @@ HARMLESS: Final = (
 )
 
 
-def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """True for neutral values. 1 and 1.0 are equal; true is not a number."""
+def is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether the value is neutral for its field. 1 and 1.0 are equal; true is not a number."""
     if value is None:
         return True
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)

@@ -28,7 +28,7 @@ from baton.api.openai.known_fields import (
     HINTS,
     INTERNAL,
     UNSUPPORTED,
-    asks_for_nothing,
+    is_neutral,
 )
 from baton.api.openai.repetition import repetition_stop_of
 from baton.api.openai.structured import grammar_of
@@ -74,7 +74,8 @@ class Schema:
         )
 
     def completion(self, body: dict[str, Any], *, prompts_max: int | None = None) -> CompletionBody:
-        """`prompts_max`: replaces the limits `prompts` and `choices` for a request that processes a few prompts at a time."""
+        """Reads the body of a completion. `prompts_max`: replaces the limits `prompts` and `choices` for a request that
+        processes a few prompts at a time."""
         fields = self.open(body)
         cut = fields.raw(TRUNCATE) is not None
         prompts = self.prompts(fields.raw("prompt"), prompts_max or self._limits.prompts, cut=cut)
@@ -101,7 +102,7 @@ class Schema:
         refused = _REFUSED_IN_CHATS if chat else _REFUSED_OUTSIDE_OF_CHATS
         fields.know(refused)
         for name in [name for name in refused if name in body]:  # a body has few of these names
-            if not asks_for_nothing(body[name], refused[name]):
+            if not is_neutral(body[name], refused[name]):
                 hint = f": {HINTS[name]}" if name in HINTS else ""
                 raise bad(f"{name} is not supported{hint}", name, code="unsupported")
         if not isinstance(fields.raw("user"), str | None):
@@ -110,7 +111,7 @@ class Schema:
         return fields
 
     def require_model(self, name: Any) -> None:
-        """Raises 404 for an unknown model. A request without a model gets the served one."""
+        """Checks the model's name: raises 404 for an unknown one. A request without a model gets the served one."""
         if name is None or self._model.is_called(name):
             return
         if not isinstance(name, str):

@@ -98,7 +98,7 @@ class ResponsesRequest:
     "Messages so far, without instructions: the next request continues them."
     store: bool
     summary: bool
-    "A summary of the reasoning is requested (OutputItems)."
+    "Whether a summary of the reasoning is requested (OutputItems)."
     namespaces: Mapping[str, tuple[str, str]]
     "Namespace and name, by the tool name that the model sees."
 
@@ -203,12 +203,12 @@ def _add_item(messages: list[Json], item: Any, place: str) -> None:
             parts = item.get("content") or item.get("summary") or []
             texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
             thought = "\n".join(text for text in texts if isinstance(text, str))
-            _turn(messages, "reasoning_content")["reasoning_content"] = thought
+            _assistant_message(messages, "reasoning_content")["reasoning_content"] = thought
         case "function_call":
             name = qualified(_string(item, "name", place), item.get("namespace"))
             function = {"name": name, "arguments": _string(item, "arguments", place)}
             call = {"id": _string(item, "call_id", place), "type": "function", "function": function}
-            _turn(messages, "").setdefault("tool_calls", []).append(call)
+            _assistant_message(messages, "").setdefault("tool_calls", []).append(call)
         case "function_call_output":
             content = item.get("output")
             if isinstance(content, list):
@@ -234,12 +234,12 @@ def _add_message(messages: list[Json], item: Json, place: str) -> None:
     elif not isinstance(content, str):
         raise bad(f"{place}.content must be a text or a list of parts, not {shown(content)}", "input")
     if role == "assistant":
-        _turn(messages, "content")["content"] = content
+        _assistant_message(messages, "content")["content"] = content
     else:
         messages.append({"role": role, "content": content})
 
 
-def _turn(messages: list[Json], key: str) -> Json:
+def _assistant_message(messages: list[Json], key: str) -> Json:
     """The assistant's message that an item joins: the last one, unless that already has this part or a later one."""
     order = ("reasoning_content", "content", "tool_calls")
     later = order[order.index(key) :] if key else ()

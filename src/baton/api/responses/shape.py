@@ -235,8 +235,8 @@ class ResponseEvents:
         join_parts(self._whole.parts, [part])
         text = text_of(part)
         if isinstance(part, ToolCallDelta):
-            called = self._shape.items.called(part)
-            self._emit({"type": f"{words.text}.done", **self._place(kind), **called, "arguments": text})
+            name = self._shape.items.tool_name(part)
+            self._emit({"type": f"{words.text}.done", **self._place(kind), **name, "arguments": text})
         else:
             done = {"type": f"{words.text}.done", **self._place(kind), "text": text}
             self._emit({**done, "logprobs": logprobs} if kind == "text" else done)
@@ -290,7 +290,7 @@ class OutputRows:
         self._rows: list[Any] = []
 
     def add(self, piece: Piece) -> None:
-        """Must be called before `of` is called for the piece's parts."""
+        """Add the rows of a piece. Must be called before `of` is called for the piece's parts."""
         if piece.logprobs:
             self._rows += chat_logprobs(self._tokenizer, piece.logprobs)["content"]
 
@@ -309,7 +309,7 @@ async def stored_response(request: Request) -> Response:
     store, tenant, name = front_of(request).responses, caller_of(request).tenant, request.path_params["id"]
     if request.method == "DELETE":
         if not store.drop(tenant, name):
-            raise _not_here()
+            raise _not_found()
         return JsonResponse({"id": name, "object": "response", "deleted": True})
     return Response(_stored(request).response, media_type="application/json")
 
@@ -335,11 +335,11 @@ async def stored_input(request: Request) -> Response:
 def _stored(request: Request) -> Stored:
     stored = front_of(request).responses.get(caller_of(request).tenant, request.path_params["id"])
     if stored is None:
-        raise _not_here()
+        raise _not_found()
     return stored
 
 
-def _not_here() -> ApiError:
+def _not_found() -> ApiError:
     return ApiError(404, "there is no stored response with that id", param="response_id", code="response_not_found")
 
 

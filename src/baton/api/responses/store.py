@@ -106,7 +106,7 @@ class OutputItems:
         self.summary = summary
 
     def item(self, place: int, part: Part, logprobs: list[Any], *, cut: bool) -> Item:
-        """`cut`: the answer ended early, and this is its last item."""
+        """An item of the output. `cut`: the answer ended early, and this is its last item."""
         if isinstance(part, ToolCallDelta):
             return self.call(place, part, "completed" if part.is_whole else "incomplete")
         status = "incomplete" if cut else "completed"
@@ -125,10 +125,10 @@ class OutputItems:
 
     def call(self, place: int, call: ToolCallDelta, status: str = "completed") -> Item:
         """Clients run a completed call, so a call with partial arguments must not be completed."""
-        named = {"call_id": call.id, **self.called(call), "arguments": "" if status == "in_progress" else call.arguments}
+        named = {"call_id": call.id, **self.tool_name(call), "arguments": "" if status == "in_progress" else call.arguments}
         return {"id": self._named("fc", place), "type": "function_call", "status": status, **named}
 
-    def called(self, call: ToolCallDelta) -> Item:
+    def tool_name(self, call: ToolCallDelta) -> Item:
         """Name and namespace of the call's tool."""
         namespace, name = self._namespaces.get(call.name or "", (None, call.name))
         return {"name": name} if namespace is None else {"name": name, "namespace": namespace}
@@ -153,7 +153,7 @@ class StoredItems:
         self._tenant = tenant
         self._bytes_max = self._bytes_left = bytes_max
         self._read: dict[str, dict[str, tuple[Item, int]]] = {}
-        "By response: its items, each with its size."
+        "Items of a response, each with its size, by response."
 
     def item(self, item_id: str) -> Item | None:
         """The item, or None. Raises ApiError if the request grows too large."""

@@ -58,11 +58,11 @@ CHAT: Final = _openai(field_types.CHAT, _CHAT_NUMBERS)
 COMPLETION: Final = _openai(field_types.COMPLETION, _COMPLETION_NUMBERS)
 
 
-def _of_table(table: Table) -> Json:
-    return {name: _of_field(field) for name, field in table.items() if field.rule in ("same", "own", "harmless")}
+def _properties_of(table: Table) -> Json:
+    return {name: _schema_of_field(field) for name, field in table.items() if field.rule in ("same", "own", "harmless")}
 
 
-def _of_field(field: Field) -> Json:
+def _schema_of_field(field: Field) -> Json:
     schema = type_schema(field.kind) if field.kind else dict({**COMPLETION, **CHAT}.get(field.to, {}))
     return {**schema, "description": field.about} if field.about else schema
 
@@ -70,7 +70,7 @@ def _of_field(field: Field) -> Json:
 _TEXT: Final = {"prompt": {"type": "string"}, "messages": {"type": "array"}, "add_special_tokens": {"type": "boolean"}}
 _DRAIN: Final = {"drain_seconds": number_schema("drain_seconds")}
 _MODEL: Final = {"model": {"type": "string"}}
-_OPTIONS: Final = {"options": {"type": "object", "properties": _of_table(ollama.OPTIONS)}}
+_OPTIONS: Final = {"options": {"type": "object", "properties": _properties_of(ollama.OPTIONS)}}
 
 BODIES: Final[dict[str, Json]] = {
     "/v1/chat/completions": CHAT,
@@ -100,7 +100,7 @@ BODIES: Final[dict[str, Json]] = {
     "/v1/sleep": _DRAIN,
     "/v1/weights": {**_MODEL, **_DRAIN},
 }
-"""Fields of the body, by route. Other routes have none that matter."""
+"""Fields of the body, by route. Bodies of other routes have no fields that matter."""
 
 
 def document(routes: list[Any], model: str) -> Json:

@@ -17,7 +17,7 @@ import typer
 
 from baton.cli.bench.drafts import drafts_of, drafts_since
 from baton.cli.bench.measures import Record, read_slo, summarize
-from baton.cli.bench.workload import Ask, random_asks, read_span, shared_prefix_asks, trace_asks
+from baton.cli.bench.workload import PlannedRequest, random_requests, read_span, shared_prefix_requests, trace_requests
 from baton.cli.help import HelpfulTyper
 from baton.cli.options import expanded
 from baton.cli.progress import stages
@@ -98,17 +98,17 @@ class BenchCase:
     speed: Annotated[float, _flag("--speed", metavar="F", min=1e-6, help="trace: factor for the speed of replay.")] = 1.0
     seed: Annotated[int, _flag("--seed", metavar="N", help="Random seed: the same seed gives the same workload.")] = 0
 
-    def asks(self) -> list[Ask]:
+    def planned(self) -> list[PlannedRequest]:
         if self.workload == "trace":
             if self.trace is None:
                 raise Failed("--workload trace needs --trace FILE")
-            return trace_asks(self.trace, self.requests, self.scale, self.speed, self.seed)
+            return trace_requests(self.trace, self.requests, self.scale, self.speed, self.seed)
         if self.trace is not None:
             raise Failed("--trace FILE needs --workload trace")
         inputs, outputs = read_span(self.inputs, "--input"), read_span(self.outputs, "--output")
         if self.workload == "random":
-            return random_asks(self.requests, inputs, outputs, self.seed)
-        return shared_prefix_asks(self.requests, self.groups, self.prefix, inputs, outputs, self.seed)
+            return random_requests(self.requests, inputs, outputs, self.seed)
+        return shared_prefix_requests(self.requests, self.groups, self.prefix, inputs, outputs, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class Wanted:
     html: Annotated[Path | None, _flag("--html", metavar="FILE", help="Write a page with plots. It fetches nothing.")] = None
 
     def bounds(self) -> dict[str, float]:
-        """Checks the options before a long run, not after it."""
+        """Checks the options before a long run, not after."""
         if self.html is not None and not self.html.parent.is_dir():
             raise Failed(f"--html {self.html}: there is no directory {self.html.parent}; make it first")
         return read_slo(self.slo) if self.slo else {}
@@ -192,13 +192,13 @@ class MachineFacts:
 @expanded
 def offline(model: ModelArgument = "smollm2", *, asked: BenchCase, machine: MachineFacts, wanted: Wanted) -> None:
     with complaints("bench offline"):
-        asks, bounds = asked.asks(), wanted.bounds()
+        workload, bounds = asked.planned(), wanted.bounds()
         llm = load_timed(model, machine, quiet=wanted.as_json)
         warm_up(llm)
         from baton.cli.bench.offline import run_offline
 
         with bar("requests", quiet=wanted.as_json) as advance:
-            records, seconds = run_offline(llm, asks, advance)
+            records, seconds = run_offline(llm, workload, advance)
         about = {"kind": "offline", "model": model, "workload": asked.workload, "slots": machine.slots}
         _print_results(wanted, {**about, **summarize(records, seconds, bounds)}, records)
 
@@ -231,10 +231,10 @@ def latency(
 @expanded
 def serve(*, target: Target, asked: BenchCase, wanted: Wanted) -> None:
     with complaints("bench serve"):
-        asks, bounds = asked.asks(), wanted.bounds()
+        workload, bounds = asked.planned(), wanted.bounds()
         plan = target.plan(asked.seed)
         before = drafts_of(plan.server)
-        records, seconds = _load(plan, asks, target.warmup, quiet=wanted.as_json)
+        records, seconds = _load(plan, workload, target.warmup, quiet=wanted.as_json)
         about = {"kind": "serve", "url": target.url, "model": plan.model, "endpoint": target.endpoint}
         how = {"workload": asked.workload, "rate": target.rate, "concurrency": target.concurrency}
         drafts = drafts_since(before, drafts_of(plan.server))
@@ -252,8 +252,8 @@ def _rounds(
     with bar("rounds", quiet=quiet) as advance:
         for number in range(rounds):
             advance(number, rounds, "")
-            asks = random_asks(batch, (lengths[0],) * 2, (lengths[1],) * 2, seed + 1000 * number)
-            some, seconds = run_offline(llm, asks, lambda done, count, note: None)
+            workload = random_requests(batch, (lengths[0],) * 2, (lengths[1],) * 2, seed + 1000 * number)
+            some, seconds = run_offline(llm, workload, lambda done, count, note: None)
             for record in some:
                 _shift(record, total)
             records += some
@@ -266,15 +266,15 @@ def _shift(record: Record, seconds: float) -> None:
     record.pieces = [moment + seconds for moment in record.pieces]
 
 
-def _load(plan: LoadPlan, asks: Sequence[Ask], warmup: int, *, quiet: bool) -> tuple[list[Record], float]:
+def _load(plan: LoadPlan, workload: Sequence[PlannedRequest], warmup: int, *, quiet: bool) -> tuple[list[Record], float]:
     from baton.cli.bench.load import run_load
 
     async def both() -> tuple[list[Record], float]:
         if warmup:
-            first, _ = await run_load(plan, random_asks(warmup, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
+            first, _ = await run_load(plan, random_requests(warmup, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
             if not first[0].ok:
                 raise Failed(f"a first short request failed: {first[0].error}")
-        return await run_load(plan, asks, advance)
+        return await run_load(plan, workload, advance)
 
     with bar("requests", quiet=quiet) as advance:
         return asyncio.run(both())
@@ -324,7 +324,7 @@ def warm_up(llm: TimedLLM) -> None:
     """Runs a few steps: the first steps of a process are slower."""
     from baton.cli.bench.offline import run_offline
 
-    run_offline(llm, random_asks(2, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
+    run_offline(llm, random_requests(2, (8, 8), (4, 4), seed=-1), lambda done, total, note: None)
 
 
 # Output

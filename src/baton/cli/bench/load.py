@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from baton.cli.bench.measures import Record
-from baton.cli.bench.workload import Ask
+from baton.cli.bench.workload import PlannedRequest
 from baton.cli.http_stream import HttpError, ServerAddress, stream_events
 
 DELTA_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
@@ -37,16 +37,16 @@ class LoadPlan:
     model: str
     endpoint: Literal["completions", "chat"] = "completions"
     usable_ids: Sequence[int] = ()
-    "Send token ids from these; empty: send words."
+    "Token ids from which prompts are drawn; empty: send words."
     rate: float | None = None
     regular: bool = False
     concurrency: int | None = None
     timeout_seconds: float = 600.0
     seed: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
-    "Merged into every request body."
+    "Fields merged into every request body."
 
-    def body(self, ask: Ask) -> dict[str, Any]:
+    def body(self, ask: PlannedRequest) -> dict[str, Any]:
         fixed = {"model": self.model, "max_tokens": ask.output_tokens, "temperature": 0.0, "ignore_eos": True, "stream": True}
         fixed["stream_options"] = {"include_usage": True}
         if self.endpoint == "chat":
@@ -59,7 +59,7 @@ class LoadPlan:
 
 
 async def run_load(
-    plan: LoadPlan, asks: Sequence[Ask], progress: Callable[[int, int, str], None]
+    plan: LoadPlan, asks: Sequence[PlannedRequest], progress: Callable[[int, int, str], None]
 ) -> tuple[list[Record], float]:
     """The record of every request, in order, and the duration of the run."""
     times = send_times(asks, plan)
@@ -67,7 +67,7 @@ async def run_load(
     begin = perf_counter()
     done = failed = 0
 
-    async def one(ask: Ask, at: float) -> Record:
+    async def one(ask: PlannedRequest, at: float) -> Record:
         nonlocal done, failed
         await asyncio.sleep(max(0.0, begin + at - perf_counter()))
         async with places:
@@ -81,7 +81,7 @@ async def run_load(
     return list(records), perf_counter() - begin
 
 
-def send_times(asks: Sequence[Ask], plan: LoadPlan) -> list[float]:
+def send_times(asks: Sequence[PlannedRequest], plan: LoadPlan) -> list[float]:
     if plan.rate is None:
         return [ask.at_seconds or 0.0 for ask in asks]
     rng, now, times = Random(plan.seed), 0.0, []
@@ -91,7 +91,7 @@ def send_times(asks: Sequence[Ask], plan: LoadPlan) -> list[float]:
     return times
 
 
-async def send(plan: LoadPlan, ask: Ask, begin: float) -> Record:
+async def send(plan: LoadPlan, ask: PlannedRequest, begin: float) -> Record:
     record = Record(sent=perf_counter() - begin, asked_tokens=ask.output_tokens)
     try:
         async with asyncio.timeout(plan.timeout_seconds):
@@ -104,7 +104,7 @@ async def send(plan: LoadPlan, ask: Ask, begin: float) -> Record:
     return record
 
 
-async def _read_answer(plan: LoadPlan, ask: Ask, begin: float, record: Record) -> None:
+async def _read_answer(plan: LoadPlan, ask: PlannedRequest, begin: float, record: Record) -> None:
     finished = closed = False
     async with aclosing(stream_events(plan.server, plan.path, plan.body(ask))) as events:
         async for event in events:

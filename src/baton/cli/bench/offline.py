@@ -1,4 +1,4 @@
-"""The same measures without a server: an LLM in this process that records the time of each token."""
+"""Measures without a server: an LLM in this process that records the time of each token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from baton.cli.bench.measures import Record
-from baton.cli.bench.workload import Ask
+from baton.cli.bench.workload import PlannedRequest
 from baton.llm import LLM
 from baton.protocol.output import Emit, tokens_of
 from baton.protocol.request import SamplingParams
@@ -32,8 +32,10 @@ class TimedLLM(LLM):
         return [token for token in range(self.tokenizer.vocab_size) if token not in special]
 
 
-def run_offline(llm: TimedLLM, asks: Sequence[Ask], progress: Callable[[int, int, str], None]) -> tuple[list[Record], float]:
-    """Runs all requests at once. min_tokens prevents early stops: every run does the same work."""
+def run_offline(
+    llm: TimedLLM, asks: Sequence[PlannedRequest], progress: Callable[[int, int, str], None]
+) -> tuple[list[Record], float]:
+    """Runs all requests at once. min_tokens prevents early stops, so that every run does the same work."""
     usable = llm.usable_ids()
     prompts = [ask.token_ids(usable) for ask in asks]
     sampling = [SamplingParams(max_tokens=ask.output_tokens, min_tokens=ask.output_tokens) for ask in asks]

@@ -32,7 +32,7 @@ WORDS = tuple(WORDS_TEXT.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PlannedRequest:
     symbols: tuple[int, ...]
     output_tokens: int
     at_seconds: float | None = None
@@ -45,26 +45,29 @@ class Ask:
         return " ".join(WORDS[symbol % len(WORDS)] for symbol in self.symbols)
 
 
-def random_asks(count: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int) -> list[Ask]:
+def random_requests(count: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int) -> list[PlannedRequest]:
     rng = Random(seed)
-    return [Ask(_symbols(rng, rng.randint(*inputs)), rng.randint(*outputs)) for _ in range(count)]
+    return [PlannedRequest(_symbols(rng, rng.randint(*inputs)), rng.randint(*outputs)) for _ in range(count)]
 
 
-def shared_prefix_asks(
+def shared_prefix_requests(
     count: int, groups: int, prefix: int, inputs: tuple[int, int], outputs: tuple[int, int], seed: int
-) -> list[Ask]:
-    """`inputs`: tokens after the prefix. Groups alternate, so that a small cache has to hold all of them."""
+) -> list[PlannedRequest]:
+    """Requests whose prompts begin with shared prefixes. `inputs`: tokens after the prefix. Groups alternate, so that a small
+    cache has to hold all of them."""
     rng = Random(seed)
     prefixes = [_symbols(rng, prefix) for _ in range(groups)]
     return [
-        Ask(prefixes[number % groups] + _symbols(rng, rng.randint(*inputs)), rng.randint(*outputs)) for number in range(count)
+        PlannedRequest(prefixes[number % groups] + _symbols(rng, rng.randint(*inputs)), rng.randint(*outputs))
+        for number in range(count)
     ]
 
 
-def trace_asks(path: Path, count: int | None, scale: float, speed: float, seed: int) -> list[Ask]:
-    """Read requests from a trace. `scale`: of all lengths. `speed`: of its clock. `count`: at most so many."""
+def trace_requests(path: Path, count: int | None, scale: float, speed: float, seed: int) -> list[PlannedRequest]:
+    """Read requests from a trace. `scale`: factor on all lengths. `speed`: factor on its clock. `count`: maximum of
+    requests."""
     rng = Random(seed)
-    asks: list[Ask] = []
+    asks: list[PlannedRequest] = []
     first: float | None = None
     for place, row in _rows(path):
         if count is not None and len(asks) == count:
@@ -77,7 +80,7 @@ def trace_asks(path: Path, count: int | None, scale: float, speed: float, seed: 
             raise Failed(f"{path}, line {place}: needs numbers input_length and output_length ({error!r})") from None
         first = stamp if first is None else first
         symbols = _trace_symbols(hashes, max(1, round(length * scale)), max(1, round(TRACE_BLOCK_TOKENS * scale)), rng)
-        asks.append(Ask(symbols, max(1, round(output * scale)), (stamp - first) / speed))
+        asks.append(PlannedRequest(symbols, max(1, round(output * scale)), (stamp - first) / speed))
     if not asks:
         raise Failed(f"{path}: no request in it")
     return asks
@@ -97,7 +100,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _trace_symbols(hashes: Iterable[int], length: int, block: int, rng: Random) -> tuple[int, ...]:
-    """Equal hash ids become equal blocks; the rest is unique to this request."""
+    """Symbols of a traced prompt. Equal hash ids become equal blocks; the rest is unique to this request."""
     made: list[int] = []
     for each in hashes:
         if len(made) < length:

@@ -1,4 +1,4 @@
-"""Performs the table of a routed request (handoff_table.py): which instance has which part of it, and which messages it gets.
+"""Performs the table of a routed request (handoff_table.py): assigns its parts to instances, and sends their messages.
 
 `advance(routed request, fact)` is the only way a routed request's state changes. The state that goes with it is kept here too:
 the queue, the assigned requests of each instance and its credits; clocks.py has the deadlines.
@@ -30,13 +30,13 @@ TO_COMPUTE: Final = (RequestState.RESERVING, RequestState.PREFILLING)
 """States in which a prefill instance still has to compute the prompt."""
 WAITED_LEARNING: Final = 0.125
 NO_INSTANCE: Final = "no instance goes on with the request"
-"""Beginning of the error of a request that is partly answered and that no instance can hold."""
+"""Beginning of the error of a partly answered request that no instance can hold."""
 RETRY_SECONDS_MIN: Final = 1.0
 RETRY_SECONDS_MAX: Final = 60.0
 WAIT_SHARE: Final = 0.5
-"""Share of the time for a reservation that it may wait for room; the rest is for the messages."""
+"""Share of the time for a reservation that the request may wait for room; the rest is for the messages."""
 KEEP_MARGIN_SECONDS: Final = 2.0
-"""A prompt is kept this much longer than decode may take to copy it."""
+"""Seconds for which a prompt is kept beyond the time that decode may take to copy it."""
 
 
 class Coordinator:
@@ -74,7 +74,7 @@ class Coordinator:
         self.effects: list[ClusterEffect] = []
         self.now = Instant(0.0)
         self.dirty = False
-        "A change since the last placement pass gives requests in the queue a better chance."
+        "Whether a change since the last placement pass gives requests in the queue a better chance."
         self.waited_seconds = 0.0
         "Recent waiting time of new requests in the queue, as a running mean."
         self._actions: dict[RequestAction, Callable[[RoutedRequest, Any], None]] = {
@@ -170,13 +170,13 @@ class Coordinator:
             self.clocks.arm(routed)
 
     def _prompt_ended(self, routed: RoutedRequest, prefill: ClusterInstance) -> None:
-        """The prompt is computed, or no longer wanted."""
+        """Record that the prompt is computed, or no longer wanted."""
         prefill.prompts -= 1
         prefill.prompt_tokens -= routed.prompt_tokens
         self._has_room(prefill)
 
     def _has_room(self, instance: ClusterInstance) -> None:
-        """The instance has more room than before: requests in the queue may have a chance."""
+        """Record that the instance has more room than before: requests in the queue may have a chance."""
         self.membership.roster.touch(instance)
         self.dirty = True
 
@@ -217,13 +217,13 @@ class Coordinator:
         self._send_to(routed.decoder, Reserve(routed.for_decode(self.now), self._config.lease_seconds, wait))
 
     def _wait_seconds(self, routed: RoutedRequest) -> float:
-        """How long the reservation may wait for room at the decode instance. Where another instance could have room, the first
-        one answers at once."""
+        """Seconds that the reservation may wait for room at the decode instance. If another instance could have room, 0: the
+        answer comes at once."""
         others = self.membership.roster.able(("decode", "mixed"), routed.tokens_max, settled=True) > 1
         return 0.0 if others and not routed.short else WAIT_SHARE * self._config.reserve_seconds_max
 
     def renew(self, routed: RoutedRequest) -> None:
-        """Prefill is slow: renew the reservation at decode."""
+        """Renew the reservation at the decode instance, because prefill is slow."""
         self.clocks.renewed(routed, self.now)
         self._reserve(routed, None)
         self.clocks.arm(routed)
@@ -235,8 +235,8 @@ class Coordinator:
 
     def _pass_offer(self, routed: RoutedRequest, offer: Offer) -> None:
         outputs = tuple(routed.open[routed.leader]) if offer.last else ()
-        routed.denied |= offer.last and not offer.tokens  # the source keeps nothing
-        if not offer.last:  # this renews the lease too
+        routed.denied |= offer.last and not offer.tokens  # the source keeps no blocks
+        if not offer.last:  # this message renews the lease too
             self.clocks.renewed(routed, self.now)
         if routed.prefill is not None:
             self._send_to(routed.decoder, PeerOffer(offer, routed.prefill.hello.peers, outputs))
@@ -248,7 +248,7 @@ class Coordinator:
             self._send_to(routed.prefill, Release(routed.id, routed.attempt))
 
     def _pass_release(self, routed: RoutedRequest, released: Released) -> None:
-        """Either way the prefill instance has nothing of it any more."""
+        """Send the release. The prefill instance has no part of the request afterwards, whatever the result."""
         routed.denied |= not released.kept
         self._send_to(routed.decoder, released)
         self._detach_prefill(routed)
@@ -307,7 +307,7 @@ class Coordinator:
         self.effects.append(FailRequest(routed.id, error, detail))
         self.advance(routed, RequestFact.CLOSED)
 
-    def turn_away(self, routed: RoutedRequest, refused: Refused) -> None:
+    def reject(self, routed: RoutedRequest, refused: Refused) -> None:
         """Reject the request. A client that has received tokens gets an error instead."""
         if not routed.untouched:
             self.break_off(routed, "worker_gone", f"{NO_INSTANCE}: {refused}")
@@ -335,14 +335,14 @@ class Coordinator:
             self._has_room(decoder)
 
     def break_attempt(self, routed: RoutedRequest, instance: ClusterInstance | None, *, leaves: bool = False) -> None:
-        """The instance fails the request, or leaves. Another attempt follows, elsewhere."""
+        """End the attempt: the instance fails the request, or leaves. Another attempt follows, at another instance."""
         if instance is not None:
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
         self.stats.left += leaves
         self.advance(routed, RequestFact.LEFT if leaves else RequestFact.BROKEN)
 
     def lose(self, instance: ClusterInstance) -> None:
-        """The instance is gone. Its requests continue elsewhere."""
+        """Remove a lost instance. Its requests continue at other instances."""
         for routed in self.requests_at(instance):
             routed.avoid(instance.name, Instant(self.now + self._config.again_seconds), self.now)
             self.advance(routed, RequestFact.DECODER_LOST if routed.decoder is instance else RequestFact.PREFILL_LOST)
@@ -352,7 +352,7 @@ class Coordinator:
     # Assigned requests
 
     def requests_at(self, instance: ClusterInstance) -> list[RoutedRequest]:
-        """Requests of which the instance has a part."""
+        """The requests of which the instance has a part."""
         return [self.routed_requests[request] for request in instance.assigned]
 
     def request_at(self, instance: ClusterInstance, request: RequestId) -> RoutedRequest | None:

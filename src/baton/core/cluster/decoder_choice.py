@@ -24,7 +24,7 @@ from baton.core.cluster.cluster_instance import ClusterInstance
 from baton.core.cluster.membership import Membership
 from baton.core.cluster.roster import Roster
 from baton.core.cluster.routed_request import RoutedRequest
-from baton.core.cluster.search import Candidate, Prompt, Search, Wish
+from baton.core.cluster.search import Candidate, Prompt, Search, SearchConditions
 from baton.core.kv.marks import Mark
 from baton.protocol.ids import Instant
 
@@ -73,7 +73,7 @@ class DecoderChoice:
         self._closed = closed
         self._census = census
         self._settled = census.settled > 0
-        "Only settled instances are considered: some are present."
+        "Whether only settled instances are considered: some are present."
         self._size = placement.block_size
         self._tokens, self._tokens_max = routed.tokens, routed.tokens_max
         self._plain = not (routed.unfit or routed.avoided or routed.short or routed.preempted)
@@ -84,7 +84,7 @@ class DecoderChoice:
         self._preempts = False
         "Reservations may go to instances that could preempt less urgent requests. Only if no instance has room."
         self._waits_whole = False
-        "The request may wait where it would be handed over if there were room. Only when nothing else is left."
+        "Whether the request may wait at a pair without room. Used only if no other choice is left."
         self._prefill: Candidate | None = None
         "The best prefill instance with room for the prompt."
 
@@ -107,7 +107,7 @@ class DecoderChoice:
         return ClusterShortage.ROOM
 
     def _first_of(self, tiers: tuple[tuple[str, ...], ...]) -> Choice | None:
-        """The choice of the first of these groups of roles that has one."""
+        """The choice of the first group of roles that has one."""
         preempted = [] if self._plain else self._placement.membership.named(self._routed.preempted_by(self._now))
         for last in ([], preempted) if preempted else ([],):
             for tier in tiers:
@@ -120,23 +120,24 @@ class DecoderChoice:
     # Decode instances
 
     def _best_decoder(self, roles: tuple[str, ...], last: list[ClusterInstance]) -> Candidate | None:
-        """`last`: if given, only these instances, which preempted the request recently: all others come first."""
+        """The best decode instance. `last`: only these instances, which preempted the request recently, if given: all others
+        come first."""
         search, settled = self._placement.search, self._settled
         more = self._more_blocks
         if last:
-            return search.among(self._here(last, roles), Wish(self._prompt, self._accepts_last, more))
+            return search.among(self._here(last, roles), SearchConditions(self._prompt, self._accepts_last, more))
         urgent = self._placement.roster.may_be_urgent(self._routed.order)
-        wish = Wish(self._prompt, self._accepts, more, True, urgent or self._preempts)
+        wish = SearchConditions(self._prompt, self._accepts, more, True, urgent or self._preempts)
         if not self._pairs or self._waits_whole or self._preempts:
             return search.decoder(roles, wish, settled=settled)
         found = [search.decoder(("mixed",), wish, settled=settled)]
         floor = self._placement.depth_to_stay(self._tokens, self._size)
         if floor <= self._prompt.deepest:
-            whole = Wish(self._prompt, self._accepts, more, True, urgent, floor)
+            whole = SearchConditions(self._prompt, self._accepts, more, True, urgent, floor)
             found.append(search.decoder(("decode",), whole, settled=settled))
         if self._prefill is not None:
-            found.append(search.decoder(("decode",), Wish(self._prompt, self._accepts, more), settled=settled))
-        if self._placement.membership.with_paths:  # their choice depends on the peers that they can read from
+            found.append(search.decoder(("decode",), SearchConditions(self._prompt, self._accepts, more), settled=settled))
+        if self._placement.membership.with_paths:  # The choice of these instances depends on the peers that they can read from.
             unreadable = list(self._placement.membership.with_paths.values())
             found.append(search.among(self._here(unreadable, ("decode",)), wish))
         return min((each for each in found if each is not None), key=lambda each: each.key, default=None)
@@ -181,7 +182,7 @@ class DecoderChoice:
     # Prefill instances
 
     def _best_prefill(self, near: ClusterInstance | None = None) -> Candidate | None:
-        """`near`: only instances that this one can read from."""
+        """The best prefill instance with room. `near`: only instances that this one can read from."""
         routed, search, now = self._routed, self._placement.search, self._now
         settled = self._census.prefills_settled
         if not self._census.prefills:
@@ -200,7 +201,7 @@ class DecoderChoice:
         def accepts_first(instance: ClusterInstance, uncached: int) -> bool:
             return accepts(instance, uncached) and (self._plain or not routed.was_preempted(instance, now))
 
-        wish = Wish(self._prompt, accepts_first, None)
+        wish = SearchConditions(self._prompt, accepts_first, None)
         best = search.prefill(wish, settled=settled)
         if best is None and routed.preempted:
             last = self._placement.membership.named(routed.preempted_by(now))

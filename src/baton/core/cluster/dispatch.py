@@ -1,4 +1,5 @@
-"""A placement pass over the queue: which requests can be placed now? At most one per turn of the event loop (router.py).
+"""A placement pass over the queue: places the requests that have room now. At most one pass per turn of the event loop
+(router.py).
 
 No request overtakes another for room that it waits for: instances that it could use are closed for those behind it (closed.py),
 and others are not. A request that waits for something else lets all others pass: for a less busy prefill instance, for an
@@ -22,19 +23,19 @@ ROLES = ("prefill", "decode", "mixed")
 
 
 class Dispatch:
-    __slots__ = ("_coordinator", "_placement", "_retry_at", "look_at")
+    __slots__ = ("_coordinator", "_placement", "_retry_at", "next_pass")
 
     def __init__(self, coordinator: Coordinator, placement: Placement) -> None:
         self._coordinator = coordinator
         self._placement = placement
         self._retry_at: list[Instant] = []
-        "When requests that wait for room in this pass may try an avoided instance again."
-        self.look_at: Instant | None = None
-        "When to run the next pass, because an instance may be tried again then."
+        "Times at which requests that wait for room in this pass may try an avoided instance again."
+        self.next_pass: Instant | None = None
+        "Time of the next pass, because an instance may be tried again then."
 
-    def look(self) -> None:
+    def run_pass(self) -> None:
         """Run one pass."""
-        self.look_at = None
+        self.next_pass = None
         queue, roster, now = self._coordinator.queue, self._placement.roster, self._coordinator.now
         if not len(queue):
             return
@@ -48,7 +49,7 @@ class Dispatch:
             self._place_all()
         if len(queue):
             times = [at for at in (roster.next_change(), queue.next_unpark()) if at is not None]
-            self.look_at = min([*times, *self._retry_at], default=None)
+            self.next_pass = min([*times, *self._retry_at], default=None)
         self._retry_at.clear()
 
     def _place_all(self) -> None:
@@ -62,8 +63,8 @@ class Dispatch:
             if not heads:
                 break
             _, lane, routed = min(heads)
-            if not self._look_at(routed, lane, closed):
-                if self._exceptions(routed):  # others in this lane may use what it cannot
+            if not self._place_one(routed, lane, closed):
+                if self._exceptions(routed):  # other requests in this lane may use what it cannot
                     queue.set_aside(lane, routed)
                     aside.append((lane, routed))
                 else:
@@ -74,8 +75,8 @@ class Dispatch:
         for lane, routed in aside:
             queue.put_back(lane, [routed])
 
-    def _look_at(self, routed: RoutedRequest, lane: QueueLane, closed: Closed) -> bool:
-        """Place one request. False: it waits in its lane, for room."""
+    def _place_one(self, routed: RoutedRequest, lane: QueueLane, closed: Closed) -> bool:
+        """Place one request. False: it waits in its lane for room."""
         queue, now = self._coordinator.queue, self._coordinator.now
         match found := self._placement.place(routed, now, closed):
             case Choice():
@@ -96,7 +97,7 @@ class Dispatch:
                 queue.wait_for_prefill(routed, needed, lambda key: self._decode_has(key, with_room=False))
             case ClusterShortage.NEVER:
                 lost = Refused("worker_gone") if routed.waited_for_lost else None
-                self._coordinator.turn_away(routed, routed.refused or lost or self.never_fits(routed.tokens_max))
+                self._coordinator.reject(routed, routed.refused or lost or self.never_fits(routed.tokens_max))
             case ClusterShortage.LOST:
                 routed.waited_for_lost = True
                 queue.park(routed, self._coordinator.membership.lost_could(routed.tokens_max, routed.unfit, now))
@@ -107,7 +108,7 @@ class Dispatch:
         return True
 
     def _decode_has(self, key: int, *, with_room: bool) -> bool:
-        """Does a decode instance have this block? `with_room`: and perhaps room for one more request."""
+        """Whether a decode instance has this block. `with_room`: and perhaps room for one more request."""
         instances, index = self._placement.roster.instances, self._placement.index
         holders = index.numbers(index.holders([key]))
         places = [instances[number].place for number in holders if _decodes(instances.get(number))]
@@ -116,13 +117,13 @@ class Dispatch:
         return any(place is not None and (place.waits or place.blocks > 0) for place in places)
 
     def _retry(self, routed: RoutedRequest) -> None:
-        """Schedule a pass for when the avoided instances may be tried again. They may have room all the time, so no other event
+        """Schedule a pass for when the avoided instances may be tried again: they may have room all the time, so no other event
         would cause one."""
         now = self._coordinator.now
         self._retry_at += [until for until in routed.avoided.values() if until > now]
 
     def _note_no_room(self, routed: RoutedRequest, census: Census) -> None:
-        """Track since when the request is the first one without room: a hand-off does not wait for ever (placement.py)."""
+        """Record since when the request is the first without room: a hand-off waits only for a limited time (placement.py)."""
         if routed.no_room_since is None:
             routed.no_room_since = self._coordinator.now
         if census.roles.pairs and not self._placement.may_wait_whole(routed, self._coordinator.now):
@@ -134,7 +135,7 @@ class Dispatch:
         return tuple(instance.name for instance in self._coordinator.membership.named(names)) if names else ()
 
     def never_fits(self, tokens: int) -> Refused:
-        """The refusal, with the numbers of the largest instance."""
+        """The refusal of a request that never fits, with the numbers of the largest instance."""
         ready = [instance.hello.ready for instance in self._coordinator.membership.instances.values()]
         size = ready[0].block_size
         limit = min(max(each.blocks for each in ready), max(each.context_tokens for each in ready) // size or 2**31)
@@ -147,7 +148,7 @@ class Dispatch:
             self._coordinator.place(routed, choice)
 
     def _note_no_instance(self) -> None:
-        """Track since when no instance is usable: it limits how long requests wait in the queue. A paused instance comes
+        """Record since when no instance is usable: this limits how long requests wait in the queue. A paused instance comes
         back."""
         coordinator = self._coordinator
         none_works = not self._placement.roster.any_usable and not coordinator.membership.all_paused

@@ -1,4 +1,4 @@
-"""Which instances have joined, whether they are alive, and how much room they have.
+"""Members of the cluster: which instances have joined, whether they are alive, and their capacity.
 
     InstanceJoined --fits--> ALIVE --1 s silent, or a fault--> SUSPECT (no new work) --2 s silent--> removed
                                ^------ any message --------------'
@@ -29,10 +29,10 @@ from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.versions import CACHED_KEYS
 
 HEALTHY_SECONDS: Final = 30.0
-"""An instance that lived this long starts a new count of losses in a row."""
+"""Seconds of life after which an instance's losses in a row are counted anew."""
 FREE_LOSSES: Final = 2
 INHIBIT_SECONDS: Final = (1.0, 2.0, 4.0, 8.0)
-"""After the third loss in a row, and so on: seconds after its return for which it is the last choice."""
+"""Seconds after its return for which an instance is the last choice, from the third loss in a row on."""
 
 
 class InstanceLoss(NamedTuple):
@@ -41,7 +41,7 @@ class InstanceLoss(NamedTuple):
     in_a_row: int
     at: Instant
     hello: InstanceHello | None
-    "The hello with which it may come back. None: it has come back with a different one."
+    "The hello with which the instance may come back. None: it has come back with a different one."
 
 
 class Membership:
@@ -75,7 +75,7 @@ class Membership:
         "Capacities of all instances, sorted."
         self._modes: Counter[str] = Counter()
         self._gone: dict[str, tuple[Instant, int]] = {}
-        "Instances that left, by name: when, and their capacity. They may come back. At most instances_max."
+        "Time of leaving and capacity of instances that left, by name. They may come back. At most instances_max."
         self._numbers = count(1)
         self._lapse_at: Instant | None = None
         "Lower bound of the time when an instance has been silent for too long. Messages do not move it."
@@ -84,20 +84,20 @@ class Membership:
         self._stalled: dict[Session, ClusterInstance] = {}
         "Instances with a stalled worker."
         self._stalls_seen = False
-        "The stalls were handled, and no heartbeat has arrived since."
+        "Whether the stalls were handled, and no heartbeat has arrived since."
         self._no_instance_since: Instant | None = None
-        "Since when the cluster is empty. None: an instance is present, or none has tried to join yet."
+        "Time since which the cluster is empty. None: an instance is present, or none has tried to join yet."
 
     # Joining and leaving
 
-    def knock(self, now: Instant) -> None:
-        """An instance tries to join. If none was ever present, the wait for the others begins now."""
+    def record_dial(self, now: Instant) -> None:
+        """Record that an instance tries to join. If none was ever present, the wait for the others begins now."""
         if not self.instances and self._no_instance_since is None:
             self._no_instance_since = now
 
     def misfit(self, hello: InstanceHello, now: Instant) -> str:
-        """Why the instance does not fit the present or recently lost ones. Empty: it fits. The first instance decides what
-        fits."""
+        """The reason why the instance does not fit the present or recently lost ones. Empty: it fits. The first instance
+        decides what fits."""
         if len(self.instances) >= self._config.instances_max and hello.name not in self.names:
             return f"there are {len(self.instances)} instances already"
         if hello.adopt_seconds_max >= self._config.handing_seconds_max:
@@ -106,13 +106,13 @@ class Membership:
                 f"and the router gives up after {self._config.handing_seconds_max:g} s (handing_seconds_max)"
             )
         for instance in self.instances.values():
-            return disagreement(hello, instance.hello)  # they agree with each other
+            return disagreement(hello, instance.hello)  # the others agree with each other
         return self._too_early(hello, now)
 
     def _too_early(self, hello: InstanceHello, now: Instant) -> str:
-        """Why a misfit must wait while the cluster is empty: lost instances that it does not fit may come back first. Otherwise
-        the loss of all, or a restarted router, would make a stray instance the cluster, and the cluster strays. Instances that
-        came back with other weights are not awaited."""
+        """The reason why a misfit must wait while the cluster is empty: lost instances that it does not fit may come back
+        first. Otherwise the loss of all, or a restarted router, would make a stray instance the cluster, and the cluster
+        strays. Instances that came back with other weights are not awaited."""
         seconds = self._config.no_instance_seconds
         for name, loss in self._losses.items():
             wait = loss.at + seconds - now
@@ -120,15 +120,15 @@ class Membership:
                 return f"{why}, and {name} may come back within {wait:.0f} s"
         mine = self._losses.get(hello.name)
         if mine is not None and mine.hello is not None and not disagreement(hello, mine.hello):
-            return ""  # the awaited instances are like this one
+            return ""  # the awaited instances have this identity too
         wait = 0.0 if self._no_instance_since is None else self._no_instance_since + seconds - now
         if hello.refused and wait > 0:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
 
     def name_taken(self, earlier: ClusterInstance, hello: InstanceHello, now: Instant) -> str:
-        """Why the instance cannot use a name that is taken. Empty: it is the same instance again, or the holder is silent. Two
-        live ones would replace each other for ever, and each time the requests of one of them would be lost."""
+        """The reason why the instance cannot use its name, which is taken. Empty: it is the same instance again, or the holder
+        is silent. Two live ones would replace each other for ever, and each time the requests of one of them would be lost."""
         silent = now - earlier.received_at
         if hello.incarnation == earlier.hello.incarnation or silent >= self._config.suspect_seconds:
             return ""
@@ -138,7 +138,7 @@ class Membership:
         )
 
     def refuse(self, hello: InstanceHello) -> None:
-        """The instance does not fit. If it did before it was lost, its return as it was is not awaited any more."""
+        """Record that the instance does not fit. If it did before it was lost, its return as it was is not awaited any more."""
         loss = self._losses.get(hello.name)
         if loss is not None and loss.hello is not None and disagreement(hello, loss.hello):
             self._losses[hello.name] = loss._replace(hello=None)
@@ -160,7 +160,7 @@ class Membership:
         self.roster.join(instance)
         self._no_instance_since = None
         self._stalls_seen = False
-        self._look_again()
+        self._rearm()
         return instance
 
     def remove(self, instance: ClusterInstance, now: Instant, *, reloaded: bool = False) -> None:
@@ -199,7 +199,7 @@ class Membership:
     def _oldest(self) -> Instant:
         return next(iter(self._gone.values()))[0]
 
-    def hear(self, session: Session, now: Instant) -> ClusterInstance | None:
+    def record_alive(self, session: Session, now: Instant) -> ClusterInstance | None:
         """Record that the instance is alive. None: the session is unknown."""
         instance = self.instances.get(session)
         if instance is not None:
@@ -207,7 +207,7 @@ class Membership:
         return instance
 
     def renew(self, now: Instant) -> None:
-        """The router itself was stalled: the silence of all instances up to now does not count."""
+        """Forget the silence of all instances up to now: the router itself was stalled."""
         for instance in self.instances.values():
             instance.received_at = now
             if instance.place is None:
@@ -251,19 +251,21 @@ class Membership:
         return next(iter(self.instances.values())).mode
 
     def any_could(self, tokens: int, unfit: Iterable[str]) -> bool:
-        """Could any instance, usable or not, ever hold this many tokens? `unfit`: names of those that reported they cannot."""
+        """Whether any instance, usable or not, could ever hold this many tokens. `unfit`: names of those that reported they
+        cannot."""
         able = len(self._capacities) - bisect_left(self._capacities, tokens)
         refused = [self.names[name] for name in unfit if name in self.names]
         return not self.instances or able > sum(instance.can_hold(tokens) for instance in refused)
 
     def lost_could(self, tokens: int, unfit: Iterable[str], now: Instant) -> Instant | None:
-        """Until when an instance that could hold this many tokens and left recently may come back. None: there is none."""
+        """Time until which an instance that left recently, and could hold this many tokens, may come back. None: there is no
+        such instance."""
         times = [at for name, (at, capacity) in self._gone.items() if capacity >= tokens and name not in unfit]
         until = max(times) + self._config.no_instance_seconds if times else now
         return Instant(until) if until > now else None
 
     def named(self, names: Iterable[str]) -> list[ClusterInstance]:
-        """The present instances with these names."""
+        """Present instances with these names."""
         return [self.names[name] for name in names if name in self.names]
 
     def of_sessions(self, sessions: Iterable[Session]) -> list[ClusterInstance]:
@@ -272,12 +274,12 @@ class Membership:
     # Time
 
     def silent(self, now: Instant) -> list[ClusterInstance]:
-        """Instances to remove because of their silence."""
+        """Instances to remove, because they have been silent for too long."""
         if self._lapse_at is None or self._lapse_at > now:
             return []
         lapse = self._config.lapse_seconds
         found = [instance for instance in self.instances.values() if instance.received_at + lapse <= now]
-        self._look_again(found)
+        self._rearm(found)
         return found
 
     def stalled(self, now: Instant) -> list[ClusterInstance]:
@@ -297,7 +299,7 @@ class Membership:
         times = [self._move_at(instance) for instance in self._stalled.values() if instance.assigned]
         return min(times if self._lapse_at is None else [*times, self._lapse_at])
 
-    def _look_again(self, gone: Sequence[ClusterInstance] = ()) -> None:
+    def _rearm(self, gone: Sequence[ClusterInstance] = ()) -> None:
         times = [instance.received_at for instance in self.instances.values() if instance not in gone]
         self._lapse_at = Instant(min(times) + self._config.lapse_seconds) if times else None
 

@@ -1,5 +1,4 @@
-"""Between which instances prompts really arrive. Roles and addresses promise that an instance can read another; only a copy
-proves it.
+"""Paths on which prompts really arrive. Roles and addresses promise that an instance can read another; only a copy proves it.
 
     hand-offs in a row of which almost nothing arrived   1, 2: no change   3: not tried for 2 s   4: for 4 s ... 64 s
     a hand-off that arrived                              the count starts anew
@@ -22,11 +21,11 @@ DOUBLINGS_MAX: Final = 5
 
 class FailedPath(NamedTuple):
     failures: int
-    "Failed hand-offs in a row."
+    "Number of failed hand-offs in a row."
     until: Instant
-    "No hand-off is tried before this time."
+    "Time before which no hand-off is tried."
     fault: str
-    "Why the last copy failed, as the reader reports. Empty: unknown."
+    "Reason why the last copy failed, as the reader reports. Empty: unknown."
 
 
 class Paths:
@@ -50,11 +49,11 @@ class Paths:
     def unreadable(self, now: Instant) -> list[Session]:
         return [peer for peer in self._failed if not self.may_read(peer, now)]
 
-    def came(self, peer: Session) -> None:
+    def arrived(self, peer: Session) -> None:
         self._failed.pop(peer, None)
 
     def in_vain(self, peer: Session, now: Instant, fault: str = "") -> bool:
-        """Count a failed hand-off. True: the path is not tried for a while."""
+        """Count a failed hand-off. True: the path is not tried for a while from now on."""
         before = self._failed.get(peer)
         failures = 1 if before is None else before.failures + 1
         doublings = failures - FREE_FAILURES - 1
@@ -63,5 +62,5 @@ class Paths:
         return doublings >= 0
 
     def forget(self, peer: Session) -> None:
-        """The peer is gone. An instance that joins in its place is another one."""
+        """Forget a peer that is gone. An instance that joins in its place is another one."""
         self._failed.pop(peer, None)

@@ -25,13 +25,13 @@ from baton.protocol.versions import CACHED_KEYS
 
 NEVER: Final = ("never_fits", "never_planned", "never_queued")
 NO_ROOM: Final = ("no_room", "queue_full", "queue_tokens_full")
-"""Tried again after the instance's next heartbeat."""
+"""Refusals after which the instance is tried again at its next heartbeat."""
 NOT_NOW: Final = ("draining", "paused", "worker_gone")
-"""Refusals that are about the instance, not about the request."""
+"""Refusals that concern the instance, not the request."""
 DIGEST_RATE: Final = 2
 """Allowed messages of keys per heartbeat that is due. An instance sends one at most, with its heartbeat."""
 DIGESTS_SPARE: Final = 8
-"""Heartbeats in advance whose messages may come at once, besides those of `lapse_seconds`: a stalled connection or router
+"""Number of heartbeats whose messages may come early, besides those of `lapse_seconds`: a stalled connection or router
 delivers what has gathered meanwhile."""
 
 
@@ -87,7 +87,8 @@ class Reports:
         return False
 
     def _is_no_digest(self, instance: ClusterInstance) -> str:
-        """Why the instance may not send keys now. Empty: it may. A message costs milliseconds, and requests wait meanwhile."""
+        """The reason why the instance may not send keys now. Empty: it may. A message costs milliseconds, and requests wait
+        meanwhile."""
         if CACHED_KEYS not in instance.hello.capabilities:
             return "it sends keys of cached blocks, and its hello does not list the capability cached_keys"
         config, now = self._config, self._coordinator.now
@@ -144,8 +145,8 @@ class Reports:
         return self._reported_by_decoder(instance, message.request, message.attempt, RequestFact.ADOPTED)
 
     def _note_copy(self, routed: RoutedRequest, decoder: ClusterInstance, message: Adopted) -> None:
-        """The decode instance continues after the last offer: has its prompt arrived? If less than half has, it was computed in
-        vain."""
+        """Check whether the prompt has arrived: the decode instance continues after the last offer. If less than half has, it
+        was computed in vain."""
         source = routed.source
         if routed.state is not RequestState.HANDING or source is None:
             return
@@ -153,7 +154,7 @@ class Reports:
         if source not in self._coordinator.membership.instances:
             return
         if routed.copied:
-            decoder.paths.came(source)
+            decoder.paths.arrived(source)
         elif not routed.denied and decoder.paths.in_vain(source, self._coordinator.now, message.fault):
             self._stats.paths_given_up += 1
         self._coordinator.membership.note_paths(decoder)
@@ -166,12 +167,12 @@ class Reports:
             self._coordinator.advance(routed, RequestFact.PREFILLED if offer.last else RequestFact.OFFERED, offer)
             return False
         if len(routed.open[routed.leader]) <= routed.base:
-            self._coordinator.break_attempt(routed, instance)  # its token has not arrived
+            self._coordinator.break_attempt(routed, instance)  # the decode instance's token has not arrived
             return True
         if routed.usage is None:
             routed.led = routed.leader
             routed.usage = (offer.cached_tokens, offer.host_tokens, offer.storage_tokens)
-        if routed.withdrawn:  # the usage that they waited for is here
+        if routed.withdrawn:  # the usage that the ends waited for has arrived
             self._withdrawal.end(routed, list(routed.withdrawn.items()))
         else:
             self._coordinator.advance(routed, RequestFact.PREFILLED, offer)

@@ -1,4 +1,4 @@
-"""A router as a machine: it owns a request from its arrival to its last end, whatever happens to the instances.
+"""A router as a machine, which owns each request from its arrival to its last end, whatever happens to the instances.
 
     SubmitRequest -> queue -> placed on one instance, or on a pair -> InstanceMessage(Emit) ... -> Deliver ... last end
               (request_queue.py)  (placement.py)                       (delivery.py)
@@ -47,7 +47,7 @@ from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 CHECK_KEYS: Final = 4096
-"""Keys of the prefix index in one part of a check."""
+"""Number of keys of the prefix index in one part of a check."""
 
 
 class Router:
@@ -101,7 +101,7 @@ class Router:
 
     def handle(self, event: ClusterEvent, now: Instant) -> list[ClusterEffect]:
         coordinator = self.coordinator
-        if now > coordinator.now:  # a clock may go backwards; time here does not
+        if now > coordinator.now:  # a clock may go backwards; the machine's time does not
             coordinator.now = now
         if self._handlers[type(event)](event):
             coordinator.dirty = True
@@ -113,7 +113,7 @@ class Router:
 
     def next_deadline(self) -> Instant | None:
         deadline = self._alarms.next_deadline()
-        for other in (self.membership.next_deadline(), self._dispatch.look_at):
+        for other in (self.membership.next_deadline(), self._dispatch.next_pass):
             if other is not None and (deadline is None or other < deadline):
                 deadline = other
         return deadline
@@ -138,17 +138,17 @@ class Router:
 
     def _run_pass(self) -> None:
         self.coordinator.dirty = False
-        self._dispatch.look()
+        self._dispatch.run_pass()
 
     def _on_cached(self, keys: Sequence[int]) -> None:
         if self.coordinator.queue.on_cached(keys):
             self.coordinator.dirty = True
 
-    # Questions
+    # Queries
 
     @property
     def idle(self) -> bool:
-        """No client waits for an answer, and no instance has anything of a request."""
+        """Whether no client waits for an answer, and no instance has any part of a request."""
         return not self.coordinator.routed_requests
 
     @property
@@ -157,7 +157,7 @@ class Router:
 
     @property
     def queued(self) -> int:
-        """Sequences in the queue."""
+        """Number of sequences in the queue."""
         return self.coordinator.queue.sequences
 
     @property
@@ -214,7 +214,7 @@ class Router:
 
     def _on_join(self, event: InstanceJoined) -> bool:
         hello, now = event.hello, self.coordinator.now
-        self.membership.knock(now)
+        self.membership.record_dial(now)
         why = self.membership.misfit(hello, now)
         if why:  # also if it has the name of a present instance: a misfit replaces no instance
             self.stats.instances_refused += 1
@@ -239,7 +239,7 @@ class Router:
         return True
 
     def _lose(self, instance: ClusterInstance, how: str, hang_up: str = "") -> None:
-        """Remove the instance first: nothing that follows from the loss is placed there."""
+        """Lose an instance. It is removed first, so that nothing that follows from the loss is placed there."""
         self.coordinator.dirty = True
         self.membership.remove(instance, self.coordinator.now, reloaded=how == "reloaded")
         self.stats.instances_lost += how != "reloaded"
@@ -249,13 +249,13 @@ class Router:
         self.coordinator.lose(instance)
 
     def _on_instance_message(self, event: InstanceMessage) -> bool:
-        instance = self.membership.hear(event.session, self.coordinator.now)
+        instance = self.membership.record_alive(event.session, self.coordinator.now)
         handler = self._message_handlers.get(type(event.message))
         if instance is None or handler is None:  # the session has ended, or instances do not send this message
             self.stats.late_facts += 1
             return False
         if instance.place is None and self.membership.roster.update(instance, self.coordinator.now):
-            self.coordinator.dirty = True  # it was silent
+            self.coordinator.dirty = True  # the instance was silent
         changed = handler(instance, event.message)
         if instance.over_capacity:
             self.coordinator.begun(instance)
@@ -264,13 +264,13 @@ class Router:
     # Time
 
     def _on_resumed(self, event: Resumed) -> bool:
-        """Heartbeats that were due meanwhile are unread, or arrive soon; until then nothing has changed."""
+        """Restart the times of silence: heartbeats that were due meanwhile are unread or arrive soon."""
         self.membership.renew(self.coordinator.now)
         return False
 
     def _on_tick(self, event: RouterTick) -> bool:
-        """Deadlines are checked only here: after a pause of the whole process the awaited messages may be here, unread, behind
-        others (runtime/driver.py)."""
+        """Check deadlines. This is the only place: after a pause of the whole process the awaited messages may be here, unread,
+        behind others (runtime/driver.py)."""
         for instance in self.membership.silent(self.coordinator.now):
             self._lose(instance, "silent", f"nothing was received from it for {self._config.lapse_seconds:g} s")
         for instance in self.membership.stalled(self.coordinator.now):
@@ -278,9 +278,9 @@ class Router:
         for _ in RequestState:  # a request that returns to the queue may have waited there for too long already
             for routed in self._alarms.due(self.coordinator.now):
                 self._on_alarm(routed)
-        look_at = self._dispatch.look_at
-        if look_at is not None and look_at <= self.coordinator.now:
-            self._dispatch.look_at = None
+        next_pass = self._dispatch.next_pass
+        if next_pass is not None and next_pass <= self.coordinator.now:
+            self._dispatch.next_pass = None
             return True
         return False
 
@@ -301,7 +301,7 @@ class Router:
                 self.coordinator.break_attempt(routed, instance)
 
     def _on_alarm(self, routed: RoutedRequest) -> None:
-        """Handle the first time that has passed, and set the next alarm."""
+        """Handle the request's earliest time, which has passed, and set the next alarm."""
         coordinator, now = self.coordinator, self.coordinator.now
         if routed.state is RequestState.DONE:
             return
@@ -317,14 +317,14 @@ class Router:
         coordinator.clocks.arm(routed)
 
     def _on_lapse(self, routed: RoutedRequest) -> None:
-        """The deadline of the request's state has passed."""
+        """Handle the deadline of the request's state, which has passed."""
         coordinator, config = self.coordinator, self._config
         if routed.state is RequestState.QUEUED:
             if coordinator.clocks.no_instance_since is not None:
-                coordinator.turn_away(routed, Refused("worker_gone"))
+                coordinator.reject(routed, Refused("worker_gone"))
             else:
                 waited = coordinator.now - routed.queued_at
-                coordinator.turn_away(routed, Refused("queued_too_long", round(waited), round(config.queue_seconds_max)))
+                coordinator.reject(routed, Refused("queued_too_long", round(waited), round(config.queue_seconds_max)))
             return
         if routed.state is RequestState.SERVING and routed.progress != routed.mark:
             coordinator.clocks.progressed(routed, coordinator.now)

@@ -22,11 +22,11 @@ from baton.core.cluster.roster import InstanceGroup, Roster
 from baton.core.kv.marks import Mark
 
 FEW: Final = 32
-"""Up to this many instances are sorted by load; more are walked through in that order, which ends early."""
+"""Maximum of instances that are sorted by load; more are walked through in that order, which ends early."""
 
 Key = tuple[int, int, int]
 Accept = Callable[[ClusterInstance, int], bool]
-"""May this instance get the request, with this number of uncached tokens there?"""
+"""Whether an instance may get the request, with this number of uncached tokens there."""
 Level = tuple[int, int]
 """A depth in blocks, and the set of instances that have it (prefix_index.py)."""
 
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
 
 class Prompt:
-    """The prompt of one request, and where how much of it is cached. Looked up once for all searches of one choice."""
+    """The prompt of one request, and its cached depth per instance. Looked up once for all searches of one choice."""
 
     __slots__ = ("_levels", "_numbers", "_search", "marks", "size", "tokens")
 
@@ -55,7 +55,7 @@ class Prompt:
 
     @property
     def levels(self) -> list[Level]:
-        """Deepest first. Never empty."""
+        """Depths and their instances, deepest first. Never empty."""
         if not self._levels:
             self._levels = self._search.levels(self.marks)
         return self._levels
@@ -65,7 +65,7 @@ class Prompt:
         return self.levels[0][0]
 
     def numbers(self, holders: int) -> list[int]:
-        """The instances of a set. The searches of one choice ask for the same sets."""
+        """Numbers of the instances in a set. The searches of one choice ask for the same sets."""
         found = self._numbers.get(holders)
         if found is None:
             found = self._numbers[holders] = self._search.numbers(holders)
@@ -75,7 +75,7 @@ class Prompt:
         return max(1, self.tokens - depth * self.size)
 
 
-class Wish(NamedTuple):
+class SearchConditions(NamedTuple):
     """Conditions of a search."""
 
     prompt: Prompt
@@ -83,9 +83,9 @@ class Wish(NamedTuple):
     more_blocks: int | None
     "Blocks besides those of the tokens. None: room is counted in tokens (prefill instances)."
     waits: bool = False
-    "The request may wait where there is no room."
+    "Whether the request may wait where there is no room."
     urgent: bool = False
-    "Consider also instances where only urgent requests may wait."
+    "Whether instances count where only urgent requests may wait."
     floor: int = 0
     "Least number of leading blocks that an instance must have."
 
@@ -103,22 +103,23 @@ class Search:
         self.by_prefix = config.policy == "prefix"
 
     def levels(self, marks: Sequence[Mark]) -> list[Level]:
-        """With other policies depth does not matter for the order: one level, at which no instance is deeper."""
+        """Depths to search. With other policies depth does not matter for the order: one level, at which no instance is
+        deeper."""
         return self._index.levels(marks) if self.by_prefix else [(self._index.deepest(marks), ALL)]
 
     def numbers(self, holders: int) -> list[int]:
         return self._index.numbers(holders)
 
-    def decoder(self, roles: tuple[str, ...], wish: Wish, *, settled: bool) -> Candidate | None:
+    def decoder(self, roles: tuple[str, ...], wish: SearchConditions, *, settled: bool) -> Candidate | None:
         """The best instance that begins the request, or at which it may wait."""
         return self._best(self._roster.groups(roles, settled), wish)
 
-    def prefill(self, wish: Wish, *, settled: bool) -> Candidate | None:
+    def prefill(self, wish: SearchConditions, *, settled: bool) -> Candidate | None:
         """The best instance that computes the prompt for another."""
         group = self._roster.prefills[settled]
         return self._best([group], wish) if group.by_load else None
 
-    def among(self, instances: Iterable[ClusterInstance], wish: Wish) -> Candidate | None:
+    def among(self, instances: Iterable[ClusterInstance], wish: SearchConditions) -> Candidate | None:
         """The best of these instances, at any depth."""
         best: Candidate | None = None
         for instance in instances:
@@ -131,7 +132,7 @@ class Search:
 
     # Depth by depth
 
-    def _best(self, groups: list[InstanceGroup], wish: Wish) -> Candidate | None:
+    def _best(self, groups: list[InstanceGroup], wish: SearchConditions) -> Candidate | None:
         if not groups or _is_full(groups, wish):
             return None
         best: Candidate | None = None
@@ -150,7 +151,7 @@ class Search:
                 best = self._first(self._by_load(many, wish, holders), wish, uncached, holders, best)
         return best
 
-    def _levels(self, wish: Wish) -> list[Level]:
+    def _levels(self, wish: SearchConditions) -> list[Level]:
         floor, levels = wish.floor, wish.prompt.levels
         if not floor:
             return levels
@@ -160,7 +161,7 @@ class Search:
         return [(deepest, self._index.holders(deep))] if deepest >= floor else []
 
     def _first(
-        self, entries: Iterable[Entry], wish: Wish, uncached: int, holders: int, best: Candidate | None
+        self, entries: Iterable[Entry], wish: SearchConditions, uncached: int, holders: int, best: Candidate | None
     ) -> Candidate | None:
         """The first acceptable entry of `holders`, or `best` if that is better. Entries come by load, and all holders have
         `uncached` tokens to compute."""
@@ -180,14 +181,14 @@ class Search:
     def _key(self, entry: Entry, uncached: int) -> Key:
         return (entry[0] + uncached if self.by_prefix else entry[0], entry[1], entry[2])
 
-    def _of(self, groups: list[InstanceGroup], wish: Wish, holders: int) -> list[Entry]:
-        """Entries of the groups that are holders, by load."""
+    def _of(self, groups: list[InstanceGroup], wish: SearchConditions, holders: int) -> list[Entry]:
+        """Entries of the groups, by load, whose instances are holders."""
         numbers = wish.prompt.numbers(holders)
         return sorted([entry for group in groups for entry in map(group.entries.get, numbers) if entry is not None])
 
-    def _by_load(self, groups: list[InstanceGroup], wish: Wish, holders: int) -> Iterator[Entry]:
-        """All entries of the groups by load. After as many entries as there are holders only these follow: they may be the most
-        loaded ones."""
+    def _by_load(self, groups: list[InstanceGroup], wish: SearchConditions, holders: int) -> Iterator[Entry]:
+        """All entries of the groups by load. Holders may be the most loaded ones, so the walk ends after as many entries as
+        there are holders."""
         entries = groups[0].by_load if len(groups) == 1 else merge(*[group.by_load for group in groups])
         if holders < 0:
             yield from entries
@@ -196,16 +197,16 @@ class Search:
             yield from self._of(groups, wish, holders)
 
 
-def _is_full(groups: list[InstanceGroup], wish: Wish) -> bool:
-    """No instance has room, even where most of the prompt is cached, and the request may wait at none."""
+def _is_full(groups: list[InstanceGroup], wish: SearchConditions) -> bool:
+    """Whether no instance has room, even where most of the prompt is cached, and the request may wait at none."""
     if wish.urgent or (wish.waits and any(group.waits for group in groups)):
         return False
     most = max([group.by_room[-1][0] for group in groups])
     return most < wish.room(1) or most < wish.room(wish.prompt.uncached(wish.prompt.deepest))
 
 
-def _split(groups: list[InstanceGroup], wish: Wish, uncached: int) -> tuple[list[Entry], list[InstanceGroup]]:
-    """The entries with enough room where these are few, and groups to walk through where they are many."""
+def _split(groups: list[InstanceGroup], wish: SearchConditions, uncached: int) -> tuple[list[Entry], list[InstanceGroup]]:
+    """Split the groups: entries with enough room where these are few, and groups to walk through where they are many."""
     few: list[Entry] = []
     many: list[InstanceGroup] = []
     for group in groups:

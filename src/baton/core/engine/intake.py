@@ -32,9 +32,9 @@ class Intake:
 
     # In
 
-    def refusal(self, request: GenerateRequest, *, in_line: bool = True) -> Refused | None:
-        """Why the request is refused, cheap checks first; None: it is accepted. `in_line` false: the request does not enter the
-        queue, and the queue's bounds do not apply."""
+    def refusal(self, request: GenerateRequest, *, in_queue: bool = True) -> Refused | None:
+        """The reason why the request is refused, cheap checks first. None: it is accepted. `in_queue` false: it does not enter
+        the queue, whose bounds do not apply."""
         kv, queue, board = self._config.kv, self._config.queue, self._board
         if self._worker.state is WorkerState.GONE:
             return Refused("worker_gone", self._worker.losses, self._config.scheduler.worker_restarts_max)
@@ -53,7 +53,7 @@ class Intake:
         plan = new_bytes(len(request.prompt) + request.sampling.max_tokens, request.sampling)
         if plan > self._config.scheduler.plan_bytes_max:
             return Refused("never_planned", plan, self._config.scheduler.plan_bytes_max)
-        if request.attempt > 1 or not in_line:
+        if request.attempt > 1 or not in_queue:
             return None  # the first attempt was accepted, here or elsewhere: the bounds of the queue do not apply to a replay
         sequences = len(request.wanted)
         tokens = sequences * len(request.prompt)
@@ -67,7 +67,7 @@ class Intake:
             return Refused("queue_tokens_full", board.queued_tokens + tokens, queue.tokens_max)
         return None
 
-    def group_of(self, request: GenerateRequest, now: Instant, *, in_line: bool = True) -> Group:
+    def group_of(self, request: GenerateRequest, now: Instant, *, in_queue: bool = True) -> Group:
         """Create the request's sequences, not yet on the board."""
         deadline = None if request.timeout_seconds is None else Instant(now + request.timeout_seconds)
         # Without prefix caching each request has its own name space. The request id does not serve: a client may use it again.
@@ -78,7 +78,7 @@ class Intake:
         for index in request.wanted:
             group.add(index, (priority, now - request.age_seconds, next(self._order)), root)
         for sequence in group.sequences:
-            sequence.queued = sequence.queued and in_line
+            sequence.queued = sequence.queued and in_queue
         return group
 
     def begin(self, group: Group) -> None:
@@ -89,14 +89,14 @@ class Intake:
                 self._board.end(sequence, finish)
         if group.deadline is not None:
             heappush(self._deadlines, (group.deadline, next(self._order), group.request.id))
-            if len(self._deadlines) > 2 * len(self._board.groups) + 64:  # most entries belong to ended requests
+            if len(self._deadlines) > 2 * len(self._board.groups) + 64:  # most entries are of requests that have ended
                 self._deadlines = [entry for entry in self._deadlines if not self._is_over(entry)]
                 heapify(self._deadlines)
 
     # Out
 
     def end_silently(self, request: RequestId, attempt: int) -> None:
-        """End every attempt up to this one without an Ended: its caller has given it up."""
+        """End every attempt up to this one without an Ended: the caller does not wait for them."""
         board = self._board
         group = board.groups.get(request)
         if group is not None and group.request.attempt <= attempt:
@@ -137,6 +137,6 @@ class Intake:
                 self.end_all(self._board.groups[request], FinishReason.TIMEOUT)
 
     def _is_over(self, entry: tuple[Instant, int, RequestId]) -> bool:
-        """The entry belongs to a request that has ended (its id may be in use again, with another deadline)."""
+        """Whether the entry is of a request that has ended (its id may be in use again, with another deadline)."""
         group = self._board.groups.get(entry[2])
         return group is None or not group.open or group.deadline != entry[0]

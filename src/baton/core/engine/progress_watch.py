@@ -1,4 +1,4 @@
-"""Does the worker make progress? Judged by a word that it advances several times per layer (protocol/progress.py).
+"""Detects a worker without progress, by a word that it advances several times per layer (protocol/progress.py).
 
 Stalled means: work is due, and the word has not changed for STALL_SECONDS. However long a step takes, the worker is healthy
 while the word changes. Without work no progress is expected.
@@ -19,9 +19,9 @@ class ProgressWatch:
     def __init__(self) -> None:
         self._seen: int | None = None
         self._since: Instant | None = None
-        "When the word was first seen with its present value, or when work became due. None: no work is due."
+        "Time when the word was first seen with its present value, or when work became due. None: no work is due."
 
-    def look(self, word: int | None, due: bool, now: Instant) -> None:
+    def observe(self, word: int | None, due: bool, now: Instant) -> None:
         """Record the word; called often while work is due. `word` None: this worker has none, and its progress is unknown."""
         if not due or word is None:
             self._since = None

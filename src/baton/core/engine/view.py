@@ -68,7 +68,7 @@ class SchedulerView:
 
     @property
     def has_work(self) -> bool:
-        """A sequence runs or waits in the queue, or a drop is to be sent."""
+        """Whether a sequence runs or waits in the queue, or a drop is to be sent."""
         board = self._board
         return bool(board.running or board.waiting.waiting or board.drops)
 
@@ -98,7 +98,7 @@ class SchedulerView:
         """Sequences without blocks whose drop is not acknowledged yet."""
         return list(self._board.preempting)
 
-    def first_in_line(self) -> Sequence | None:
+    def queue_head(self) -> Sequence | None:
         return self._board.waiting.head()
 
     def preempted_requests(self, most: int) -> list[RequestId]:
@@ -156,7 +156,7 @@ class SchedulerView:
     # Blocks
 
     def is_shared(self, block: BlockId) -> bool:
-        """Cached, or held by more than one request: the block must not be written."""
+        """Whether the block is cached or held by more than one request, so that it must not be written."""
         pool = self._board.cache.pool
         return pool.is_cached(block) or pool.request_references(block) > 1
 
@@ -164,7 +164,7 @@ class SchedulerView:
         return self._board.cache.pool.is_cached(block)
 
     def is_held(self, block: BlockId) -> bool:
-        """Held by a request or by a move."""
+        """Whether a request or a move holds the block."""
         pool = self._board.cache.pool
         return pool.request_references(block) > 0 or pool.is_pinned(block)
 
@@ -181,7 +181,7 @@ class SchedulerView:
         return self._board.tiers.host.key_of(block)
 
     def host_is_stored(self, key: BlockKey) -> bool:
-        """Storage has the block too, as far as the instance knows."""
+        """Whether storage has the block too, as far as the instance knows."""
         return self._board.tiers.host.is_stored(key)
 
     def generations(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Both ends of hand-offs in one instance: requests are checked for repetition, accepted or refused, and dispatched.
+"""The hand-offs of one instance, at both ends: requests are checked for repetition, accepted or refused, and dispatched.
 
 An instance may be either end, of different requests. Every message names an attempt, and each attempt of a request begins at
 most once here: the highest attempt that began or was forgotten is remembered, so late and repeated messages change nothing.
@@ -62,7 +62,7 @@ class HandoffEnds:
         kept = self._board.kept.get(request.id)
         if kept is not None and kept.sequence.attempt == request.attempt:
             return  # a repeated message
-        refused = self._refusal(request, in_line=True)
+        refused = self._refusal(request, in_queue=True)
         if refused is not None:
             self._refuse(request, refused)
             return
@@ -78,10 +78,10 @@ class HandoffEnds:
         if known is not None and known.request.attempt == request.attempt:
             self._destination.renew(request.id, event.lease_seconds, now)
             return
-        refused = self._refusal(request, in_line=False)
+        refused = self._refusal(request, in_queue=False)
         if refused is None:
             self._intake.end_silently(request.id, request.attempt)
-            group = self._intake.group_of(request, now, in_line=False)
+            group = self._intake.group_of(request, now, in_queue=False)
             refused = self._destination.refusal(group, event.wait_seconds)
         if refused is not None:
             self._refuse(request, refused)
@@ -93,16 +93,17 @@ class HandoffEnds:
             self._destination.grant(last_step, now)
             if (last := self._destination.surplus()) is not None:
                 self._refuse_waiting(last)
-        elif group.open:  # the leader's answer was complete: nothing is computed elsewhere
+        elif group.open:  # the leader's answer was complete: no other instance computes anything
             self.outgoing.append(Adopted(request.id, request.attempt, 0))
 
-    def _refusal(self, request: GenerateRequest, *, in_line: bool) -> Refused | None:
+    def _refusal(self, request: GenerateRequest, *, in_queue: bool) -> Refused | None:
         if request.attempt <= self._attempts.get(request.id, 0):
             return Refused("duplicate_id")
-        return self._intake.refusal(request, in_line=in_line)
+        return self._intake.refusal(request, in_queue=in_queue)
 
     def grant(self, now: Instant, last_step: StepNo) -> None:
-        """Blocks may have become free: reserve those that reservations wait for. `last_step`: the last plan that was sent."""
+        """Reserve blocks for the reservations that wait, if blocks have become free. `last_step`: the last plan that was
+        sent."""
         self._destination.grant(last_step, now)
 
     def _refuse_waiting(self, reservation: Reservation) -> None:
@@ -127,7 +128,7 @@ class HandoffEnds:
         if len(self._attempts) > self._attempts_max:
             del self._attempts[next(iter(self._attempts))]
 
-    # Time, and lives of others
+    # Time, and losses of other processes
 
     def next_deadline(self) -> Instant | None:
         kept, reserved = self._board.kept_until.earliest, self._destination.deadlines.earliest
@@ -151,7 +152,7 @@ class HandoffEnds:
         self._destination.service_lost(now)
 
     def pool_changed(self) -> None:
-        """The device's blocks were replaced, have other keys, or are not trusted."""
+        """Discard copies and kept blocks: the device's blocks were replaced, have other keys, or are not trusted."""
         self._source.void()
         self._destination.pool_changed()
 

@@ -56,7 +56,7 @@ class PrefixCache:
         self._parent = [NO_PARENT] * pool.total
         self._children = [0] * pool.total
         self._depth = [0] * pool.total
-        "Place in the chain, counted from 1. Kept until the block is published again. Unused without a digest."
+        "Place of each block in its chain, counted from 1. Kept until the block is published again. Unused without a digest."
         self.digest: CacheDigest | None = None
         "Digest for routers, set before any block is published. None: no router is configured."
         self._last_used = [0] * pool.total
@@ -67,7 +67,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._block_of)
 
-    # Questions: they change nothing
+    # Queries: they change nothing
 
     @property
     def available(self) -> int:
@@ -75,7 +75,7 @@ class PrefixCache:
         return self.pool.free + self.pool.idle
 
     def match(self, keys: Sequence[BlockKey], limit: int) -> int:
-        """How many of the first `limit` keys are cached. Bisection, because the cached keys are a leading run."""
+        """Number of the first `limit` keys that are cached. Bisection, because the cached keys are a leading run."""
         low, high = 0, limit
         while low < high:
             middle = (low + high) // 2
@@ -86,7 +86,7 @@ class PrefixCache:
         return low
 
     def idle_among(self, keys: Sequence[BlockKey], hit: int) -> int:
-        """How many of the first `hit` keys, all cached, are idle. Bisection again: the held blocks are a leading run."""
+        """Number of the first `hit` keys, all cached, that are idle. Bisection: the held blocks are a leading run."""
         low, high = 0, hit
         while low < high:
             middle = (low + high) // 2
@@ -97,7 +97,7 @@ class PrefixCache:
         return hit - low
 
     def blocks_of(self, keys: Sequence[BlockKey]) -> list[BlockId]:
-        """The blocks of these cached keys."""
+        """Blocks of these cached keys."""
         return [self._block_of[key] for key in keys]
 
     def block_of(self, key: BlockKey) -> BlockId | None:
@@ -120,20 +120,20 @@ class PrefixCache:
         as many heap operations as leaves are visited: they are taken off the heap and put back. Stale entries on the way are
         dropped for good."""
         found: dict[BlockId, BlockKey] = {}
-        looked_at: list[tuple[SortKey, BlockId]] = []
+        skipped: list[tuple[SortKey, BlockId]] = []
         heap = self._heap
         while heap and len(found) < count:
             entry = heappop(heap)
             if not self._is_current(*entry) or entry[1] in found:
                 continue
-            looked_at.append(entry)
+            skipped.append(entry)
             block = entry[1]
             while block != NO_PARENT and block not in found and self.pool.is_idle(block) and len(found) < count:
                 key = self._key_of[block]
                 assert key is not None
                 found[block] = key
                 block = self._parent[block]
-        for entry in looked_at:
+        for entry in skipped:
             heappush(heap, entry)
         return [(key, block) for block, key in found.items()]
 
@@ -149,7 +149,7 @@ class PrefixCache:
         return found
 
     def is_marked(self, block: BlockId) -> bool:
-        """Is the block, or was it when it was last cached, at a marked place of its chain?"""
+        """Whether the block is, or was when it was last cached, at a marked place of its chain."""
         return is_mark(self._depth[block])
 
     def hits_of(self, block: BlockId) -> int:
@@ -175,11 +175,11 @@ class PrefixCache:
         return self.pool.take(count)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """One request releases its blocks. Cached blocks stay and may be hit again, the others are free."""
+        """Release a request's blocks. Cached blocks stay and may be hit again, the others are free."""
         self._settle(self.pool.give_back(blocks))
 
     def pin(self, blocks: Sequence[BlockId]) -> None:
-        """A move holds these blocks. Cached ones must be a leading run, or *covered* breaks."""
+        """Hold these blocks for a move. Cached ones must be a leading run, or *covered* breaks."""
         self.pool.pin(blocks)
 
     def unpin(self, blocks: Sequence[BlockId]) -> None:
@@ -308,7 +308,8 @@ class PrefixCache:
             heappush(self._heap, (self._policy(self._last_used[block], self._hits[block]), block))
 
     def _is_current(self, sort_key: SortKey, block: BlockId) -> bool:
-        """An entry is stale when its block was used again or gained a child; it is skipped here, never searched for."""
+        """Whether an entry of the heap is valid. It is stale if its block was used again or gained a child: then it is skipped
+        here, never searched for."""
         return (
             self.pool.is_idle(block)
             and not self._children[block]

@@ -30,12 +30,13 @@ from baton.kvcache.storage.url import StorageURL
 PORT = 50051
 LANES = 3
 LANE_BYTES = 24 * 2**20
-"""Half of it is one request to the store. Smaller ones cost more: 10 % more CPU with 8 MiB, 30 % with 2 MiB."""
+"""Bytes of memory per thread, half of which is one request to the store. Smaller ones cost more: 10 % more CPU with 8 MiB, 30 %
+with 2 MiB."""
 CLIENT_BUFFER_BYTES = 16 * 2**20
 DAMAGED_MAX = 1024
 
 MISSES = (-703, -704, -707)
-"""Not ready, not found, lease expired while it was read."""
+"""Error codes that count as misses: not ready, not found, lease expired while it was read."""
 TOO_LARGE = -600
 REASONS: dict[int, StorageReason] = {-200: "full", -900: "unreachable", -901: "timeout"}
 
@@ -46,11 +47,11 @@ class MooncakeConfig:
     port: int = PORT
     protocol: str = "tcp"
     device: str = ""
-    "RDMA devices, by comma."
+    "Names of RDMA devices, separated by commas."
     local_host: str = ""
     "Address under which other machines reach this one; by default the local address of the connection to the master."
     segment_bytes: int = 2**30
-    "Memory that this process gives to the store."
+    "Bytes of memory that this process gives to the store."
 
 
 def open_mooncake(url: StorageURL, layout: LayoutName) -> StorageBackend:
@@ -58,7 +59,7 @@ def open_mooncake(url: StorageURL, layout: LayoutName) -> StorageBackend:
 
 
 def mooncake_settings(url: StorageURL) -> MooncakeConfig:
-    """Nothing is opened."""
+    """Settings from the address. Nothing is opened."""
     url.allow("segment_gib", "protocol", "device", "local_host")
     if not url.host:
         raise InvalidConfig(f"{url!r} names no master; write mooncake://host:{PORT}")
@@ -99,7 +100,7 @@ class MooncakeBackend:
         self._make_store = make_store
         self._store: Any = None
         self._may_connect: deque[None] = deque([None])
-        "One entry: the thread that pops it connects."
+        "Queue with one entry: the thread that pops it connects."
         self._counters = Counters()
         self._damaged: dict[bytes, None] = {}
 
@@ -108,7 +109,7 @@ class MooncakeBackend:
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int:
         names = [self._name(key) for key in keys]
-        with self._failures(lambda: 0), self._lanes.one(deadline) as lane:
+        with self._failures(lambda: 0), self._lanes.idle_thread(deadline) as lane:
             store = self._connected(lane, deadline)
             there: list[int] = lane.call(partial(store.batch_is_exist, names), deadline)
         for place, (key, answer) in enumerate(zip(keys, there, strict=True)):
@@ -123,7 +124,7 @@ class MooncakeBackend:
     ) -> int:
         done = 0
         try:
-            with self._failures(lambda: done), self._lanes.one(deadline) as lane:
+            with self._failures(lambda: done), self._lanes.idle_thread(deadline) as lane:
                 store = self._connected(lane, deadline)
                 for batch, half, read in self._batches(lane, keys, deadline, lambda _: store.batch_get_into):
                     taken = self._take(half, batch, read, into[done : done + len(batch)])
@@ -175,7 +176,7 @@ class MooncakeBackend:
             found = memory[begin : begin + self._object_bytes]
             if read[place] == self._object_bytes:
                 block[:] = found[HEADER_BYTES:]
-            # The copy is verified: it is in the processor's caches, and it is what will be used.
+            # The copy is verified: it is in the processor's caches, and it is the one that will be used.
             if read[place] != self._object_bytes or fault_of(found[:HEADER_BYTES], key, self.layout, block):
                 self._remember_damaged(key)
                 return place
@@ -191,7 +192,7 @@ class MooncakeBackend:
     ) -> int:
         done = 0
         left = iter(blocks)
-        with self._failures(lambda: done), self._lanes.one(deadline) as lane:
+        with self._failures(lambda: done), self._lanes.idle_thread(deadline) as lane:
             store = self._connected(lane, deadline)
 
             def fill(batch_and_memory: tuple[Sequence[bytes], memoryview]) -> Callable[..., list[int]]:

@@ -15,10 +15,10 @@ from baton.kvcache.storage.redis_store import NAMES
 from baton.kvcache.storage.resp import Connection, RedisAddress, Reply, command
 
 SECONDS_MAX: Final = 30.0
-"""Time limit of one batch."""
+"""Seconds for one batch."""
 BATCH: Final = 500
 PRECISION_SECONDS: Final = 3.0
-"""A server's times of last use are seconds old."""
+"""Precision in seconds of a server's times of last use."""
 _NAME: Final = re.compile(NAMES + rb"([0-9a-f]{64})-([0-9a-f]{16}-r\d{1,5})")
 
 
@@ -33,7 +33,7 @@ class RedisListing:
             raise InvalidConfig(f"{self.place} cannot be reached: {error}") from None
 
     def objects(self, advance: Advance) -> Iterator[StoredObject]:
-        """A name that the server reports twice, as SCAN may, is listed once."""
+        """Objects of the store. A name that the server reports twice, as SCAN may, is listed once."""
         cursor, seen = b"0", set[bytes]()
         while True:
             cursor, names = self._scanned(cursor)
@@ -45,15 +45,15 @@ class RedisListing:
                 return
 
     def _scanned(self, cursor: bytes) -> tuple[bytes, list[bytes]]:
-        (reply,) = self._ask([command(b"SCAN", cursor, b"MATCH", NAMES + b"*", b"COUNT", str(BATCH).encode())])
+        (reply,) = self._request([command(b"SCAN", cursor, b"MATCH", NAMES + b"*", b"COUNT", str(BATCH).encode())])
         if not isinstance(reply, list) or len(reply) != 2 or not isinstance(reply[0], bytes) or not isinstance(reply[1], list):
             raise InvalidConfig(f"{self.place} gave an answer to SCAN that does not fit")
         return reply[0], [name for name in reply[1] if isinstance(name, bytes)]
 
     def _described(self, names: Sequence[bytes]) -> Iterator[StoredObject]:
-        """Each object that is still there. An LFU policy of the server knows no times of last use."""
+        """Facts about each object that still exists. An LFU policy of the server knows no times of last use."""
         now, questions = time(), ((b"OBJECT", b"IDLETIME"), (b"MEMORY", b"USAGE"))
-        replies = iter(self._ask([command(*question, name) for name in names for question in questions]))
+        replies = iter(self._request([command(*question, name) for name in names for question in questions]))
         for name, idle, nbytes in zip(names, replies, replies, strict=False):
             match = _NAME.fullmatch(name)
             if match is not None and isinstance(nbytes, int):
@@ -67,13 +67,13 @@ class RedisListing:
             listed = {one.place: one.used_at for one in batch}
             still = [one for one in self._described([name.encode() for name in listed]) if _unused(one, listed[one.place])]
             if still:
-                (count,) = self._ask([command(b"UNLINK", *(one.place.encode() for one in still))])
+                (count,) = self._request([command(b"UNLINK", *(one.place.encode() for one in still))])
                 removed += count if isinstance(count, int) else 0
             done += len(batch)
             advance(done, 0)
         return removed
 
-    def _ask(self, commands: Sequence[bytes]) -> list[Reply]:
+    def _request(self, commands: Sequence[bytes]) -> list[Reply]:
         """The replies to these commands, in order. An error reply is a StorageFailed among them."""
         if not commands:
             return []
@@ -88,5 +88,5 @@ class RedisListing:
 
 
 def _unused(now: StoredObject, listed_at: float | None) -> bool:
-    """The object was not used since it was listed."""
+    """Whether the object was not used since it was listed."""
     return now.used_at is None or listed_at is None or now.used_at <= listed_at + PRECISION_SECONDS

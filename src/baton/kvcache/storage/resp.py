@@ -23,7 +23,7 @@ from baton.kvcache.storage.lookup import resolve
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Reply: TypeAlias = "bytes | int | StorageFailed | list[Reply] | None"
-"""A reply of any type. An error reply is the error that it means."""
+"""Reply of any type. An error reply is the error that it means."""
 
 REASONS: dict[str, StorageReason] = {
     "OOM": "full",
@@ -34,15 +34,15 @@ REASONS: dict[str, StorageReason] = {
     "LOADING": "unreachable",
     "MASTERDOWN": "unreachable",
 }
-"""By the first word of an error reply."""
+"""Errors by the first word of an error reply."""
 
 WRONG_TYPE = b"-WRONGTYPE"
 LINE_BYTES_MAX = 1024
-"""Longest status, number or error."""
+"""Maximum length of a status, number or error."""
 BULK_BYTES_MAX = 2**20
-"""Longest value that `read_replies` accepts: names of objects."""
+"""Maximum length of a value that `read_replies` accepts: names of objects."""
 ARM_AGAIN_SECONDS = 0.005
-"""The socket's own timeout may exceed the rest of the deadline by this much."""
+"""Seconds by which the socket's own timeout may exceed the rest of the deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class RedisAddress:
     host: str = ""
     port: int = 0
     socket_path: str = ""
-    "A unix socket, in place of host and port."
+    "Path of a unix socket, in place of host and port."
     tls: bool = False
     ca_file: str | None = None
-    "Certificates to trust, in place of the system's."
+    "File of certificates to trust, in place of the system's."
     user: str = ""
     password: str = ""
     database: int = 0
@@ -67,12 +67,13 @@ def command(*words: bytes) -> bytes:
 
 
 class Connection:
-    """Raises OSError if the socket fails (TimeoutError after the deadline) and StorageFailed for error replies."""
+    """A connection to the server. Raises OSError if the socket fails (TimeoutError after the deadline) and StorageFailed for
+    error replies."""
 
     def __init__(self, address: RedisAddress, deadline: Deadline) -> None:
         self._address = address
         self.in_step = True
-        "Every command is answered: the connection can be reused."
+        "Whether every command is answered, so that the connection can be reused."
         self._deadline = deadline
         self._armed_seconds = 0.0
         self._socket = _connect(address, deadline)
@@ -141,7 +142,7 @@ class Connection:
             left = _after(left, sent)
 
     def receive(self, parts: Sequence[memoryview]) -> None:
-        """Fill all of them."""
+        """Fill all of these buffers."""
         left = list(parts)
         while left:
             self._before_wait()
@@ -164,9 +165,9 @@ class Connection:
         data, ends = bytearray(), 0
         while ends < count:
             more = self._receive_some()
-            looked_at = max(0, len(data) - 1)
+            scanned_to = max(0, len(data) - 1)
             data += more
-            ends += data.count(b"\r\n", looked_at)
+            ends += data.count(b"\r\n", scanned_to)
             if len(data) > LINE_BYTES_MAX * (ends + 1):
                 raise self.unexpected(bytes(data[:LINE_BYTES_MAX]))
         lines = bytes(data).split(b"\r\n")

@@ -34,7 +34,7 @@ class PoolThread:
         self._calls: SimpleQueue[PoolCall[Any] | None] = SimpleQueue()
         self._open: list[PoolCall[Any]] = []
         "Calls started and not yet waited for, by the thread's present user."
-        # A daemon: a call that never returns must not keep the process from ending.
+        # a daemon, because a call that never returns must not keep the process from ending
         Thread(target=self._run, name="kv-storage-lane", daemon=True).start()
 
     def _run(self) -> None:
@@ -51,7 +51,7 @@ class PoolThread:
         return call
 
     def wait(self, call: PoolCall[Answer], deadline: Deadline) -> Answer:
-        """Raises TimeoutError at the deadline, or the call's own error."""
+        """Wait for the call. Raises TimeoutError at the deadline, or the call's own error."""
         try:
             answer = call.answer.get(timeout=deadline.left())
         except Empty:
@@ -88,8 +88,8 @@ class ThreadPool:
             self._idle.put(lane)
 
     @contextmanager
-    def one(self, deadline: Deadline) -> Iterator[PoolThread]:
-        """An idle thread."""
+    def idle_thread(self, deadline: Deadline) -> Iterator[PoolThread]:
+        """Take an idle thread."""
         try:
             lane = self._idle.get(timeout=deadline.left())
         except Empty:

@@ -32,8 +32,8 @@ class Cohere(Architecture):
         if "Cohere2ForCausalLM" in fields.get("architectures", ()):
             kinds = with_layer_kinds(fields, max(fields.integer("sliding_window_pattern", FULL_EVERY), 1))
             windows = windows_by_kind(kinds, fields.integer("sliding_window", 4096))
-            turned = rope_from_hf(fields)
-            ropes = tuple(turned if kind == "sliding_attention" else NO_ROPE for kind in layer_kinds(kinds))
+            rope = rope_from_hf(fields)
+            ropes = tuple(rope if kind == "sliding_attention" else NO_ROPE for kind in layer_kinds(kinds))
         return Traits(
             qkv_bias=bias,
             output_bias=bias,

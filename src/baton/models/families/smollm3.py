@@ -26,11 +26,11 @@ class SmolLM3(Architecture):
         if fields.boolean("use_sliding_window", False):
             raise ModelUnsupported(f"{fields.origin}: a sliding window is not supported for {cls.name}")
         layers, bias = fields.layer_count("num_hidden_layers"), fields.boolean("attention_bias", False)
-        turned = fields.get("no_rope_layers")  # 1 for a layer that has positions
-        if not isinstance(turned, list):
+        rotated = fields.get("no_rope_layers")  # 1 for a layer that has positions
+        if not isinstance(rotated, list):
             every = max(fields.integer("no_rope_layer_interval", EVERY), 1)
-            turned = [(layer + 1) % every != 0 for layer in range(layers)]
-        ropes = tuple(rope_from_hf(fields) if turns else NO_ROPE for turns in turned)
+            rotated = [(layer + 1) % every != 0 for layer in range(layers)]
+        ropes = tuple(rope_from_hf(fields) if rotates else NO_ROPE for rotates in rotated)
         return Traits(qkv_bias=bias, output_bias=bias, mlp_bias=fields.boolean("mlp_bias", False), layer_ropes=ropes)
 
     @classmethod

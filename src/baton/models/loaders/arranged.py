@@ -1,7 +1,7 @@
 """Rearranges a file's parameters into the layout that every backend expects.
 
 cut         splits queries, keys and values, or gate and up, or all experts of a layer, stored as one tensor
-turned      permutes rows of q and k: rotating pairs move from the file's places to ours (dimension i with i + head_dim/2;
+rotated      permutes rows of q and k: rotating pairs move from the file's places to ours (dimension i with i + head_dim/2;
             dimensions that do not rotate come last in each half). Both move alike, so no score changes.
 folded      folds constant factors of a family into an existing weight: 1 + weight of its norms, the factor on the logits
 
@@ -27,7 +27,7 @@ from baton.models.parameters import FINAL_NORM
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import F32, SCALE_BLOCK
 
-TURNED = re.compile(r"layers\.(\d+)\.attention\.([qk])(_norm)?\.(weight|bias)")
+ROTATED = re.compile(r"layers\.(\d+)\.attention\.([qk])(_norm)?\.(weight|bias)")
 NORM = re.compile(r"(layers\.\d+\..*norm|final_norm)\.weight")
 ALL_EXPERTS = re.compile(r"(layers\.\d+\.mlp\.)all_experts\.(gate|up|down)\.(weight|bias)")
 FUSED = re.compile(r"(layers\.\d+\.)(attention\.qkv|mlp\.gate_up)\.(weight|bias)")
@@ -43,15 +43,15 @@ class Arrangement:
     norm_plus_one: bool = False
 
 
-def rotary_order(head_dim: int, turned: int, pairs: RotaryPairs) -> Order:
-    """Source dimension in the file's head of our dimensions 0, 1, ..."""
-    of_pair = np.arange(turned).reshape(2, -1) if pairs == "halves" else np.arange(turned).reshape(-1, 2).T
-    rest = np.arange(turned, head_dim).reshape(2, -1)
+def rotary_order(head_dim: int, rotated: int, pairs: RotaryPairs) -> Order:
+    """Dimensions of the file's head in the order of our dimensions 0, 1, ..."""
+    of_pair = np.arange(rotated).reshape(2, -1) if pairs == "halves" else np.arange(rotated).reshape(-1, 2).T
+    rest = np.arange(rotated, head_dim).reshape(2, -1)
     return np.concatenate([of_pair[0], rest[0], of_pair[1], rest[1]])
 
 
 class ArrangedWeights:
-    """A WeightSource that wraps another."""
+    """A WeightSource that rearranges the parameters of another."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, arrangement: Arrangement) -> None:
         self.origin = source.origin
@@ -66,7 +66,7 @@ class ArrangedWeights:
 
     def part(self, name: str, cut: Callable[[RawTensor], RawTensor]) -> RawTensor:
         """A part of the parameter, whole heads of it: it is cut out before anything is copied."""
-        return self._folded(name, self._turned(name, cut(self._cut(name))))
+        return self._folded(name, self._in_our_pair_order(name, cut(self._cut(name))))
 
     @cached_property
     def _stored(self) -> dict[str, StoredTensor]:
@@ -89,7 +89,7 @@ class ArrangedWeights:
         return tensor if self._folds(name) is None else replace(tensor, type=F32)
 
     def _find_cuts(self) -> dict[str, tuple[str, int, int]]:
-        """For each part of a fused parameter: its source, and the first and last row."""
+        """Parts of fused parameters: source, first and last row, by name."""
         cuts: dict[str, tuple[str, int, int]] = {}
         stored = self._source.stored()
         for whole, tensor in stored.items():
@@ -133,19 +133,19 @@ class ArrangedWeights:
             return RawTensor.of_floats(dequantise(raw).reshape(-1)[begin:end])
         return RawTensor(raw.type, _shape_of_cut(name, end - begin, raw.row_elements), raw.data[begin:end], scales)
 
-    def _turned(self, name: str, raw: RawTensor) -> RawTensor:
+    def _in_our_pair_order(self, name: str, raw: RawTensor) -> RawTensor:
         """The tensor with the rows of its heads in our order of rotary dimensions. Other tensors are returned as they are."""
-        match = TURNED.fullmatch(name)
+        match = ROTATED.fullmatch(name)
         if match is None:
             return raw
         config = self._config
-        turned = config.rotary_dimensions(config.layer_rope(int(match[1])))
-        order = rotary_order(config.head_dim, turned, self._arrangement.pairs)
-        if turned == 0 or np.array_equal(order, np.arange(config.head_dim)):
+        rotated = config.rotary_dimensions(config.layer_rope(int(match[1])))
+        order = rotary_order(config.head_dim, rotated, self._arrangement.pairs)
+        if rotated == 0 or np.array_equal(order, np.arange(config.head_dim)):
             return raw
         heads = raw.shape[0] // config.head_dim
         rows = (np.arange(heads)[:, None] * config.head_dim + order).reshape(-1)
-        if len(raw.shape) == 1:  # a bias or a norm: single numbers move
+        if len(raw.shape) == 1:  # a bias or a norm, in which single numbers move
             return RawTensor.of_floats(dequantise(raw).reshape(-1)[rows])
         if raw.scales is not None and SCALE_BLOCK % config.head_dim and config.head_dim % SCALE_BLOCK:
             raise ModelUnsupported(f"{name}: heads of {config.head_dim} rows share blocks of fp8 scales")
@@ -172,5 +172,5 @@ class ArrangedWeights:
 
 
 def _shape_of_cut(name: str, rows: int, width: int) -> tuple[int, ...]:
-    """The bias of one of several experts is a row of a matrix."""
+    """Shape of a cut-out part. The bias of one of several experts is a row of a matrix."""
     return (width,) if name.endswith(".bias") else (rows, width)

@@ -52,9 +52,9 @@ class CacheSupervisor:
         self._folder: PrivateFolder | None = None
         self._ports: TransferPorts | None = None
         self._early: CacheHello | None = None
-        "A hello that arrived before the end of the start."
+        "Hello that arrived before the end of the start."
         self.counters: dict[str, int] = {}
-        "Counters of its storage, as last reported."
+        "Counters of the service's storage, as last reported."
         self._transfers = CacheStats({})
         "Counters of the present life, as last reported."
         self._losses = 0
@@ -69,7 +69,7 @@ class CacheSupervisor:
 
     @property
     def needed(self) -> bool:
-        """Is there a cache service at all?"""
+        """Whether the engine has a cache service."""
         return CACHE in self._plan.processes
 
     @property
@@ -139,15 +139,15 @@ class CacheSupervisor:
             self._early = hello
             self._startup.reach("ready", CACHE)
             return
-        books = instance.board.tiers.host.total
-        if hello.host_blocks != books:
-            raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and the books are about {books}")
-        if not set(hello.peer.split()) <= set(self.peer.split()):  # it may not have received the port yet
+        expected = instance.board.tiers.host.total
+        if hello.host_blocks != expected:
+            raise PeerError(f"the cache service has {hello.host_blocks} host blocks, and {expected} are expected")
+        if not set(hello.peer.split()) <= set(self.peer.split()):  # the service may not have received the port yet
             raise PeerError("the cache service lets others read our pool elsewhere than it was ordered to")
         self._machine.dispatch(CacheReady(hello.kept, hello.wants_tokens))
 
     def on_begun(self) -> None:
-        """The instance exists now."""
+        """Handle an early hello: the instance exists now."""
         if self._early is not None:
             self.on_hello(self._early)
 
@@ -164,7 +164,7 @@ class CacheSupervisor:
             setattr(stats, name, total)
 
     def on_lost(self) -> None:
-        """The service was lost after the start: a loss before ends the start."""
+        """Report a service that was lost after the start: a loss before ends the start."""
         self._losses += 1
         for name in TRANSFER_COUNTERS:
             self._earlier[name].update(getattr(self._transfers, name))
@@ -172,7 +172,7 @@ class CacheSupervisor:
         self._machine.dispatch(CacheLost())
 
     def log_storage_changes(self) -> None:
-        """Log when an open circuit stops the use of storage, and when storage is used again. Requests show neither: they
+        """Log when an open circuit stops the use of storage, and when storage is used again. Requests do not show it: they
         compute."""
         if (instance := self._machine.instance) is None:
             return

@@ -40,14 +40,14 @@ from baton.protocol.request import FinishReason, GenerateBatch, GenerateRequest
 
 MARK: Final = "|"
 UNANSWERED_MAX: Final = 256
-"""Orders, or pings, of all callers that wait for their answer."""
+"""Maximum of unanswered orders, or pings, of all callers."""
 
 ToRouter = Reserved | Offer | Release | Released | Adopted
-"""Effects that are sent unchanged to the caller of the request."""
+"""Effects that are sent unchanged to the request's caller."""
 
 
 class CalledEngine(Protocol):
-    """The methods of the engine that callers use. Numbers are the engine's own."""
+    """Methods of the engine that callers use. Numbers are the engine's own."""
 
     def dispatch(self, event: Event) -> None: ...
 
@@ -86,12 +86,12 @@ class Callers:
         self._tagged: dict[str, Caller] = {}
         self._tags = count(1)
         self.leaving: Callable[[], bool] = lambda: False
-        "The instance is ending, and drains for its routers."
+        "Whether the instance is ending, and drains for its routers."
         self._orders = Numbers()
         self._pings = Numbers()
 
     def add(self, send: Callable[[Message], None], *, alone: bool = False) -> Caller:
-        """`alone`: the only caller of this engine, whose ids stay as they are."""
+        """Add a caller. `alone`: the only caller of this engine, whose ids stay as they are."""
         caller = Caller("" if alone else str(next(self._tags)), send)
         if alone:
             self._untagged = caller
@@ -154,6 +154,7 @@ class Callers:
         if isinstance(order, ResumeInstance) and self.leaving():
             # A resume of the cluster is meant for the instances that stay. This one keeps draining: a new request would be
             # dropped at its end.
+            # dropped at its end.
             caller.send(OrderAnswer(order.number, "done", "the instance is ending: it takes no more requests"))
             return
         number = self._orders.add(caller, order.number)
@@ -174,7 +175,7 @@ class Callers:
 
     # Out
 
-    def who_ordered(self, number: int) -> Caller | None:
+    def caller_of_order(self, number: int) -> Caller | None:
         """The caller of an order that is not answered yet."""
         return self._orders.asker(number)
 
@@ -185,7 +186,7 @@ class Callers:
             caller.send(replace(answer, number=number))
 
     def answer_pings(self, fault: str) -> None:
-        """Answer all pings: the worker that was pinged is lost."""
+        """Answer all pings: the pinged worker is lost."""
         for number in self._pings.numbers():
             self.answer(Pong(number, fault))
 

@@ -88,7 +88,7 @@ def _resolved_steps(scheduler: SchedulerConfig, chosen: tuple[str, ...]) -> dict
 
 class Engine:
     rows = ENGINE_CHILDREN
-    "Tests replace some rows with faulty programs."
+    "The engine. Tests replace some rows with faulty programs."
 
     def __init__(self, config: EngineConfig, front: Channel | None, supervisor: Channel) -> None:
         if not config.instance.kv.prefix_caching:
@@ -122,7 +122,7 @@ class Engine:
             config.worker.model, self._children, self._pool, machine, self._callers, self._reporting, self._spawn
         )
         self._folder: PrivateFolder | None = None
-        "In which the ranks of a worker set find each other."
+        "Directory in which the ranks of a worker set find each other."
         self._leaving = Leaving()
         self._callers.leaving = lambda: self._leaving.begun
         self._links: RouterLinks | None = None
@@ -133,7 +133,7 @@ class Engine:
         self._reporting.links = self._links
         self._reporting.storage_counters = lambda: self._cache.counters
         self._reporting.add_counters = self._add_counters
-        self._reporting.look = self._worker_supervisor.look
+        self._reporting.observe = self._worker_supervisor.observe
 
     def _add_counters(self, stats: InstanceStats) -> None:
         self._cache.add_counters(stats)
@@ -172,7 +172,7 @@ class Engine:
 
     @property
     def peer_address(self) -> str:
-        """Where other instances may read our pool. Empty: nowhere."""
+        """Address at which other instances read our pool. Empty: our pool is not readable."""
         return self._cache.peer
 
     @property
@@ -206,7 +206,7 @@ class Engine:
         self._begin(await self._startup.run())
 
     def _begin(self, hello: WorkerHello) -> None:
-        """Create the instance: everything is started, and the size of the pool is known."""
+        """Create the instance: every process is started, and the size of the pool is known."""
         config = self._with_steps(hello)
         kv = replace(config.kv, blocks=hello.blocks, block_size=hello.block_size, digest=self._links is not None)
         tiers = config.tiers
@@ -308,7 +308,7 @@ class Engine:
     # Facts for routers (router_links.py)
 
     def reached(self, host: str) -> bool:
-        """A session with a router leaves from this address of ours. True: our next hello differs."""
+        """Record that a session with a router leaves from this address of ours. True: our next hello differs."""
         return self._cache.reached(host, on_gpu=self._pool.pool is not None and self._pool.pool.memory is not None)
 
     def hello(self) -> InstanceHello:
@@ -333,7 +333,7 @@ class Engine:
         await self._drain_and_end()
 
     def on_terminated(self) -> None:
-        """Handle SIGTERM to an instance of a cluster. The second time it ends at once."""
+        """Handle SIGTERM to an instance of a cluster. A second one ends it at once."""
         if self._leaving.begun and not self._over.done():
             self._over.set_result(None)
         else:

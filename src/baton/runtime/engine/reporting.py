@@ -37,10 +37,10 @@ logger = logging.getLogger("baton.engine")
 LOG_SECONDS: Final = 10.0
 NAMES_MAX: Final = 3
 STATS_SECONDS: Final = 0.2
-"""While there is work the front's stats are at most this old; when there is none they are sent at once."""
+"""Maximum age of the front's stats while there is work; when there is none they are sent at once."""
 
 FAULT_EVENTS: Final = (WorkerReady, WorkerLost, Pause, Resume)
-"""Events after which a fault may begin or end. A fault that shows only with time goes with the next heartbeat."""
+"""Events after which a fault may begin or end. A fault that shows only with time is sent with the next heartbeat."""
 
 
 class Reporting:
@@ -55,13 +55,13 @@ class Reporting:
         self._incarnation = secrets.randbits(63)
         self._layout = b""
         self.ready: InstanceReady | None = None
-        "The message as sent, with the identity of the present weights."
+        "The readiness message as sent, with the identity of the present weights."
         self.links: RouterLinks | None = None
-        "None: no router is configured."
+        "Sessions with routers. None: no router is configured."
         self.storage_counters: Callable[[], dict[str, int]] = dict
         self.add_counters: Callable[[InstanceStats], None] = lambda stats: None
-        "Adds the counters of the cache service."
-        self.look: Callable[[], None] = lambda: None
+        "Function that adds the counters of the cache service."
+        self.observe: Callable[[], None] = lambda: None
         "Called several times per second while plans are in flight, to check the worker's progress."
         machine.after = self._after_event
 
@@ -87,14 +87,15 @@ class Reporting:
             self._layout = hello.layout
 
     def weights_changed(self, changed: ModelChanged, ordered_by: Caller | None) -> None:
-        """Other weights were loaded by order."""
+        """Report other weights, which were loaded by order."""
         self.send_front(changed)
         self._supervisor.send(changed)
         if self.links is not None:
             self.links.identity_changed(changed, ordered_by)
 
     def files_changed(self, changed: ModelChanged) -> None:
-        """The model's files changed without an order. Another engine reads the same files: the supervisor need not know."""
+        """Report that the model's files changed without an order. Another engine reads the same files: the supervisor need not
+        know."""
         self.send_front(changed)
         if self.links is not None:
             self.links.identity_changed(changed)
@@ -145,7 +146,7 @@ class Reporting:
         if instance is not None and not instance.in_flight:
             self.send_stats()
         elif self._timer is None:
-            self.look()
+            self.observe()
             self._timer = self._loop.call_later(STATS_SECONDS, self.send_stats)
 
     def send_stats(self) -> None:
@@ -155,14 +156,14 @@ class Reporting:
         instance = self._machine.instance
         if instance is None:
             return
-        self.look()
+        self.observe()
         self.send_front(self.stats())
-        if instance.in_flight:  # also without events: then the worker's progress must be checked
+        if instance.in_flight:  # also without events: the worker's progress must be checked then
             self._timer = self._loop.call_later(STATS_SECONDS, self.send_stats)
 
 
 class PreemptionLog:
-    """A log line when requests are preempted: they are slower than others, and more memory would help.
+    """Logs preemptions: such requests are slower than others, and more memory would help.
 
     Called after every event whose count of preemptions differs from `seen`.
     """
@@ -171,7 +172,7 @@ class PreemptionLog:
 
     def __init__(self) -> None:
         self.seen = 0
-        "Preemptions of the instance at the last look."
+        "Preemptions of the instance at the last call of `record`."
         self._logged = 0
         "Preemptions at the last log line."
         self._repeats = Repeats(LOG_SECONDS)

@@ -45,31 +45,31 @@ of a newer router was skipped."""
 BEAT_SECONDS: Final = 0.25
 """Interval of checks of our sessions, and of heartbeats unless a router wants more."""
 BEAT_SECONDS_MIN: Final = 0.02
-"""Shortest interval of heartbeats that a router gets (config/router.py refuses a shorter one too)."""
+"""Least interval of heartbeats that a router gets (config/router.py refuses a shorter one too)."""
 STATS_SECONDS: Final = 1.0
-"""An InstanceStats goes with a heartbeat this often."""
+"""Interval of InstanceStats, which go with a heartbeat."""
 EARLY_SECONDS: Final = 0.005
-"""A heartbeat that is due this soon is sent now, and not at the next check."""
+"""Seconds by which a heartbeat is sent early instead of at the next check."""
 STALL_SECONDS: Final = 0.5
-"""A check of ours that is this late means that we were stopped ourselves."""
+"""Delay of our check from which we count as stopped ourselves."""
 LAPSE_SECONDS_MIN: Final = 0.5
-"""Shortest lapse_seconds that a router gets: with a shorter one no session would last."""
+"""Least lapse_seconds that a router gets: with a shorter one no session would last."""
 RETRY_SECONDS: Final = 0.1
 RETRY_SECONDS_MAX: Final = 5.0
 REFUSED_SECONDS: Final = 10.0
-"""A router that refuses us will not change its mind soon. With jitter, like all delays."""
+"""Seconds before the next dial after a refusal, which a router will not change soon. With jitter, like all delays."""
 STEADY_SECONDS: Final = 5.0
-"""After a session of this length the next dial is quick again."""
+"""Length of a session after which the next dial is quick again."""
 LOG_AGAIN_SECONDS: Final = 60.0
-"""The same trouble with the same router is logged this often."""
+"""Least seconds between two log lines about the same trouble with the same router."""
 
 
 class EngineFacts(Protocol):
     """The facts about the engine that routers get."""
 
     def reached(self, host: str) -> bool:
-        """A connection to a router leaves from this address of ours; empty: a unix socket. True: the hello has changed by
-        that."""
+        """Record that a connection to a router leaves from this address of ours; empty: a unix socket. True: the hello has
+        changed by that."""
         ...
 
     def hello(self) -> InstanceHello: ...
@@ -79,7 +79,7 @@ class EngineFacts(Protocol):
     def stats(self) -> InstanceStats: ...
 
     def digest(self) -> DigestFeed | None:
-        """A digest of the cache for one session. None: nothing is cached for others."""
+        """Digest of the cache for one session. None: no block is cached for others."""
         ...
 
 
@@ -108,14 +108,14 @@ class RouterSession:
         self.router = ""
         self.begun = self.received_at = now
         self.opened: float | None = None
-        "When the router accepted us."
+        "Time when the router accepted us."
         self.lapse_seconds = 0.0
         self.beats = HeartbeatTimes(now, BEAT_SECONDS)
         self.stats_due = now
         self.digest: DigestFeed | None = None
-        "None: the router asks for none."
+        "Digest for the router. None: the router wants none."
         self.over = ""
-        "Why the session ended, as text for the log. Empty: it has not."
+        "Reason for the end of the session, as text for the log. Empty: it is open."
 
     def beat_for_router(self, beat: Heartbeat) -> Heartbeat:
         """The heartbeat for this router, without requests of others."""
@@ -129,16 +129,16 @@ class RouterLinks:
         self._wire = wire
         self._sources = RouterSources(routers, self._dial, self._stop_dialling, self._on_error)
         self._dialling: dict[str, asyncio.Task[None]] = {}
-        "The task that holds the session, by address."
+        "Task that holds the session, by address."
         self._credentials = credentials
-        self._member = member
+        self._facts = member
         self._callers = callers
         self._sessions: dict[RouterSession, None] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._early_timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        "Set when a timer callback fails."
+        "Error of a timer callback; it ends the engine."
         self._ticked = 0.0
         self._fault = ""
         "The fault in the last heartbeat."
@@ -149,14 +149,14 @@ class RouterLinks:
         self.counts: Counter[str] = Counter()
         "Number of sessions by SessionEvent."
         self.refusal = ""
-        "Why a router refused us. Empty: none did since the last session that was opened."
+        "Reason for which a router refused us. Empty: none did since the last session that was opened."
 
     @property
     def open_sessions(self) -> int:
         return sum(session.opened is not None for session in self._sessions)
 
     async def run(self) -> None:
-        """Run until cancelled. An error here is a bug, and ends the engine."""
+        """Run until cancelled. An error is a bug and ends the engine."""
         self._sources.start()
         self._ticked = self._loop.time()
         self._arm()
@@ -187,7 +187,7 @@ class RouterLinks:
             self._on_error(error)
 
     def _stop_dialling(self, address: str) -> None:
-        """The sources of routers no longer have this address: end its session, and dial it no more."""
+        """End the session with this address, and stop dialling it: the sources of routers no longer have it."""
         logger.info("router %s: its address is gone, and is dialled no more", address)
         for session in [session for session in self._sessions if session.address == address]:
             self._end(session, "its address is gone")
@@ -213,16 +213,16 @@ class RouterLinks:
             await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
 
     async def _one_session(self, address: str, link: Link, log: TroubleLog, *, refused: bool) -> tuple[float, str, bool]:
-        """Returns how long the session was open, why it ended, and whether we were refused; `refused`: whether we were
-        before."""
-        if self._member.reached(link.own_host):
-            for other in list(self._sessions):  # which has announced fewer addresses
+        """Open a session and serve it. Returns how long it was open, why it ended, and whether we were refused; `refused`:
+        whether we were before."""
+        if self._facts.reached(link.own_host):
+            for other in list(self._sessions):  # the router has announced fewer addresses
                 self._end(other, "our KV pool can be read at another address now")
         session = RouterSession(address, link, self._callers.add(link.send), self._loop.time())
         self._sessions[session] = None
         link.on_unknown_kind(lambda kind: self.counts.update(unknown_kind=1))
         try:
-            hello = self._member.hello()
+            hello = self._facts.hello()
             link.send(replace(hello, refused=refused, health_url=reachable_url(hello.health_url, link.own_host)))
             await link.listen(lambda message: self._on_message(session, message, log))
         except LinkFailed as failed:
@@ -245,8 +245,8 @@ class RouterLinks:
             self.on_sessions()
 
     def _on_message(self, session: RouterSession, message: Message, log: TroubleLog) -> None:
-        """Handle a message of a router: session messages here, requests and orders in callers.py. Ignored once the session has
-        ended."""
+        """Handle a message of a router: session messages here, requests and orders in callers.py. Messages after the end of the
+        session are ignored."""
         if session.over:
             return
         session.received_at = self._loop.time()
@@ -255,13 +255,13 @@ class RouterLinks:
                 pass
             case RouterHello(router, beat_seconds, lapse_seconds, capabilities):
                 session.router, session.opened = router, session.received_at
-                session.digest = self._member.digest() if CACHED_KEYS in capabilities else None
+                session.digest = self._facts.digest() if CACHED_KEYS in capabilities else None
                 self.counts["opened"] += 1
                 self.refusal = ""
                 self._sources.dispatch(SessionOpened(session.address))
                 session.lapse_seconds = max(lapse_seconds, LAPSE_SECONDS_MIN)
                 session.beats.seconds = max(beat_seconds, BEAT_SECONDS_MIN)
-                log.well(f"joined router {printable(router)}")
+                log.recovered(f"joined router {printable(router)}")
                 self.on_sessions()
                 session.beats.due = session.stats_due = session.received_at
                 self._send_beats([session])
@@ -296,7 +296,7 @@ class RouterLinks:
             now = self._loop.time()
             stalled, self._ticked = now - self._ticked > BEAT_SECONDS + STALL_SECONDS, now
             for session in list(self._sessions):
-                if stalled:  # what stops us stops routers too, and their messages may be unread
+                if stalled:  # the cause of our stop stops routers too, and their messages may be unread
                     session.begun = session.received_at = now
                 elif session.opened is None and now - session.begun > self._wire.session_hello_seconds:
                     self._end(session, f"the router sent no hello within {self._wire.session_hello_seconds:g} s", "lapsed")
@@ -304,7 +304,7 @@ class RouterLinks:
                     self._end(session, f"nothing was received for {now - session.received_at:.1f} s", "lapsed")
             self._send_beats([session for session in self._sessions if session.beats.due <= now + EARLY_SECONDS])
             self._arm()
-        except Exception as error:  # the loop would only log it
+        except Exception as error:  # the loop would only log the error
             self._on_error(error)
 
     def _send_beats(self, sessions: Iterable[RouterSession]) -> None:
@@ -312,7 +312,7 @@ class RouterLinks:
         opened = [session for session in sessions if session.opened is not None]
         if not opened:
             return
-        now, beat, stats = self._loop.time(), self._member.beat(), None
+        now, beat, stats = self._loop.time(), self._facts.beat(), None
         self._fault = beat.fault
         for session in opened:
             session.beats.on_sent(now)
@@ -321,7 +321,7 @@ class RouterLinks:
                 session.link.send(cached)
             if session.stats_due <= now:
                 session.stats_due = now + STATS_SECONDS - EARLY_SECONDS
-                stats = self._member.stats() if stats is None else stats
+                stats = self._facts.stats() if stats is None else stats
                 session.link.send(stats)
 
     def _on_request_of(self, asker: RouterSession) -> None:
@@ -343,7 +343,7 @@ class RouterLinks:
             self._early_timer, now = None, self._loop.time()
             due = [each for each in self._sessions if each.beats.early_due is not None and each.beats.early_due <= now]
             if due:
-                beat = self._member.beat()
+                beat = self._facts.beat()
                 self._fault = beat.fault
                 for session in due:
                     session.beats.on_sent(now, early=True)
@@ -354,7 +354,7 @@ class RouterLinks:
 
     def report_fault_change(self) -> None:
         """Send a heartbeat now if the fault has changed, instead of waiting for the next one."""
-        if self._sessions and self._member.beat().fault != self._fault:
+        if self._sessions and self._facts.beat().fault != self._fault:
             self._send_beats(self._sessions)
 
     def identity_changed(self, changed: ModelChanged, ordered_by: Caller | None = None) -> None:
@@ -371,7 +371,7 @@ REFUSED: Final = "the router refuses us: "
 
 
 class TroubleLog:
-    """Limits how often the same trouble with a router is logged."""
+    """Limits the log lines about the same trouble with a router."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -383,6 +383,6 @@ class TroubleLog:
             self._trouble, self._again = why, now + LOG_AGAIN_SECONDS
             logger.warning("router %s: %s; dialling again", self._address, why)
 
-    def well(self, what: str) -> None:
+    def recovered(self, what: str) -> None:
         self._trouble = ""
         logger.info("router %s: %s", self._address, what)

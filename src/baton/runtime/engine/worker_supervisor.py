@@ -76,10 +76,10 @@ class WorkerSupervisor:
     # Start, loss and stop
 
     def on_hello(self, worker: Child, hello: WorkerHello) -> None:
-        """Hello of every worker but the first."""
+        """Handle the hello of a worker other than the first."""
         instance, served, reload = self._machine.instance, self._reporting.ready, self._reload
         if reload is not None and served is not None and reload.does_not_fit(hello, served):
-            worker.kill()  # its end is handled like any other, and another one is started
+            worker.kill()  # the new worker's end is handled like any other, and another one is started
             return
         changed = hello.identity != (None if instance is None else instance.fingerprint) and reload is None
         if changed:
@@ -94,7 +94,7 @@ class WorkerSupervisor:
         self._machine.dispatch(WorkerLost(WorkerEpoch(worker.life), loss.text, loss.cause))
 
     def restart(self, effect: RestartWorker) -> None:
-        """Start another worker after the delay of the effect. The old one is dead before, and its pool is released."""
+        """Start another worker after the delay of the effect. The old one is dead before that, and its pool is released."""
         reason = effect.reason
         if (hanging := self.child) is not None and len(hanging.ranks) > 1 and not hanging.has_reached("ready"):
             reason = f"{reason}: waited for {hanging.awaited('ready')}"
@@ -108,7 +108,8 @@ class WorkerSupervisor:
             await self._pool.release(WORKER)
             await asyncio.sleep(effect.delay_seconds)
             instance = self._machine.instance
-            return instance is not None and instance.worker.epoch == effect.epoch  # otherwise it is already lost again
+            # otherwise the new worker is already lost again
+            return instance is not None and instance.worker.epoch == effect.epoch
 
         self._children.replace(WORKER, int(effect.epoch), wanted)
 
@@ -147,13 +148,13 @@ class WorkerSupervisor:
         else:
             self._callers.answer(pong)
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """Check the worker's progress while plans are in flight."""
         if self._machine.instance is not None:
-            self.health.look(self._machine.instance, self._loop.time())
+            self.health.observe(self._machine.instance, self._loop.time())
             if self._machine.instance.in_flight and self.health.progressed():
                 progressed = WorkerProgressed(self._machine.instance.worker.epoch)
-                self._loop.call_soon(self._machine.dispatch_from_loop, progressed)  # we may be within an event
+                self._loop.call_soon(self._machine.dispatch_from_loop, progressed)  # this may be called within an event
 
     def watch_idle(self) -> None:
         """From the start of the instance on: ping an idle worker once per second, and report one that hangs."""
@@ -177,13 +178,13 @@ class WorkerSupervisor:
         fault = self.health.fault(instance, now)
         if not fault and worker is not None:
             idle = instance.worker.state is WorkerState.READY and not instance.in_flight
-            fault = self._probe.look(now, idle=idle, ask=lambda: worker.control.send(Ping(PROBE)))
+            fault = self._probe.observe(now, idle=idle, ask=lambda: worker.control.send(Ping(PROBE)))
         return fault
 
     # Other weights
 
     def wake(self, number: int, model: str) -> None:
-        """`model`: load these weights. Empty: the present ones."""
+        """Start the worker again. `model`: load these weights. Empty: the present ones."""
         if model and (instance := self._machine.instance) is not None:
             if self._reload is not None or instance.worker.state is not WorkerState.ASLEEP:
                 self._callers.answer(OrderAnswer(number, "refused", "weights are loaded where it is asleep, one set at a time"))
@@ -193,7 +194,7 @@ class WorkerSupervisor:
         self._machine.dispatch(Wake(number))
 
     def answer_order(self, answer: OrderAnswer) -> None:
-        """Pass on the instance's answer. Only this class knows whether the weights were loaded."""
+        """Send on the instance's answer. Only this class knows whether the weights were loaded."""
         reload = self._reload
         if reload is not None and answer.number == reload.number:
             self._reload = None
@@ -203,7 +204,7 @@ class WorkerSupervisor:
                 ready = self._reporting.ready
                 parts = {} if ready is None else ready.identity_parts
                 changed = ModelChanged(reload.new, self._machine.instance.fingerprint, parts)
-                self._reporting.weights_changed(changed, self._callers.who_ordered(answer.number))
+                self._reporting.weights_changed(changed, self._callers.caller_of_order(answer.number))
         self._callers.answer(answer)
 
 
@@ -216,20 +217,22 @@ class WeightReload:
         self.old = old
         self.new = new
         self.failure = ""
-        "Why the old weights are loaded again."
+        "Reason for which the old weights are loaded again."
         self._starts = 0
 
     def worker_starts(self, reason: str, cause: LossCause) -> bool:
-        """False: the worker with the new weights was lost, so this one gets the old ones. A first kill from outside is no
-        evidence against them; a second one may be an unreported memory kill by the kernel."""
+        """Choose the weights of a starting worker. False: the worker with the new weights was lost, so this one gets the old
+        ones. A first kill from outside is no evidence against them; a second one may be an unreported memory kill by the
+        kernel."""
         self._starts += 1
         tries = 2 if cause == "killed" else 1
         if self._starts > tries and not self.failure:
-            self.failure = reason if f"{self.new}:" in reason else f"{self.new}: {reason}"  # a rank's begins with its number
+            # a rank's error begins with its number
+            self.failure = reason if f"{self.new}:" in reason else f"{self.new}: {reason}"
         return not self.failure
 
     def does_not_fit(self, hello: WorkerHello, served: InstanceReady) -> bool:
-        """The front has one tokenizer, and has promised a context."""
+        """The reason why the new weights do not fit: the front has one tokenizer, and has promised a context."""
         if self.failure:
             return False
         if hello.vocab_size != served.vocab_size:
@@ -250,15 +253,15 @@ class StepTokens:
 
     def __init__(self) -> None:
         self._counts = [0] * (_LAST + 1)
-        "By bucket; the last one counts larger values."
+        "Counts by bucket; the last bucket has larger values."
         self._sum = 0
 
     def observe(self, tokens: int) -> None:
-        """The buckets are powers of two, so the length of the number in bits is its bucket."""
+        """Count a step. The buckets are powers of two, so the length of the number in bits is its bucket."""
         bucket = (tokens - 1).bit_length() if tokens > 1 else 0
         self._counts[bucket if bucket < _LAST else _LAST] += 1
         self._sum += tokens
 
     def table(self) -> dict[str, int]:
-        """InstanceStats.step_tokens."""
+        """The histogram for InstanceStats.step_tokens."""
         return {**dict(zip(_NAMES, self._counts, strict=True)), STEP_TOKEN_SUM: self._sum}

@@ -20,8 +20,8 @@ LOOK_SECONDS: Final = 1.0
 PR_GET_CHILD_SUBREAPER: Final = 37
 
 
-def gets_orphans() -> bool:
-    """Does the kernel make us the parent of orphaned processes?"""
+def reaps_orphans() -> bool:
+    """Whether the kernel makes us the parent of orphaned processes."""
     if os.getpid() == 1:
         return True
     answer = ctypes.c_int(0)
@@ -31,7 +31,7 @@ def gets_orphans() -> bool:
 
 
 class Orphans:
-    """Runs on one loop, which must be the main thread's. `known`: process ids of our own children."""
+    """Reaps orphans on one loop, which must be the main thread's. `known`: process ids of our own children."""
 
     def __init__(self, known: Callable[[], Collection[int]]) -> None:
         self._known = known
@@ -39,10 +39,10 @@ class Orphans:
         self._seen: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.reaped = 0
-        self._watching = gets_orphans()
+        self._watching = reaps_orphans()
         if self._watching:
             self._loop.add_signal_handler(signal.SIGCHLD, self._reap_later)
-            self._reap_later()  # for those that ended before
+            self._reap_later()  # reap those that ended before
 
     def close(self) -> None:
         if self._watching:
@@ -60,7 +60,7 @@ class Orphans:
         known = set(self._known())
         zombies = {pid for pid in _zombies_of(os.getpid()) if pid not in known}
         for pid in zombies & self._seen:
-            with contextlib.suppress(ChildProcessError):  # it was awaited elsewhere
+            with contextlib.suppress(ChildProcessError):  # the process was awaited elsewhere
                 os.waitpid(pid, os.WNOHANG)
                 self.reaped += 1
         self._seen = zombies - self._seen

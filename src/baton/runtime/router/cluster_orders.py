@@ -77,7 +77,7 @@ class ClusterOrders:
             self._streams.withdraw_all()
             left = 0.0
         self._require_not_resumed()
-        await self._there(lambda instance: instance.orders.pause(left))
+        await self._send_to_connected(lambda instance: instance.orders.pause(left))
         self._require_not_resumed()
         if self.mode == "draining":
             self.mode = "paused"
@@ -95,22 +95,22 @@ class ClusterOrders:
     async def resume(self) -> None:
         self.mode = "serving"
         self._stream_ended.set()  # wakes tasks that wait for the drain
-        await self._there(lambda instance: instance.orders.resume())
+        await self._send_to_connected(lambda instance: instance.orders.resume())
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
-        await self._all(lambda instance: instance.orders.clear_cache(device=device, host=host))
+        await self._send_to_all(lambda instance: instance.orders.clear_cache(device=device, host=host))
 
     async def sleep(self, drain_seconds: float | None) -> None:
         await self.pause(drain_seconds)
-        await self._all(lambda instance: instance.orders.sleep())
+        await self._send_to_all(lambda instance: instance.orders.sleep())
         self.mode = "asleep"
 
     async def wake(self) -> None:
-        await self._all(lambda instance: instance.orders.wake())
+        await self._send_to_all(lambda instance: instance.orders.wake())
         await self.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """Load other weights. Whatever the result, the cluster serves afterwards. Raises CallerError if they cannot be loaded;
+        """Load other weights. The cluster serves afterwards, also after an error. Raises CallerError if they cannot be loaded;
         then it serves the old ones."""
         try:
             await self.sleep(drain_seconds)
@@ -145,7 +145,7 @@ class ClusterOrders:
     async def _serve_again(self) -> None:
         """Resume instances that were paused, and in part asleep, for an order that has failed."""
         await self._outcomes(self._instances.sessions, lambda instance: instance.orders.wake())
-        with contextlib.suppress(EngineError):  # one failed; the others serve
+        with contextlib.suppress(EngineError):  # one instance failed; the others serve
             await self.resume()
 
     async def _restore_models(self, models: Mapping[InstanceSession, str]) -> None:
@@ -169,16 +169,16 @@ class ClusterOrders:
         if there:
             self.on_identity(there[0].hello.ready.identity)
 
-    async def _all(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
+    async def _send_to_all(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
         """Send an order to all instances. Raises Unavailable if none is connected, or all are lost meanwhile."""
         if not self._instances.sessions:
             raise Unavailable("no instance is connected: try again later")
-        await self._there(order)
+        await self._send_to_connected(order)
         if not self._instances.sessions:
             raise Unavailable(ALL_LOST)
 
-    async def _there(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
-        """Send an order to the connected instances. A lost instance has nothing left to do; any other error is raised."""
+    async def _send_to_connected(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
+        """Send an order to the connected instances. A lost instance counts as done; any other error is raised."""
         sessions = self._instances.sessions
         for instance, error in zip(sessions, await self._outcomes(sessions, order), strict=True):
             if error is not None and instance in self._instances.sessions:

@@ -18,19 +18,19 @@ from baton.protocol.codec import Message, encode
 from baton.protocol.frames import FrameBuffer
 
 OFFER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""With more unread bytes than this, `offer` refuses. With the largest frame on top it stays below BACKLOG_BYTES_MAX."""
+"""Unread bytes above which `offer` refuses. With the largest frame on top they stay below BACKLOG_BYTES_MAX."""
 
 BACKLOG_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A peer with this many unread bytes has stopped reading."""
+"""Unread bytes above which a peer counts as not reading."""
 
 UNREAD_SECONDS_MAX: Final = 120.0
-"""A peer that reads not one byte for this long has stopped reading. Longer than any step."""
+"""Seconds after which a peer that reads not one byte counts as not reading. Longer than any step."""
 
 LAST_WORDS_SECONDS: Final = 2.0
-"""How long the end of a process waits until the other side has read the last messages."""
+"""Seconds that the end of a process waits until the other side has read the last messages."""
 
 INBOX_MAX: Final = 256
-"""Messages that wait for `receive`; beyond it the socket is not read."""
+"""Maximum of messages that wait for `receive`; beyond it the socket is not read."""
 
 
 class Channel:
@@ -64,11 +64,11 @@ class Channel:
         self._frames.write(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Send a message that is already encoded: to several channels it is encoded once."""
+        """Send an encoded message: a message to several channels is encoded once."""
         self._frames.write(frame)
 
     def offer(self, message: Message) -> None:
-        """Like `send`, for messages that can be refused: raises Unavailable if the peer is far behind."""
+        """Send a message that can be refused: raises Unavailable if the peer is far behind."""
         if self.backlog > OFFER_BYTES_MAX:
             raise Unavailable("the engine is too far behind to take more requests; try again later")
         self.send(message)
@@ -98,7 +98,7 @@ class Channel:
         try:
             await asyncio.shield(frames.ended)
         finally:
-            frames.take = frames.queue  # the listener has left
+            frames.take = frames.queue  # the listener has stopped
 
     def close(self) -> None:
         self._frames.close()
@@ -125,9 +125,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
         self.news = asyncio.Event()
         self.ended: asyncio.Future[None] = loop.create_future()
         "Completes when no message follows; with the error, if there was one."
-        self.ended.add_done_callback(lambda ended: ended.exception())  # retrieved, even if it is never awaited
+        self.ended.add_done_callback(lambda ended: ended.exception())  # retrieve the error, even if it is never awaited
         self.lost: asyncio.Future[None] = loop.create_future()
-        "The socket is closed: written bytes have been sent, or never will be."
+        "Whether the socket is closed: written bytes have been sent, or never will be."
         self._buffer = buffer
         self._written = 0
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -178,13 +178,13 @@ class FrameProtocol(asyncio.BufferedProtocol):
         """Check repeatedly until everything is read; abort when nothing was read in between."""
         taken = self._written - self.transport.get_write_buffer_size()
 
-        def look() -> None:
+        def check() -> None:
             self._unread_timer = None
             unread = self.transport.get_write_buffer_size()
             if unread and not self.transport.is_closing():
                 self._watch_unread() if self._written - unread > taken else self._drop_unread(unread)
 
-        self._unread_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS_MAX, look)
+        self._unread_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS_MAX, check)
 
     def backlog_bytes_max(self) -> int:
         return BACKLOG_BYTES_MAX
@@ -227,7 +227,7 @@ class BlockingChannel:
 
     @property
     def has_message(self) -> bool:
-        """A message is buffered: receive() need not read the socket."""
+        """Whether a message is buffered: then receive() need not read the socket."""
         return bool(self._inbox)
 
     def send(self, message: Message) -> None:

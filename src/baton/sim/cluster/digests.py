@@ -18,18 +18,18 @@ from baton.protocol.instance import CachedKeys
 from baton.sim.scenario import Scenario
 
 KEYS_MAX = 16
-"""Keys in one message: few, so that snapshots take several."""
+"""Keys in one message: few, so that snapshots need several messages."""
 
 
 class SimulatedFeed:
-    """The feed of one session, as the scenario wants it."""
+    """The feed of one session, true or false as the scenario says."""
 
     __slots__ = ("_feed", "_kind", "_made_up")
 
     def __init__(self, digest: CacheDigest, scenario: Scenario, identity: bytes) -> None:
         self._feed = DigestFeed(digest)
         self._kind = scenario.digests
-        self._made_up = made_up(scenario, identity) if self._kind == "made up" else b""
+        self._made_up = false_digest(scenario, identity) if self._kind == "made up" else b""
 
     def next(self) -> CachedKeys | None:
         message = self._feed.next(KEYS_MAX)
@@ -40,8 +40,8 @@ class SimulatedFeed:
         return replace(message, added=message.added + self._made_up) if message.whole else message
 
 
-def made_up(scenario: Scenario, identity: bytes) -> bytes:
-    """The marked blocks of every prompt of the scenario: the instance has at most a few of them."""
+def false_digest(scenario: Scenario, identity: bytes) -> bytes:
+    """Digest of an instance that lies: the marked blocks of every prompt, of which it has at most a few."""
     hasher, found = BlockHasher(identity, scenario.block_size), b""
     for client in scenario.clients:
         keys: list[BlockKey] = []
@@ -51,7 +51,7 @@ def made_up(scenario: Scenario, identity: bytes) -> bytes:
 
 
 def is_known(router: Router, name: str, digest: CacheDigest) -> bool:
-    """Whether the router knows exactly the keys of this instance's digest, as far as it may keep them."""
+    """Whether the router knows exactly the keys of this instance's digest, up to the number that it may keep."""
     index, instance = router.membership.index, router.membership.names[name]
     if index.cut:
         return True

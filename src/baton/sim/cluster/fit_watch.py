@@ -26,7 +26,7 @@ from baton.sim.tags import identity_of
 DRIFT: Final = 1.02
 
 
-class Here:
+class ConnectedInstance:
     """A connected instance."""
 
     __slots__ = ("hello", "mode")
@@ -40,19 +40,19 @@ class FitWatch:
     def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
         self._wait_seconds = config.no_instance_seconds
         self._watch = watch
-        self._here: dict[Session, Here] = {}
+        self._here: dict[Session, ConnectedInstance] = {}
         self._lost: dict[str, tuple[float, bytes]] = {}
-        "By name: time of the loss, and identity. Instances that drained or slept are left out."
+        "Time of the loss, and identity, by name. Instances that drained or slept are left out."
         self._no_instance_since: float | None = None
         self._received_at: dict[Session, float] = {}
         self._suspect_seconds = config.suspect_seconds
 
     def resumed(self, now: float) -> None:
-        """The router was frozen: silence up to now does not count."""
+        """Reset the times of the last messages: the router was frozen, so silence up to now does not count."""
         self._received_at.update(dict.fromkeys(self._here, now))
 
     def clear(self) -> None:
-        """The router restarts without state."""
+        """Forget everything: the router restarts without state."""
         self._here.clear()
         self._lost.clear()
         self._no_instance_since = None
@@ -62,7 +62,7 @@ class FitWatch:
         return any(here.hello.ready.identity == identity_of(weights) for here in self._here.values())
 
     @property
-    def anybody(self) -> bool:
+    def has_instances(self) -> bool:
         return bool(self._here)
 
     # Messages that the router receives
@@ -100,11 +100,11 @@ class FitWatch:
             self._alone(hello, refused=refused, now=now)
         if refused:
             if self._lost.get(hello.name, (0.0, hello.ready.identity))[1] != hello.ready.identity:
-                del self._lost[hello.name]  # it has come back, as another
+                del self._lost[hello.name]  # the instance has come back as another
             return
         for other in [other for other, here in self._here.items() if here.hello.name == hello.name]:
             self.gone(other, now)
-        self._here[event.session] = Here(hello)
+        self._here[event.session] = ConnectedInstance(hello)
         self._no_instance_since = None
 
     def _is_name_taken(self, hello: InstanceHello, now: float, drift: float) -> bool:
@@ -126,7 +126,7 @@ class FitWatch:
     def _alone(self, hello: InstanceHello, *, refused: bool, now: float) -> None:
         waits = [self._left(at, now) for name, (at, identity) in self._lost.items()
                  if name != hello.name and identity != hello.ready.identity]  # fmt: skip
-        if hello.refused and self._no_instance_since is not None and not self._was_here(hello):
+        if hello.refused and self._no_instance_since is not None and not self._was_connected(hello):
             waits.append(self._left(self._no_instance_since, now))
         must_wait, may_wait = any(low > 0 for low, _ in waits), any(high > 0 for _, high in waits)
         if must_wait and not refused:
@@ -138,8 +138,8 @@ class FitWatch:
         elif any(identity != hello.ready.identity for _, identity in self._lost.values()):
             self._watch.saw("a router has other weights than before")
 
-    def _was_here(self, hello: InstanceHello) -> bool:
-        """Whether the instance was connected with this identity: then it is itself an instance that may come back."""
+    def _was_connected(self, hello: InstanceHello) -> bool:
+        """Whether the instance was connected with this identity: then it may come back itself."""
         return hello.name in self._lost and self._lost[hello.name][1] == hello.ready.identity
 
     def _left(self, since: float, now: float) -> tuple[float, float]:

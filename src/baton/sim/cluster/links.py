@@ -60,15 +60,15 @@ class RouterLink:
         self.beats = HeartbeatTimes(0.0, 0.25)
         self.lapse_seconds = 2.0
         self.tag = ""
-        "Prefix of the ids of its requests in this session."
+        "Prefix of the instance's request ids in this session."
         self.failures = 0
         "Failed dials in a row."
         self.opened = False
-        "The router has accepted the instance in this session."
+        "Whether the router has accepted the instance in this session."
         self.refused = False
-        "The router's last decision was a refusal."
+        "Whether the router's last decision was a refusal."
         self.digest: SimulatedFeed | None = None
-        "Feed of cached keys to the router. None: nothing, or the session is not open."
+        "Feed of cached keys to the router. None: no digest, or the session is not open."
         self.dial_at = 0.0
         "Earliest time of the next dial."
 
@@ -119,7 +119,7 @@ class SimulatedLinks:
     # Sessions
 
     def connect(self, router: int) -> None:
-        """Dial until it succeeds."""
+        """Dial the router until it accepts a session."""
         engine, link = self.instance.engine, self.links[router]
         if engine is None or link.wire is not None or self._timeline.now < link.dial_at:
             return
@@ -185,7 +185,7 @@ class SimulatedLinks:
         link.refused = True
         wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
         link.dial_at = self._timeline.now + wait
-        if not self.instance.is_stray:  # the other instances have to do its work
+        if not self.instance.is_stray:  # the other instances take over its requests
             self._watch.happened("not taken")
 
     def _take(self, engine: SimulatedEngine, tag: str, message: Any) -> None:
@@ -334,7 +334,7 @@ class SimulatedLinks:
         view = engine.instance.view
         load = view.load()
         state, mode = engine.instance.worker.state.value, engine.instance.mode.value
-        stalled = engine.look_at_progress()
+        stalled = engine.is_stalled_now()
         if state != "ready":
             fault = f"the worker is {state}"
         else:

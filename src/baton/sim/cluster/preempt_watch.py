@@ -22,11 +22,11 @@ from baton.protocol.request import GenerateRequest
 from baton.sim.cluster.watch import ClusterWatch
 
 DRIFT: Final = 1.02
-HEARD_SECONDS: Final = 0.5
+RECEIVED_SECONDS: Final = 0.5
 REFUSED_SECONDS: Final = 0.75
-"""For this long after a refusal the router may avoid an instance."""
+"""Seconds after a refusal in which the router may avoid an instance."""
 LOSSES_MAX: Final = 2
-"""An instance that was lost more often may be a last choice too."""
+"""Number of losses above which an instance may be a last choice too."""
 
 
 class Known:
@@ -39,7 +39,7 @@ class Known:
         self.at = 0.0
         self.mode = "serving"
         self.beat: Heartbeat | None = None
-        "None: none yet, or the instance was sent work since."
+        "Last heartbeat since the instance was sent work. None: there is none."
         self.refused_at = float("-inf")
 
 
@@ -49,16 +49,16 @@ class PreemptWatch:
         self._watch = watch
         self._instances: dict[Session, Known] = {}
         self._lost: dict[str, int] = {}
-        "By name: number of ended sessions."
+        "Number of ended sessions, by name."
         self._decoders: dict[str, Session] = {}
-        "By request: session of the instance that answers it."
+        "Session of the instance that answers a request, by request."
         self._had: dict[str, dict[str, None]] = {}
-        "By request: names of all instances that were sent any part of it."
+        "Names of all instances that were sent any part of a request, by request."
         self._marks: dict[tuple[str, str], float] = {}
-        "By request and name of the instance that preempted it: time of its last report."
+        "Time of the last report of a preemption, by request and name of the instance."
 
     def clear(self) -> None:
-        """The router restarts without state."""
+        """Forget everything: the router restarts without state."""
         for table in (self._instances, self._lost, self._decoders, self._had, self._marks):
             table.clear()
 
@@ -103,12 +103,12 @@ class PreemptWatch:
 
     def _chosen(self, session: Session, request: GenerateRequest, now: float, *, paired: bool) -> None:
         instance = self._instances.get(session)
-        if instance is not None and self._decoders.get(request.id) != session:  # not only a renewal of its lease
+        if instance is not None and self._decoders.get(request.id) != session:  # not only a lease renewal
             marked_at = self._marks.get((request.id, instance.hello.name))
             if marked_at is None and any(marked == request.id for marked, _ in self._marks):
                 self._watch.saw("a request that was preempted goes on elsewhere")
             elif marked_at is not None and now - marked_at < self._seconds:
-                self._look_for_others(instance, request, now, paired)
+                self._check_no_other(instance, request, now, paired)
         self._decoders[request.id] = session
         self._sent(session, request.id)
 
@@ -117,7 +117,7 @@ class PreemptWatch:
             instance.beat = None
             self._had.setdefault(request, {})[instance.hello.name] = None
 
-    def _look_for_others(self, chosen: Known, request: GenerateRequest, now: float, paired: bool) -> None:
+    def _check_no_other(self, chosen: Known, request: GenerateRequest, now: float, paired: bool) -> None:
         for session, other in self._instances.items():
             fits = other.hello.role == "mixed" or (paired and other.hello.role == "decode")
             if fits and self._is_well(other, now) and self._has_room(session, other, request):
@@ -131,7 +131,7 @@ class PreemptWatch:
             instance.beat is not None
             and not instance.beat.fault
             and instance.mode == "serving"
-            and now - instance.at < HEARD_SECONDS
+            and now - instance.at < RECEIVED_SECONDS
             and now - instance.refused_at > REFUSED_SECONDS
             and self._lost.get(instance.hello.name, 0) <= LOSSES_MAX
         )

@@ -60,7 +60,7 @@ class ReservationWatch(EngineWatch):
             return
         request = event.request
         if any(sequence.attempt == request.attempt for sequence in self._view.sequences(request.id)):
-            return  # a lease renewal
+            return  # only a lease renewal
         priority = request.priority if self._by_priority else 0
         self._asked[request.id] = PendingReservation(priority, now - request.age_seconds, self._now + event.wait_seconds)
 
@@ -78,7 +78,7 @@ class ReservationWatch(EngineWatch):
                 self._granted(answer, asked)
             elif type(answer) is Refuse and answer.refused.reason == "no_room":
                 self._refused(answer.request, asked)
-        self._look_at_those_left()
+        self._check_waiting()
 
     def _granted(self, answer: Reserved, asked: PendingReservation) -> None:
         if any(each.phase is Phase.PREEMPTING and each.priority > asked.priority for each in self._running):
@@ -98,7 +98,7 @@ class ReservationWatch(EngineWatch):
         if len(self._asked) < self._limit or any(asked.is_before(other) for other in self._asked.values()):
             raise InvariantBroken(f"{request} is refused, and might wait until {asked.until:.3f}", invariant=67)
 
-    def _look_at_those_left(self) -> None:
+    def _check_waiting(self) -> None:
         load = self._view.load()
         for request, asked in self._asked.items():
             self._check_urgent(request, asked)
@@ -110,7 +110,7 @@ class ReservationWatch(EngineWatch):
     def _check_urgent(self, request: RequestId, asked: PendingReservation) -> None:
         """53: nothing that is as urgent holds blocks or waits for them, and no move holds any."""
         view = self._view
-        head = view.first_in_line()
+        head = view.queue_head()
         others = [*view.running(), *view.preempting(), *([head] if head is not None else [])]
         if self._fixed or self._holds_fixed() or any(other.priority <= asked.priority for other in others):
             return

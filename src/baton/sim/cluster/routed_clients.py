@@ -18,9 +18,9 @@ from baton.sim.timeline import Timeline
 
 AFTERMATH_SECONDS = 10.0
 FRESH_SECONDS = 60.0
-"""A shorter bound on the time in the queue may end fresh requests, which all come at once."""
+"""Least bound on the time in the queue for fresh requests, which all come at once: a shorter one may end them."""
 TIMEOUT_MARGIN = 1.1
-"""Clocks may differ by a hundredth, and a timeout travels from the instance through the router to the client."""
+"""Difference of clocks and delays that a timeout may show: clocks differ by up to a hundredth."""
 
 
 class RequestBegun:
@@ -36,10 +36,10 @@ class RequestBegun:
         self.silences = 0
         "Number of gaps as long as a router may wait for a token."
         self.broken = False
-        "The router died: nothing more arrives, and no check fails for that."
+        "Whether the router died: nothing more arrives, and no check fails for that."
 
-    def hears(self, now: float, patience: float) -> None:
-        """A token, or an end."""
+    def record_arrival(self, now: float, patience: float) -> None:
+        """Record a token, or an end."""
         self.silences += int((now - self.last_at) / patience)
         self.last_at = now
 
@@ -54,7 +54,7 @@ class ClusterClients(Clients):
         self._of_cluster = watch
         self._begun: dict[str, RequestBegun] = {}
         self._patience = 0.97 * min(cluster.silence_seconds_max, cluster.prefill_seconds_max)
-        "Clocks differ."
+        "Difference that clocks may have."
         patient = min(cluster.silence_seconds_max, cluster.prefill_seconds_max, cluster.queue_seconds_max) >= 300.0
         self._quiet = self._quiet and patient
 
@@ -62,7 +62,7 @@ class ClusterClients(Clients):
         self.leave(request.client.id)
 
     def leave(self, request: str) -> None:
-        """The client is gone."""
+        """Cancel the request: its client has disconnected."""
         raise NotImplementedError
 
     def _arrives(self, request: SimulatedRequest, router: int) -> None:
@@ -78,7 +78,7 @@ class ClusterClients(Clients):
         super().delivered(emit)
 
     def _gets(self, request: SimulatedRequest, index: int, token: int) -> None:
-        self._begun[request.client.id].hears(self._timeline.now, self._patience)
+        self._begun[request.client.id].record_arrival(self._timeline.now, self._patience)
 
     def _timed_out(self, request: SimulatedRequest, index: int) -> None:
         timeout, waited = request.client.timeout, self._timeline.now - self._begun[request.client.id].at
@@ -96,17 +96,18 @@ class ClusterClients(Clients):
             raise InvariantBroken(f"{ended.request}.{index} fails for nothing: {ended.error} {ended.detail}", invariant=22)
 
     def _excuses(self, cost: Cost, request: SimulatedRequest) -> int:
-        """Faults since the request came, or so shortly before that they may still show."""
+        """Number of faults since the request came, or so shortly before that they may still show."""
         return self._watch.faults.excuses(cost, self._begun[request.client.id].at - AFTERMATH_SECONDS)
 
     # Afterwards
 
     def _may_be_refused(self, request: SimulatedRequest) -> bool:
-        """A short bound on the time in the queue holds for fresh requests too; 62 shows that no instance was idle meanwhile."""
+        """Whether a refusal is allowed. A short bound on the time in the queue holds for fresh requests too; 62 shows that no
+        instance was idle meanwhile."""
         return request.refused == "queued_too_long" and self._cluster.queue_seconds_max < FRESH_SECONDS
 
     def _fresh_client(self, number: int) -> Client:
-        """Some of them are worth a hand-off."""
+        """A fresh client. Some have prompts that are worth a hand-off."""
         size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
         length = min(1 + number * size, max(1, (blocks - 1) * size))
         prompt = [(7 * number + place) % VOCAB for place in range(length)]
@@ -130,7 +131,7 @@ class RoutedClients(ClusterClients):
                 self._ask(request, other)
                 return
         self._watch.saw("no router was there")
-        request.refused = "nobody"
+        request.refused = "unserved"
 
     def _ask(self, request: SimulatedRequest, router: int) -> None:
         client = request.client
@@ -139,7 +140,7 @@ class RoutedClients(ClusterClients):
         if self._routers[router].machine is not None:
             self._routers[router].submit(SubmitRequest(request.request))
         elif not self._begun[client.id].broken:
-            self.router_died(router)  # in the very moment of its arrival
+            self.router_died(router)  # withdrawn as soon as it arrives
 
     def leave(self, request: str) -> None:
         asked = self._watch.requests[request]
@@ -186,7 +187,7 @@ class RoutedClients(ClusterClients):
             raise InvariantBroken(f"{request.name} is turned away for nothing: {reason}", invariant=22)
 
     def broken_off(self, effect: FailRequest) -> None:
-        """22: a request fails only after too many lost instances, or after a long time without one."""
+        """Check a failed request. 22: requests fail only after too many lost instances, or after a long time without one."""
         request, begun = self._watch.requests[effect.request], self._begun[effect.request]
         self._note(f"{effect.request} is broken off: {effect.detail}")
         if effect.detail == OTHER_WEIGHTS:
@@ -199,17 +200,17 @@ class RoutedClients(ClusterClients):
             self._watch.saw("a request was broken off")
             self._end_all(request)
             return
-        begun.hears(self._timeline.now, self._patience)
+        begun.record_arrival(self._timeline.now, self._patience)
         waited, lost = self._timeline.now - begun.at, self._excuses("move", request) + begun.silences
-        nobody = waited > self._cluster.queue_seconds_max * 0.97 or (waited > 9.0 and self._excuses("refusal", request) > 0)
-        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or nobody):
+        unserved = waited > self._cluster.queue_seconds_max * 0.97 or (waited > 9.0 and self._excuses("refusal", request) > 0)
+        if effect.error != "worker_gone" or not (lost > self._cluster.migrations_max or unserved):
             raise InvariantBroken(f"{request.name} is broken off for nothing: {effect.detail}", invariant=22)
         self._watch.saw("a request was broken off")
         self._end_all(request)
 
     def _other_weights(self, request: SimulatedRequest, router: SimulatedRouter) -> None:
         """59: an answer that has begun ends with this error only if all connected instances have other weights."""
-        if request.weights is None or router.fit.serves(request.weights) or not router.fit.anybody:
+        if request.weights is None or router.fit.serves(request.weights) or not router.fit.has_instances:
             raise InvariantBroken(f"{request.name} is broken off, and could go on with its weights", invariant=59)
         self._watch.saw("an answer ended, as other weights are served")
         self._end_all(request)

@@ -53,7 +53,7 @@ SILENT_MARGIN = 0.01
 
 
 class RouterDelivery(Protocol):
-    """The clients of routers."""
+    """Interface of the clients of routers."""
 
     def delivered(self, emit: Emit) -> None: ...
     def turned_away(self, effect: RejectRequest) -> None: ...
@@ -72,7 +72,7 @@ class SimulatedRouter:
         *,
         pairs: bool,
     ) -> None:
-        """`pairs`: some of its instances prefill for others."""
+        """`pairs`: whether some instances prefill for others."""
         self.number = number
         self.name = f"router{number}"
         self.config = config
@@ -89,7 +89,7 @@ class SimulatedRouter:
         "Sessions without a message so far."
         self._received_at: dict[Session, float] = {}
         self._assigned: dict[str, dict[Session, int]] = {}
-        "By request: attempt of each session that was given one and not sent a `Forget`."
+        "Attempt of each session that was given the request and not sent a `Forget`, by request."
         self._attempts: dict[str, int] = {}
         self._stalls = StallWatch(config, watch)
         self._preemptions = PreemptWatch(config, watch)
@@ -99,7 +99,7 @@ class SimulatedRouter:
         self._given = GivenWatch()
         self._inbox: list[Callable[[], None]] = []
         self._sizes: dict[Session, tuple[float, int]] = {}
-        "By session: time of its end (before that, its begin), and blocks of its instance."
+        "Time of the session's end (before that, of its begin) and blocks of its instance, by session."
         self._armed: float | None = None
 
     # Lives
@@ -149,7 +149,7 @@ class SimulatedRouter:
         self._thaw(self._lives)
 
     def _thaw(self, life: int) -> None:
-        """Handle the messages that came meanwhile, then continue."""
+        """Handle the messages that came while the router was frozen, then continue."""
         if life != self._lives or not self.frozen:
             return
         self._note("goes on")
@@ -215,7 +215,7 @@ class SimulatedRouter:
             if wire.number in self._wires:
                 wire.send("down", RouterHello(self.name, self.config.beat_seconds, self.config.lapse_seconds, CAPABILITIES))
             return
-        if type(message) in (RefusedRequest, Released):  # it has nothing of it any more
+        if type(message) in (RefusedRequest, Released):  # the router has nothing of the session any more
             self._assigned.get(message.request, {}).pop(wire.number, None)
         self._dispatch(InstanceMessage(wire.number, message))
 
@@ -257,7 +257,7 @@ class SimulatedRouter:
             self._line.effect(effect)
             match effect:
                 case SendToInstance(session, message):
-                    self._look(session, message)
+                    self._check_sent(session, message)
                     self._line.sent(message, readable=readable)
                     self._stalls.sent(session, message, self._timeline.now)
                     self._preemptions.sent(session, message, self._timeline.now)
@@ -267,9 +267,9 @@ class SimulatedRouter:
                     if (wire := self._wires.get(session)) is not None:
                         wire.send("down", message)
                 case Deliver(emit):
-                    self._look_at_rows(emit)
+                    self._check_rows(emit)
                     self.clients.delivered(emit)
-                case SchedulePass():  # behind all that happens at this moment
+                case SchedulePass():  # behind all other events of this moment
                     self._timeline.at(self._timeline.now, self._run_pass, self._lives)
                 case RejectRequest():
                     self._assigned.pop(effect.request, None)
@@ -277,7 +277,7 @@ class SimulatedRouter:
                 case FailRequest():
                     self.clients.broken_off(effect)
                 case CloseSession(session, reason):
-                    self._hang_up(session, reason, refused=type(event) is InstanceJoined and event.session == session)
+                    self._disconnect(session, reason, refused=type(event) is InstanceJoined and event.session == session)
         self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
         if type(event) is InstanceMessage and type(event.message) is Heartbeat:
@@ -302,8 +302,8 @@ class SimulatedRouter:
         here = [self._timeline.now for session, (_, held) in self._sizes.items() if held >= blocks and session in self._wires]
         return max([*here, *(at for at, held in self._sizes.values() if held >= blocks)], default=float("-inf"))
 
-    def _hang_up(self, session: Session, reason: str, *, refused: bool) -> None:
-        self._note(f"hangs up on session {session}: {reason}")
+    def _disconnect(self, session: Session, reason: str, *, refused: bool) -> None:
+        self._note(f"disconnects session {session}: {reason}")
         if "nothing was received" in reason:
             self._watch.saw("an instance lapsed")
         if "joined again" in reason:
@@ -311,17 +311,17 @@ class SimulatedRouter:
         if (wire := self._wires.get(session)) is not None:
             if refused:
                 wire.send("down", InstanceRefused(reason))
-                del self._sizes[session]  # it was never part of the cluster
+                del self._sizes[session]  # the instance was never part of the cluster
             wire.close("down")
             self._lose(session)
 
-    def _look_at_rows(self, emit: Emit) -> None:
+    def _check_rows(self, emit: Emit) -> None:
         """44: no token of an attempt is delivered once the next has begun."""
         for request, attempt, *_ in emit.tokens:
             if attempt < self._attempts[request]:
                 raise InvariantBroken(f"{request}: a token of attempt {attempt} is taken", invariant=44)
 
-    def _look(self, session: Session, message: Any) -> None:
+    def _check_sent(self, session: Session, message: Any) -> None:
         """43: an attempt has ended, or is sent a `Forget`, before the next begins. 46: silent instances get no new work."""
         if isinstance(message, Forget):
             self._assigned.get(message.request, {}).pop(session, None)
@@ -363,21 +363,21 @@ class SimulatedRouter:
             return
         if self._clock.virtual(deadline) <= self._timeline.now + 1e-9:
             self._dispatch(RouterTick(), at_least=deadline)
-            self._look_at_queue()
+            self._check_queue_seconds()
             armed = self.machine.next_deadline()
             if armed is not None and armed <= deadline:
                 raise InvariantBroken(f"{self.name}: a deadline that is over is still armed", invariant=35)
         else:
             self._arm()
 
-    def _look_at_queue(self) -> None:
+    def _check_queue_seconds(self) -> None:
         """41: no request waits in the queue for longer than `queue_seconds_max`."""
         for routed in self.machine.coordinator.queue.routed_requests() if self.machine is not None else []:
             waited = self.machine.coordinator.now - routed.queued_at if self.machine is not None else 0.0
             if waited > self.config.queue_seconds_max:
                 raise InvariantBroken(f"{routed!r} waits in the queue for {waited:.2f} s", invariant=41)
 
-    # Questions
+    # Queries
 
     @property
     def sessions(self) -> int:

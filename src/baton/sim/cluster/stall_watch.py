@@ -17,13 +17,13 @@ from baton.sim.cluster.watch import ClusterWatch
 
 DRIFT = 1.02
 MARGIN_SECONDS = 0.3
-"""Time for a heartbeat, and for the router's own check."""
+"""Seconds for a heartbeat, and for the router's own check."""
 WELL_SECONDS = 0.75
-"""An instance is a choice once it has reported no fault for this long: the router avoids it after a refusal."""
-HEARD_SECONDS = 0.5
+"""Seconds without a reported fault after which an instance can be chosen: the router avoids it after a refusal."""
+RECEIVED_SECONDS = 0.5
 
 
-class Heard:
+class LastReports:
     """Last reports of an instance."""
 
     __slots__ = ("at", "hello", "stalled_before", "stalled_since", "well_since")
@@ -34,23 +34,23 @@ class Heard:
         self.stalled_since: float | None = None
         self.well_since: float | None = None
         self.stalled_before = False
-        "The worker was stalled when the router froze: how long the router counts for that is not known here."
+        "Whether the worker was stalled when the router froze: how long the router counts for that is not known here."
 
 
 class StallWatch:
     def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
         self._lapse_seconds = config.lapse_seconds
         self._watch = watch
-        self._instances: dict[Session, Heard] = {}
+        self._instances: dict[Session, LastReports] = {}
         self._decoders: dict[str, Session] = {}
-        "By request: session of the instance that answers it."
+        "Session of the instance that answers a request, by request."
         self._moved: dict[str, int] = {}
-        "By request: tokens that its client had at the last move."
+        "Number of tokens that the client had at the last move, by request."
         self._unfit: dict[str, None] = {}
-        "Requests that some instance can never hold: which others can is not known here."
+        "Requests that some instance can never hold. Which others can is not known here."
 
     def clear(self) -> None:
-        """The router restarts without state."""
+        """Forget everything: the router restarts without state."""
         self._instances.clear()
         self._decoders.clear()
 
@@ -83,7 +83,7 @@ class StallWatch:
     def received(self, session: Session, message: Any, now: float) -> None:
         instance = self._instances.get(session)
         if type(message) is InstanceHello:
-            self._instances[session] = Heard(message, now)
+            self._instances[session] = LastReports(message, now)
         elif type(message) is RefusedRequest:
             self._decoders.pop(message.request, None)
             if message.refused.reason.startswith("never"):
@@ -95,7 +95,7 @@ class StallWatch:
                 if self._lasts(session, now) > self._lapse_seconds * DRIFT + MARGIN_SECONDS:
                     self._check(session, now)
 
-    def _on_beat(self, instance: Heard, beat: Heartbeat, now: float) -> None:
+    def _on_beat(self, instance: LastReports, beat: Heartbeat, now: float) -> None:
         if not beat.stalled:
             instance.stalled_since, instance.stalled_before = None, False
         elif instance.stalled_since is None:
@@ -132,6 +132,6 @@ class StallWatch:
             ready = instance.hello.ready
             needed = -(-(len(client.prompt) + client.max_tokens - 1) // ready.block_size)
             well = instance.well_since is not None and now - instance.well_since > WELL_SECONDS
-            if well and now - instance.at < HEARD_SECONDS and needed <= ready.blocks:
+            if well and now - instance.at < RECEIVED_SECONDS and needed <= ready.blocks:
                 return True
         return False

@@ -25,7 +25,7 @@ from baton.sim.watch import Watch
 Attempt = tuple[str, int]
 
 OFFERS_MIN = 4
-"""Fewer prompts that were offered say nothing about the share that arrives."""
+"""Fewest offered prompts from which the share that arrives is checked."""
 
 
 class WatchedEngine(Protocol):
@@ -37,7 +37,7 @@ class WatchedEngine(Protocol):
     def process(self) -> WorkerProcess: ...
 
 
-class Kept:
+class KeptPrompt:
     """A prompt that a prefill instance has offered."""
 
     __slots__ = ("blocks", "index", "life", "tokens", "weights")
@@ -53,7 +53,7 @@ class Kept:
 
 
 class Parties:
-    """Processes that work on a request, by number."""
+    """Processes that work on a request, by instance number."""
 
     __slots__ = ("decode", "prefill", "router")
 
@@ -75,16 +75,16 @@ class ClusterWatch(Watch):
         self._size = scenario.block_size
         cluster = scenario.cluster
         self._calm = cluster is not None and not scenario.faults and not any(each.host_blocks for each in cluster.instances)
-        "The scenario has no faults and no host tier."
-        self._kept: dict[Attempt, Kept] = {}
+        "Whether the scenario has no faults and no host tier."
+        self._kept: dict[Attempt, KeptPrompt] = {}
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
         self._intact = False
-        "The blocks of the `Release` being handled were kept until now."
+        "Whether the blocks of the `Release` being handled were kept until now."
         self._computed_with: dict[tuple[str, int, int, int], int] = {}
         "Weights of each token that an instance has sent: request, attempt, sequence, position."
         self._pulling: dict[int, str] = {}
-        "By instance: request of the last offer that it was sent."
+        "Request of the last offer that was sent to an instance, by instance."
 
     def arrives(self, request: str, router: int) -> None:
         self.parties[request] = Parties(router)
@@ -92,7 +92,7 @@ class ClusterWatch(Watch):
 
     # Messages from routers to instances
     def sent_to_instance(self, instance: int, engine: WatchedEngine, message: Any) -> None:
-        """Called just before the instance handles the message."""
+        """Check a message just before the instance handles it."""
         match message:
             case GenerateRequest():
                 self.parties[message.id].decode = instance
@@ -107,7 +107,7 @@ class ClusterWatch(Watch):
                     self.saw("a hand-off was tried again")
             case Prefill(request=request):
                 self.parties[request.id].prefill = instance
-                self._kept[request.id, request.attempt] = Kept(request.wanted[0])
+                self._kept[request.id, request.attempt] = KeptPrompt(request.wanted[0])
                 self.at_stage("H1", request.id)
             case PeerOffer(offer=offer):
                 self._pulling[instance] = offer.request
@@ -159,7 +159,7 @@ class ClusterWatch(Watch):
         if not self.has_content(engine, offer.request, kept, offer.place):
             raise InvariantBroken(f"{offer.request} is offered from {offer.place} on, and is not computed", invariant=38)
 
-    def has_content(self, engine: WatchedEngine, request: str, kept: Kept, begin: int = 0) -> bool:
+    def has_content(self, engine: WatchedEngine, request: str, kept: KeptPrompt, begin: int = 0) -> bool:
         """Whether the kept blocks from `begin` on hold the tags of the request's tokens, under the weights they were
         computed with."""
         memory, oracle = engine.process.worker.pool, self.requests[request].oracles_of(kept.weights)[kept.index]
@@ -191,7 +191,7 @@ class ClusterWatch(Watch):
             self.at_stage("H7", released.request)
 
     def _adoption(self, engine: WatchedEngine | None, adopted: Adopted) -> None:
-        """36: once for each attempt."""
+        """36: each attempt is adopted once."""
         attempt = adopted.request, adopted.attempt
         if attempt in self._adopted:
             raise InvariantBroken(f"{adopted.request}.{adopted.attempt} is adopted twice", invariant=36)
@@ -203,14 +203,14 @@ class ClusterWatch(Watch):
             self.saw("a prompt was handed over")
             if adopted.tokens % self._size:
                 self.saw("a part of a block was handed over")
-        elif adopted.tokens % self._size:  # what is found in a cache are whole blocks
+        elif adopted.tokens % self._size:  # only whole blocks are found in a cache
             raise InvariantBroken(f"{adopted.request} is adopted, and was not released", invariant=37)
         else:
             self.saw("adopted without a release")
         self.at_stage("H8", adopted.request)
 
     def check_handoffs(self) -> None:
-        """63: where nothing goes wrong, prompts that are offered arrive."""
+        """63: without faults, offered prompts arrive."""
         offered = self.sometimes.get("a whole prompt was offered", 0)
         if offered >= OFFERS_MIN and 2 * self.handoffs < offered:
             raise InvariantBroken(f"of {offered} prompts that were offered {self.handoffs} were handed over", invariant=63)

@@ -25,21 +25,21 @@ Direction = Literal["up", "down"]
 
 
 class Hangup:
-    """The last thing that comes out of a session: the other side has closed it, or the network has."""
+    """Last message of a session: the other side has closed it, or the network has."""
 
 
 HANGUP = Hangup()
 
 
-class Party(Protocol):
-    """An end of sessions: an instance or a router."""
+class SessionEnd(Protocol):
+    """One end of sessions: an instance or a router."""
 
     def arrived(self, wire: Wire, message: Any) -> None:
-        """HANGUP: nothing more comes."""
+        """Receive a message. HANGUP: nothing more comes."""
 
 
 class Path:
-    """The network between an instance and a router; outlives their sessions."""
+    """The network between an instance and a router, which outlives their sessions."""
 
     __slots__ = ("stalled_until",)
 
@@ -52,14 +52,14 @@ class Wire:
 
     __slots__ = ("_last", "_lost_after", "_queues", "_wires", "instance", "number", "open", "path", "router")
 
-    def __init__(self, wires: Wires, number: Session, instance: Party, router: Party, path: Path) -> None:
+    def __init__(self, wires: Wires, number: Session, instance: SessionEnd, router: SessionEnd, path: Path) -> None:
         self._wires = wires
         self.number = number
         self.instance = instance
         self.router = router
         self.path = path
         self.open = True
-        "Neither side has closed the session, and the network has not cut it."
+        "Whether neither side has closed the session, and the network has not cut it."
         self._queues: dict[Direction, deque[Any]] = {"up": deque(), "down": deque()}
         self._last: dict[Direction, float] = {"up": 0.0, "down": 0.0}
         self._lost_after: dict[Direction, float] = {"up": inf, "down": inf}
@@ -120,7 +120,7 @@ class Wires:
     def __init__(self, timeline: Timeline, seed: int, delay: float, jitter: float) -> None:
         self.timeline = timeline
         self.lost = 0
-        "Messages that did not arrive."
+        "Number of messages that did not arrive."
         self._seed = seed
         self._delay = delay
         self._jitter = jitter
@@ -139,7 +139,7 @@ class Wires:
     def path(self, instance: int, router: int) -> Path:
         return self._paths.setdefault((instance, router), Path())
 
-    def open(self, instance: Party, router: Party, path: Path) -> Wire:
+    def open(self, instance: SessionEnd, router: SessionEnd, path: Path) -> Wire:
         return Wire(self, Session(next(self._sessions)), instance, router, path)
 
     def stall(self, path: Path, seconds: float, *directions: Direction) -> None:
@@ -152,7 +152,7 @@ class Wires:
         return all(until <= self.now for path in self._paths.values() for until in path.stalled_until.values())
 
     def heal(self) -> None:
-        """Bound the jitter. Stalls end at the times they were given."""
+        """Bound the jitter. Stalls end at their given times."""
         self._jitter = min(self._jitter, 1.0)
 
     def over_the_wire(self, message: Any) -> Any:

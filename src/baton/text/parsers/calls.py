@@ -38,14 +38,14 @@ class CallStyle:
     closes: str = ""
     "Mark after a call, if any."
     bare: bool = False
-    "JSON at the start of an answer may be a call without any mark. Then it has only the keys of a call."
+    "Whether JSON at the start of an answer may be a call without any mark. Then it has only the keys of a call."
     name_first: bool = False
-    "The name may come before the object, which is then only the arguments."
+    "Whether the name may come before the object, which is then only the arguments."
     form: Literal["json", "xml", "python", "deepseek"] = "json"
     "The parser: this file, or xml_calls.py, pythonic_calls.py, deepseek_calls.py."
     others: tuple[str, ...] = ()
     "Further marks inside of calls."
-    told_by: tuple[str, ...] = ()
+    shown_by: tuple[str, ...] = ()
     "Texts in a template that show this style. Empty: one of the opening marks."
 
     @property
@@ -69,7 +69,7 @@ class CallsParser:
         self._gap: list[str] | None = []
         "White space since the start or the last call, if nothing else came."
         self._held: list[str] = []
-        "Text that becomes content if it is not a call."
+        "Text that becomes content if no call follows."
         self._held_chars = 0
         self._mark_chars = 0
         self._in_list = False
@@ -136,7 +136,7 @@ class CallsParser:
         return self._no_call(at)
 
     def _naming(self, text: str, at: int) -> int:
-        """Mistral's forms: name{...}, name[ARGS]{...}, name[CALL_ID]x[ARGS]{...}."""
+        """Read a name in Mistral's forms: name{...}, name[ARGS]{...}, name[CALL_ID]x[ARGS]{...}."""
         end = text.find("{", at)
         room = _NAME_CHARS_MAX - self._held_chars
         part = text[at : end if end >= 0 else len(text)][: max(room, 0)]
@@ -205,7 +205,8 @@ class CallsParser:
         return at + 1 if self._held_chars <= HELD_CHARS_MAX else self._no_call(at + 1)
 
     def _no_call(self, at: int) -> int:
-        """The held text is content, and so is the text from text[at] on, unless another call begins there."""
+        """Return to content: the held text is content, and so is the text from text[at] on, unless another call begins
+        there."""
         held = "".join(self._held) + (self._object.held if self._object is not None else "")
         self._object = None
         self._emit_content(held)

@@ -57,7 +57,7 @@ class DeepseekCalls(TextCalls):
         self._at -= 1
         if self._call_name not in self._tools:
             raise NoCall
-        self._told, self._gap, self._begin = True, True, self._at
+        self._in_call, self._gap, self._begin = True, True, self._at
         self._object = CallObject(self._tools, self._calls, known_keys_only=False, name=self._call_name)
         self._step = self._reading
         return True

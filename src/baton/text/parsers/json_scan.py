@@ -14,8 +14,8 @@ import re
 from typing import Final, Literal
 
 Event = Literal["key", "value", "value_end", "end", "broken", None]
-"""key: its first quotation mark is before the position. value: begins there. value_end, end: ended before it. broken: the
-character there is invalid. None: all of the text is read."""
+"""Events of the scan. key: its first quotation mark is before the position. value: begins there. value_end, end: ended before
+it. broken: the character there is invalid. None: all of the text is read."""
 
 DEPTH_MAX: Final = 64
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]*')
@@ -39,7 +39,7 @@ _NUMBER: Final[dict[str, tuple[tuple[frozenset[str], str], ...]]] = {
 
 
 class JsonScan:
-    """One value, which must be an object, a list or a string: the end of a bare number is not detectable."""
+    """Scan of one value, which must be an object, a list or a string: the end of a bare number is not detectable."""
 
     def __init__(self) -> None:
         self._state = "begin"
@@ -89,9 +89,9 @@ class JsonScan:
             self._state = "value"
             return (None, at + 1) if char == ":" else ("broken", at)
         if state == "value" and outer:
-            self._state = "told_value"
+            self._state = "reported_value"
             return "value", at
-        if state in ("value", "told_value"):
+        if state in ("value", "reported_value"):
             return self._value(char, at)
         if state == "first":
             return self._closed(char, at) if char == "]" else self._value(char, at)
@@ -153,7 +153,7 @@ class JsonScan:
         return self._ended(at + 1)
 
     def _ended(self, at: int) -> tuple[Event, int]:
-        """A value is complete."""
+        """Complete a value."""
         self._state = "after"
         if not self._stack:
             return "end", at

@@ -22,7 +22,7 @@ CALL_STYLES: Final = {
     style.name: style
     for style in (
         CallStyle(
-            name="qwen3_coder", form="xml", opens=("<tool_call>", "<function="), closes="</tool_call>", told_by=("<function=",)
+            name="qwen3_coder", form="xml", opens=("<tool_call>", "<function="), closes="</tool_call>", shown_by=("<function=",)
         ),
         CallStyle(name="deepseek_v3", form="deepseek", opens=(CALLS, CALL), closes=END_CALLS, others=(SEP, END_CALL)),
         CallStyle(name="deepseek_v31", form="deepseek", opens=(CALLS, CALL), closes=END_CALLS, others=(SEP, END_CALL)),
@@ -32,7 +32,7 @@ CALL_STYLES: Final = {
             opens=("<|python_start|>",),
             closes="<|python_end|>",
             bare=True,
-            told_by=("<|python_start|>", "[func_name1(", "[func_name("),
+            shown_by=("<|python_start|>", "[func_name1(", "[func_name("),
         ),
         CallStyle(name="hermes", opens=("<tool_call>",), closes="</tool_call>"),
         CallStyle(name="llama3_json", opens=("<|python_tag|>",), bare=True),
@@ -58,7 +58,7 @@ CALL_ALIASES: Final = {
     "gpt-oss": "harmony",
 }
 THINK_ALIASES: Final = {"openai_gptoss": "harmony", "gpt-oss": "harmony"}
-"""vLLM's and SGLang's names of the same parsers."""
+"""Names of the same parsers in vLLM and SGLang."""
 _HARMONY: Final = "harmony"
 TOOL_CALL_PARSERS: Final = ("auto", *CALL_STYLES, _HARMONY, "none")
 REASONING_PARSERS: Final = ("auto", *THINK_STYLES, _HARMONY, "none")
@@ -69,9 +69,9 @@ class HarmonyStyle:
     """Answers in channels, which include calls and reasoning (harmony.py)."""
 
     calls: bool
-    "False: tools are refused."
+    "Whether tools can be called. False: tools are refused."
     thoughts: bool
-    "False: reasoning is content."
+    "Whether reasoning is parsed. False: reasoning is content."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ class AnswerStyle:
     """The formats of the served model."""
 
     calls: CallStyle | None
-    "None: calls are not parsed, and tools are refused."
+    "Format of calls. None: calls are not parsed, and tools are refused."
     thoughts: ThinkStyle | None
-    "None: reasoning is not parsed."
+    "Format of reasoning. None: reasoning is not parsed."
     template_knows_tools: bool
-    "False: tools are described in plain text (tools_in_words.py)."
+    "Whether the template supports tools. False: tools are described in plain text (tools_in_words.py)."
     template_knows_thinking: bool
-    "The template has a switch for reasoning."
+    "Whether the template has a switch for reasoning."
     harmony: HarmonyStyle | None = None
-    "If set, `calls` and `thoughts` are None."
+    "Channels of the answer. If set, `calls` and `thoughts` are None."
 
     @property
     def has_calls(self) -> bool:
@@ -101,7 +101,8 @@ class AnswerStyle:
 def answer_style(
     sources: tuple[str, ...], texts: frozenset[str] = frozenset(), *, tool_calls: str = "auto", reasoning: str = "auto"
 ) -> AnswerStyle:
-    """`sources`: the model's templates. `texts`: the tokenizer's added tokens. Raises InvalidConfig for an unknown name."""
+    """The formats of a model. `sources`: the model's templates. `texts`: the tokenizer's added tokens. Raises InvalidConfig for
+    an unknown name."""
     source = "\n".join(sources)
     knows_tools = re.search(r"\btools\b", source) is not None
     tool_calls, reasoning = CALL_ALIASES.get(tool_calls, tool_calls), THINK_ALIASES.get(reasoning, reasoning)
@@ -117,7 +118,7 @@ def answer_style(
 
 
 def _harmony(calls: str, thoughts: str, source: str) -> HarmonyStyle | None:
-    """Set if it is named, or the template writes channels and no other parser is named."""
+    """The format in channels, if it is named, or the template writes channels and no other parser is named."""
     shown = any(f"{CHANNEL}{channel}" in source for channel in ("analysis", "final")) and "auto" in (calls, thoughts)
     others = {calls, thoughts} - {"auto", "none", _HARMONY}
     if _HARMONY in (calls, thoughts) and others:
@@ -134,7 +135,7 @@ def _calls(name: str, source: str, *, knows_tools: bool) -> CallStyle | None:
         return _named(CALL_STYLES, name, "tool-call-parser", TOOL_CALL_PARSERS)
     if knows_tools:
         for style in CALL_STYLES.values():
-            if any(mark in source for mark in style.told_by or style.opens):
+            if any(mark in source for mark in style.shown_by or style.opens):
                 # DeepSeek V3's template shows the arguments in a code block, V3.1's does not.
                 return CALL_STYLES["deepseek_v31"] if style.form == "deepseek" and FENCE not in source else style
         if "ipython" in source:  # Llama 3.1, which has no mark before a call

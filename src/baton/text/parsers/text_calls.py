@@ -38,15 +38,15 @@ class TextCalls(ABC):
         self._calls_max = calls_max
         self._calls = 0
         "Number of complete calls."
-        self._told = False
-        "The name of another call has been emitted."
+        self._in_call = False
+        "Whether the name of another call has been emitted."
         self._members = 0
-        "Emitted arguments of that call."
+        "Number of emitted arguments of that call."
         self._text = ""
         self._begin = 0
         self._at = 0
         self._gap = True
-        "Only white space has come since the start, or since the last call."
+        "Whether only white space has come since the start, or since the last call."
         self._step = self._content
         self._parts: list[Part] = []
         self.done = False
@@ -64,7 +64,7 @@ class TextCalls(ABC):
 
     def flush(self) -> list[Part]:
         rest = self._text[self._begin :]
-        if self._told:
+        if self._in_call:
             self._cut(rest)
         elif self._calls and self._gap and self._is_tail(rest.strip(SPACE)):
             pass  # white space and half a closing mark after the last call belong to it
@@ -80,7 +80,7 @@ class TextCalls(ABC):
 
     @abstractmethod
     def _after(self) -> bool:
-        """The step after a call."""
+        """Step after a call."""
 
     def _may_begin(self, char: str) -> bool:
         """Whether a bare call may begin with this character, at the start of an answer."""
@@ -141,10 +141,10 @@ class TextCalls(ABC):
     # State changes
 
     def _start(self, name: str) -> None:
-        """The call of this tool is certain. Its arguments are an object."""
+        """Begin a call of this tool, which is certain. Its arguments are an object."""
         if name not in self._tools:
             raise NoCall
-        self._told, self._members, self._gap = True, 0, True
+        self._in_call, self._members, self._gap = True, 0, True
         self._begin = self._at
         self._parts.append(ToolCallDelta(self._calls, name=name, arguments="{"))
 
@@ -164,23 +164,23 @@ class TextCalls(ABC):
 
     def _ended(self) -> None:
         self._calls += 1
-        self._told, self._gap = False, True
+        self._in_call, self._gap = False, True
         self._step, self._begin = self._after, self._at
         self.done = self._calls >= self._calls_max
 
     def _back_to_content(self) -> None:
-        """Text read since the last call belongs to that call."""
+        """Return to content: text read since the last call belongs to that call."""
         self._step, self._begin = self._content, self._at
 
     def _no_call(self) -> None:
-        if self._told:
+        if self._in_call:
             self._calls += 1
             self.done = self._calls >= self._calls_max
-        if self._told or self._step != self._after:
-            at = max(self._at, self._begin + 1) if not self._told else self._begin
+        if self._in_call or self._step != self._after:
+            at = max(self._at, self._begin + 1) if not self._in_call else self._begin
             self._add_text(self._text[self._begin : at])
             self._begin, self._gap = at, False
-        self._at, self._told, self._step = self._begin, False, self._content
+        self._at, self._in_call, self._step = self._begin, False, self._content
 
     def _add_text(self, text: str) -> None:
         if text:
@@ -188,7 +188,7 @@ class TextCalls(ABC):
 
 
 def to_json(value: Any) -> str:
-    """Raises ValueError for values that JSON or a client could not read."""
+    """The value as JSON. Raises ValueError for values that JSON or a client could not read."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if has_lone_surrogate(text):
         raise ValueError("half a character")
@@ -196,7 +196,7 @@ def to_json(value: Any) -> str:
 
 
 def of_json(text: str) -> Any:
-    """Raises ValueError for anything but strict JSON."""
+    """The value of a JSON text. Raises ValueError for anything but strict JSON."""
 
     def refuse(word: str) -> Any:
         raise ValueError(word)

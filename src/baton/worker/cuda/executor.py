@@ -58,7 +58,7 @@ def load_cuda(
     progress: Progress | None,
     collective: TensorCollective | None = None,
 ) -> LoadedExecutor:
-    """`collective`: the other ranks, if `opened` is one rank's part."""
+    """Load the model on the GPU. `collective`: the other ranks, if `opened` is one rank's part."""
     config = opened.config
     fp8 = settings.quantization == "fp8"
     if fp8:
@@ -119,7 +119,7 @@ class CudaExecutor:
         self.config = self._step.config
         self._advance: Callable[[], None] = lambda: None
         self._label_rows: dict[tuple[int, ...], NDArray[np.float64]] = {}
-        "Rows of the output head, by labels."
+        "Rows of the output head by labels, cached."
 
     @torch.inference_mode()
     def prepare(self) -> None:
@@ -164,7 +164,7 @@ class CudaExecutor:
         return CudaLaunched(device, due, starts, sequences, top_logprobs, prompts, pooled)
 
     def _launch_drafts(self, rows: DraftRows) -> CudaLaunched:
-        """A step with drafts is a decode step with a row per draft: the graphs are the same."""
+        """Launch a step with drafts as a decode step with a row per draft: the graphs are the same."""
         batch, sampling, width, count = rows.batch, rows.sampling, self.config.vocab_size, len(rows.places)
         bans, masks = rows.rules(width)
         tallies, draft_counts = rows.tallies(self._step.limits.sequences, width)
@@ -186,9 +186,9 @@ class CudaExecutor:
         tokens."""
         rows = self._label_rows.get(labels)
         if rows is None:
-            self._label_rows.clear()  # the labels are the model's: another set is rare
+            self._label_rows.clear()  # the labels belong to the model, so another set is rare
             weights, of_ranks = self._step.weights, self._step.collective is not None
-            # Of several ranks each has a part of the head. Labels are refused unless it is the embedding (opening.py).
+            # Each of several ranks has a part of the head. Labels are refused unless it is the embedding (opening.py).
             head = weights.embedding if of_ranks else weights.head
             found: NDArray[np.float64] = head[list(labels)].double().cpu().numpy()
             rows = self._label_rows[labels] = found
@@ -240,8 +240,10 @@ def _verified(launched: CudaLaunched, rows: DraftRows) -> Sampled:
     last = rows.accept(chosen, failures, sampled)
     rows.consume(sampled)
     if launched.device.logprob_words is not None:
-        words, told = launched.device.logprob_words.numpy(), launched.top_logprobs
-        by_row = read_sampled(words, chosen, np.arange(len(chosen)), [told[place] for place in rows.places.tolist()], failures)
+        words, top_logprobs = launched.device.logprob_words.numpy(), launched.top_logprobs
+        by_row = read_sampled(
+            words, chosen, np.arange(len(chosen)), [top_logprobs[place] for place in rows.places.tolist()], failures
+        )
         for place, row in enumerate(last.tolist()):
             if row in by_row:
                 sampled.logprobs[place] = by_row[row]
@@ -256,15 +258,15 @@ def _failure(token: int) -> Failure:
 
 
 def _sampled(launched: CudaLaunched) -> Sampled:
-    """The device's results."""
+    """The tokens and failures of a step without drafts, from the device's results."""
     chosen = launched.device.tokens.numpy().astype(np.int64)
     places = launched.due
     failed: dict[int, Failure] = {}
     if launched.device.broken is not None and launched.starts is not None:
         broken = launched.device.broken.numpy() != 0
         if broken.any():
-            sick = np.logical_or.reduceat(broken, launched.starts[:-1])
-            failed = dict.fromkeys(np.flatnonzero(sick).tolist(), NOT_FINITE)
+            not_finite = np.logical_or.reduceat(broken, launched.starts[:-1])
+            failed = dict.fromkeys(np.flatnonzero(not_finite).tolist(), NOT_FINITE)
     if places is None:
         tokens = chosen
     else:

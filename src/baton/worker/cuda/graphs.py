@@ -49,7 +49,7 @@ ROWS_TO_WARM_UP = (2, 20, 40, 100, 200)
 
 
 def rows_to_warm_up(limits: StepLimits) -> list[int]:
-    """Row counts, each as one prompt, which must fit the context."""
+    """Row counts to warm up, each as one prompt that fits the context."""
     most = min(limits.rows, limits.context_tokens)
     return [*(rows for rows in ROWS_TO_WARM_UP if rows < most), most]
 
@@ -60,13 +60,13 @@ class GraphLaunch:
     tokens: Tensor
     "int32 [due] in pinned memory, valid after `done` and until RING more steps are launched."
     broken: Tensor | None
-    "int32 [rows], likewise; None for a decode step."
+    "int32 [rows], valid as `tokens` is; None for a decode step."
     logprob_words: Tensor | None = None
-    "int32 [due, logprobs.WORDS], likewise; None: not requested."
+    "int32 [due, logprobs.WORDS], valid as `tokens` is; None: not requested."
     prompts: Tensor | None = None
-    "int32 [prompt rows, logprobs.WORDS], likewise."
+    "int32 [prompt rows, logprobs.WORDS], valid as `tokens` is."
     pooled: Tensor | None = None
-    "int64 [StepBatch.pooled, hidden], likewise, but without expiry; None: not requested."
+    "int64 [StepBatch.pooled, hidden], valid from `done` on, without expiry; None: not requested."
 
 
 class _Pinned:
@@ -94,8 +94,8 @@ class DeviceSteps:
         self._records = step.collective is None or bool(getattr(step.collective, "in_graphs", False))
         "Whether steps can be recorded: a collective that needs the host cannot."
         self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
-        "By bucket, by whether it draws, and whether its sequences are even."
-        self._memory: Any = None  # the graphs' shared memory pool; torch's type of it is private
+        "Recorded graphs by bucket, by whether the step draws, and whether its sequences are even."
+        self._memory: Any = None  # the graphs' shared memory pool; its torch type is private
         ints = ints_needed(limits.rows, limits.sampled, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
         self._mixed = MixedGraphs(step, self._inputs)
@@ -103,7 +103,7 @@ class DeviceSteps:
         self._next = 0
 
     def queueing(self) -> AbstractContextManager[object]:
-        """Work queued inside runs between the steps launched before and after it."""
+        """Runs a block of work in stream order, between the steps launched before and after it."""
         return torch.cuda.stream(self.stream)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class DeviceSteps:
         torch.cuda.empty_cache()
 
     def capture(self) -> None:
-        """Compiles and records all replayed steps, largest first: smaller ones then reuse its memory."""
+        """Compiles and records all replayed steps, largest first: smaller steps then reuse the memory."""
         if not self._records:
             return
         self._mixed.capture(self._record)
@@ -141,13 +141,13 @@ class DeviceSteps:
         self.launch(batch, recorded=False).done.synchronize()
 
     def launch(self, batch: StepBatch, *, recorded: bool = True) -> GraphLaunch:
-        """recorded: a graph may be replayed. Graphs are bound to the pool of their recording."""
+        """Launches a step. recorded: a graph may be replayed. Graphs are bound to the pool of their recording."""
         limits = self.step.limits
         if len(batch.token_ids) > limits.rows or len(batch.slots) > limits.sampled:
             raise ValueError(f"{len(batch.token_ids)} rows of {len(batch.slots)} sequences are more than {limits}")
         pinned = self._ring[self._next]
         self._next = (self._next + 1) % RING
-        pinned.done.synchronize()  # of RING steps ago: already collected
+        pinned.done.synchronize()  # the buffers of RING steps ago: already collected
         with torch.cuda.stream(self.stream):
             if batch.draws:
                 self.step.adjustments.write_rules(batch.bans, batch.masks)
@@ -216,7 +216,7 @@ class DeviceSteps:
         return prompts.copy_(self.step.adjustments.prompt_words[: len(rows)], non_blocking=True)
 
     def _queue_pooled(self, ranges: NDArray[np.int32]) -> Tensor:
-        """Rare and large, so without a place in the ring."""
+        """Queues the copy of pooled rows. They are rare and large, so they have no place in the ring."""
         sums = self.step.pool_rows(sent(ranges, self._inputs.device))
         pooled = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
         return pooled.copy_(sums, non_blocking=True)
@@ -228,8 +228,8 @@ class DeviceSteps:
         self._inputs[: packing.size].copy_(pinned.inputs[: packing.size], non_blocking=True)
 
     def _capture(self, bucket: int, draws: bool, even: bool) -> None:
-        nobody = np.zeros(0, np.int32)
-        batch = StepBatch(nobody, nobody, np.zeros(1, np.int32), nobody, np.zeros(0, np.bool_), nobody)
+        empty = np.zeros(0, np.int32)
+        batch = StepBatch(empty, empty, np.zeros(1, np.int32), empty, np.zeros(0, np.bool_), empty)
         run = np.empty(len(self._inputs), np.int32)
         packing = self._packed(batch, bucket, run)  # all rows are padding: nothing is written to the pool
         inputs: StepInputs = decode_views(packing, self._inputs)
@@ -240,7 +240,7 @@ class DeviceSteps:
     def _record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         torch.cuda.synchronize()
         with torch.cuda.stream(self.stream):
-            run()  # compiles, and lets cuBLAS allocate its workspace outside of the graph
+            run()  # this run compiles, and lets cuBLAS allocate its workspace outside of the graph
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self.stream):

@@ -22,9 +22,9 @@ from baton.worker.cuda.decoder_step import DecoderStep, Hidden
 from baton.worker.cuda.step_inputs import InputPacking, MixedPadding, StepBatch, mixed_views, pack_mixed, tiles_of
 
 ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640)
-"""From about 512 rows on the device takes longer than the host."""
+"""Maximum of rows of a recorded step: from about 512 on the device takes longer than the host."""
 DECODED = (0, 16, 64)
-"""Rows that are decoded beside prompts; and the number of slots."""
+"""Rows that are decoded beside prompts, which is also the number of slots."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class MixedGraphs:
         self._step.last_hidden = recorded.hidden
 
     def capture(self, record: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> None:
-        """record: queues the given call once, then records it."""
+        """Record the graphs. record: queues the given call once, then records it."""
         for padding in self._paddings():
             self._capture(padding, record)
 
@@ -66,7 +66,7 @@ class MixedGraphs:
         self._recorded.clear()
 
     def _paddings(self) -> Iterator[MixedPadding]:
-        """Largest first, as for decode steps."""
+        """Padded sizes, largest first, as for decode steps."""
         for rows in reversed(self._rows):
             for place, decoded in enumerate(self._decoded):
                 if place == 0 or self._decoded[place - 1] < rows:
@@ -77,10 +77,10 @@ class MixedGraphs:
 
     def _capture(self, padding: MixedPadding, record: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> None:
         step, none = self._step, np.zeros(0, np.int64)
-        nobody = StepBatch(none, none, np.zeros(1, np.int64), none, np.zeros(0, np.bool_), none)
+        empty = StepBatch(none, none, np.zeros(1, np.int64), none, np.zeros(0, np.bool_), none)
         run = np.zeros(len(self._inputs), np.int32)
         packing: InputPacking = pack_mixed(
-            nobody, run, step.config.kv_heads, step.rows_per_tile, fixed=step.deterministic, padding=padding
+            empty, run, step.config.kv_heads, step.rows_per_tile, fixed=step.deterministic, padding=padding
         )
         inputs: Any = mixed_views(packing, self._inputs)
         self._inputs[: packing.size].copy_(torch.from_numpy(run[: packing.size]))

@@ -24,7 +24,7 @@ class PricedModel:
         drafter.passed = self._passed
 
     def assign_slot(self, slot: int) -> None:
-        """A new sequence has the slot."""
+        """Forget the slot's earlier sequence: it has another one now."""
         self._drafter.assign_slot(slot)
         self._guesses.pop(slot, None)
         if self._price is not None:
@@ -73,8 +73,8 @@ class PricedModel:
         if more:
             others = sorted((count, slot) for slot, count in lacking.items() if slot not in chosen)
             # If drafts pay, all sequences are made ready. Otherwise one sequence gets a draft that is only compared, not run.
-            looked_at = [slot for _, slot in others if slot not in ready] if chosen else [slot for _, slot in others[:1]]
-            wanted |= dict.fromkeys(looked_at, 1)
+            drafting = [slot for _, slot in others if slot not in ready] if chosen else [slot for _, slot in others[:1]]
+            wanted |= dict.fromkeys(drafting, 1)
         found = drafter.propose_all(wanted, batch, sum(lacking[slot] for slot in chosen) + more) if wanted else {}
         guesses |= {slot: (int(batch.lengths[slot]), found[slot][0]) for slot in found.keys() - chosen.keys()}
         # Continue at once if a prompt is still being computed, or is complete and drafts of its sequence are expected to pay.

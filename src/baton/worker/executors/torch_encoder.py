@@ -27,14 +27,14 @@ from baton.worker.executors.stepwise import Computed
 from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.torch_forward import machine_of
-from baton.worker.pooling import PromptPool, of_length_one
+from baton.worker.pooling import PromptPool, unit_vector
 from baton.worker.sampling_batch import SamplingBatch
 
 GENERATES_NOTHING = Failure("the model is an encoder: it gives vectors or classes and generates no text")
 NO_SUCH_CLASS = Failure("the model has no class of this number")
 TOO_LONG = Failure("the prompt has more tokens than the encoder has positions")
 Pooled = tuple[Tensor, PromptPool]
-"""States of a prompt, and the pooling that its request wants."""
+"""States of a prompt, and the requested pooling."""
 
 
 def encoder_on_host(config: EncoderConfig, raw: RawWeights, threads: int) -> Encoder:
@@ -99,7 +99,7 @@ class EncoderExecutor:
         self._advance = self._encoder.on_layer = word.advance
 
     def close(self) -> None:
-        """The pool holds nothing."""
+        """Nothing to release: the pool holds nothing."""
 
     def _prompt(self, sampling: SamplingBatch, slot: int) -> Int32s:
         sequences = sampling.sequences
@@ -117,7 +117,7 @@ class EncoderExecutor:
         asked = {place: _pooled(states, pool.kind) for place, (states, pool) in pooled.items() if not pool.labels}
         if not asked:
             return {}
-        as_bytes = of_length_one if self.config.normalised else _as_it_is
+        as_bytes = unit_vector if self.config.normalised else _unchanged
         rows = torch.stack(list(asked.values())).cpu().numpy()
         return {place: as_bytes(row) if np.isfinite(row).all() else NOT_FINITE for place, row in zip(asked, rows, strict=True)}
 
@@ -133,16 +133,16 @@ class EncoderExecutor:
             if max(pool.labels) >= len(row):
                 found[place] = NO_SUCH_CLASS
             else:
-                found[place] = _as_it_is(row[list(pool.labels)]) if np.isfinite(row).all() else NOT_FINITE
+                found[place] = _unchanged(row[list(pool.labels)]) if np.isfinite(row).all() else NOT_FINITE
         return found
 
 
-def _as_it_is(row: NDArray[np.float64]) -> bytes:
+def _unchanged(row: NDArray[np.float64]) -> bytes:
     return row.astype("<f4").tobytes()
 
 
 def _pooled(states: Tensor, kind: str) -> Tensor:
-    """[hidden_size], float64."""
+    """The pooled vector, [hidden_size], float64."""
     if kind == "mean":
         return states.double().mean(0)
     return states[0 if kind == "cls" else -1].double()

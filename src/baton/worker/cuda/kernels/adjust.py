@@ -34,17 +34,17 @@ class AdjustColumns(NamedTuple):
     """Columns by slot."""
 
     kinds: torch.Tensor
-    "int32: BIASED, TALLIED."
+    "int32: kinds of adjustments, BIASED and TALLIED."
     top_logprobs: torch.Tensor
     "int32: number of top log-probabilities beside the sampled token; -1: none."
     repetition: torch.Tensor
-    "float32, as are the next two."
+    "float32, as are the next two columns."
     presence: torch.Tensor
     frequency: torch.Tensor
     bias: torch.Tensor
-    "float32 [slots, vocabulary]."
+    "float32 [slots, vocabulary], added to the logits."
     counts: torch.Tensor
-    "int32 [slots and draft rows, vocabulary]."
+    "int32 [slots and draft rows, vocabulary], counts of tokens."
 
 
 class RowAdjustments(NamedTuple):
@@ -53,7 +53,7 @@ class RowAdjustments(NamedTuple):
     ban_ends: torch.Tensor
     "int32 [rows + 1]: the bans of a row are from its own number to the next."
     bans: torch.Tensor
-    "int32 [bans, 2]."
+    "int32 [bans, 2]: the last token that activates the ban, and the forbidden token."
     masked: torch.Tensor
     "int32 [rows]: index of the row's mask; -1: none."
     masks: torch.Tensor
@@ -70,7 +70,7 @@ def _adjust(
 ):  # fmt: skip
     row, part = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
-    if slot < 0:  # padding
+    if slot < 0:  # padding rows have no slot
         return
     kind = tl.load(kinds + slot)
     first, end = tl.load(ban_ends + row), tl.load(ban_ends + row + 1)
@@ -95,8 +95,8 @@ def _adjust(
         seen = tl.load(counts + of_row + at, mask=inside, other=0)
         count = (seen >> 1).to(tl.float32)
         repetition = tl.load(repetitions + slot)
-        turned = tl.where(x > 0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
-        x = tl.where(seen != 0, turned, x)
+        penalised = tl.where(x > 0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+        x = tl.where(seen != 0, penalised, x)
         x -= count * tl.load(frequencies + slot)
         x -= tl.where(count > 0, tl.load(presences + slot), 0.0)
     if mask_at >= 0:
@@ -125,7 +125,7 @@ def adjust(
     columns: AdjustColumns,
     rows: RowAdjustments,
 ) -> None:
-    """logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for adjusted rows with
+    """Adjust logits: float32 [rows, vocabulary], in place. raw: [rows, vocabulary], written for adjusted rows with
     log-probabilities. tallies: int32 [rows], place of the row's counts."""
     count, vocabulary = logits.shape
     _adjust[(count, cdiv(vocabulary, CHUNK))](
@@ -136,7 +136,7 @@ def adjust(
         CHUNK=CHUNK,
         BANS=BANS_AT_ONCE,
         num_warps=8,
-        enable_fp_fusion=False,  # numpy rounds the product before it subtracts
+        enable_fp_fusion=False,  # numpy rounds the product before it subtracts, so this kernel does too
     )
 
 

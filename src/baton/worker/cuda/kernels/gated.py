@@ -15,10 +15,10 @@ BLOCK = 1024
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """As in models/layers/mlp.py. The hyperbolic tangent of GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
+    """The activation of models/layers/mlp.py. The hyperbolic tangent of GELU is a sigmoid: (1 + tanh(z)) / 2 = sigmoid(2 z)."""
     if ACTIVATION == "gelu_tanh":
-        turned = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        return gate / (1.0 + tl.exp(-turned)) * up
+        doubled = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        return gate / (1.0 + tl.exp(-doubled)) * up
     elif ACTIVATION == "swiglu_oai":
         gate = tl.where(gate > 7.0, 7.0, gate)
         up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
@@ -38,6 +38,6 @@ def _gated_mul(gate_up, out, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, BLOC
 
 
 def gated_mul(gate_up: torch.Tensor, out: torch.Tensor, activation: Activation = "silu") -> None:
-    """gate_up: [rows, 2 * width] -> out [rows, width]."""
+    """Activate and multiply. gate_up: [rows, 2 * width] -> out [rows, width]."""
     rows, width = out.shape
     _gated_mul[(rows, cdiv(width, BLOCK))](gate_up, out, WIDTH=width, ACTIVATION=activation, BLOCK=BLOCK, num_warps=4)

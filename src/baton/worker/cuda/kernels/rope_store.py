@@ -21,7 +21,7 @@ HEADS_PER_PROGRAM = 8
 
 @triton.jit
 def _small(x):
-    """Clamps to fp8's range. NaN and infinity become NaN: a row that reads it fails, as in other types."""
+    """Clamp to fp8's range. NaN and infinity become NaN: a row that reads it fails, as in other types."""
     return tl.where(tl.abs(x) < float("inf"), tl.clamp(x, -448.0, 448.0), float("nan"))
 
 
@@ -36,7 +36,7 @@ def _rope_store(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     position = tl.load(positions + row)
-    if position < 0:  # padding
+    if position < 0:  # padding rows
         return
     slot = tl.load(slots + row).to(tl.int64)
     head = tl.program_id(1) * GROUP + tl.arange(0, GROUP)[:, None]
@@ -45,29 +45,29 @@ def _rope_store(
     here = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * DIM + head * DIM + at
     first = tl.load(here, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(here + DIM // 2, mask=inside, other=0.0).to(tl.float32)
-    turns = head < HEADS + KV_HEADS
+    rotates = head < HEADS + KV_HEADS
     if NORM:
         inverse = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1))[:, None] / DIM + eps)
         of_q = inside & (head < HEADS)
-        of_k = inside & (head >= HEADS) & turns
+        of_k = inside & (head >= HEADS) & rotates
         spread = head * 0 + at
         scale = tl.load(q_norm + spread, mask=of_q, other=1.0).to(tl.float32)
         scale = tl.where(of_k, tl.load(k_norm + spread, mask=of_k, other=1.0).to(tl.float32), scale)
-        first = tl.where(turns, first * inverse * scale, first)
+        first = tl.where(rotates, first * inverse * scale, first)
         scale = tl.load(q_norm + DIM // 2 + spread, mask=of_q, other=1.0).to(tl.float32)
         scale = tl.where(of_k, tl.load(k_norm + DIM // 2 + spread, mask=of_k, other=1.0).to(tl.float32), scale)
-        second = tl.where(turns, second * inverse * scale, second)
+        second = tl.where(rotates, second * inverse * scale, second)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     angle = position.to(tl.int64) * (DIM // 2) + at
     cos = tl.load(cosines + angle, mask=at < DIM // 2, other=1.0)
     sin = tl.load(sines + angle, mask=at < DIM // 2, other=0.0)
-    turned_first = tl.where(turns, first * cos - second * sin, first).to(qkv.dtype.element_ty)
-    turned_second = tl.where(turns, second * cos + first * sin, second).to(qkv.dtype.element_ty)
+    rotated_first = tl.where(rotates, first * cos - second * sin, first).to(qkv.dtype.element_ty)
+    rotated_second = tl.where(rotates, second * cos + first * sin, second).to(qkv.dtype.element_ty)
 
     is_q = inside & (head < HEADS)
-    tl.store(here, turned_first, mask=is_q)
-    tl.store(here + DIM // 2, turned_second, mask=is_q)
+    tl.store(here, rotated_first, mask=is_q)
+    tl.store(here + DIM // 2, rotated_second, mask=is_q)
 
     # In a block the values of all heads follow the keys of all heads: together they are one run of 2 * KV_HEADS heads.
     block = tl.load(tables + slot * table_stride + position // BLOCK_SIZE).to(tl.int64)
@@ -76,10 +76,10 @@ def _rope_store(
     )
     is_kv = inside & (head >= HEADS)
     if SMALL:
-        turned_first = _small(turned_first.to(tl.float32))
-        turned_second = _small(turned_second.to(tl.float32))
-    tl.store(place, turned_first.to(pool.dtype.element_ty), mask=is_kv)
-    tl.store(place + DIM // 2, turned_second.to(pool.dtype.element_ty), mask=is_kv)
+        rotated_first = _small(rotated_first.to(tl.float32))
+        rotated_second = _small(rotated_second.to(tl.float32))
+    tl.store(place, rotated_first.to(pool.dtype.element_ty), mask=is_kv)
+    tl.store(place + DIM // 2, rotated_second.to(pool.dtype.element_ty), mask=is_kv)
 
 
 def rope_store(
