@@ -33,7 +33,7 @@ class Order:
         self.kind = kind
         self.task = task
         self.unattended = False
-        "The route has answered 202: nothing waits for the order, so its end is logged."
+        "Whether the route has answered 202 and waits no longer, so that the order's end is logged."
 
     @property
     def state(self) -> OrderState:

@@ -27,7 +27,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     "Other accepted names; answers use `name`."
     any_name: bool = False
-    "Accept every other name too (--served-model-name '*')."
+    "Whether every other name is accepted too (--served-model-name '*')."
     context_tokens: int
     "Maximum of prompt and output tokens together."
     head_width: int
@@ -35,7 +35,7 @@ class ServedModel:
     created: int = 0
     "Unix seconds for /v1/models."
     fingerprint: str = "fp_baton"
-    "Changes with weights, dtype or layout; clients see it as system_fingerprint."
+    "`system_fingerprint` for clients: it changes with weights, dtype or layout."
     weights: str = ""
     "Digest of the content of the weight files. Empty: unknown."
     weights_bytes: int = 0
@@ -45,9 +45,9 @@ class ServedModel:
     pooling: str = "mean"
     "Default pooling of embeddings: one of request.POOLINGS, or a name that the engine does not support."
     scoring: str = ""
-    "How the model scores a pair of texts (models/scoring.py). Empty: it was not made for that."
+    "How the model scores a pair of texts (models/scoring.py). Empty: the model has no scoring head."
     generates: bool = True
-    "False: the model is an encoder. Inputs that are too long are cut, as sentence-transformers does it."
+    "Whether the model generates. False: an encoder. Inputs that are too long are cut, as sentence-transformers does it."
     labels: tuple[str, ...] = ()
     "Names of the classes of a model that classifies."
 

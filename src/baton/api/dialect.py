@@ -15,7 +15,8 @@ from starlette.types import Scope
 
 from baton.api.errors import ApiError, to_json
 
-# Line ends for many clients (str.splitlines, httpx), though not in server-sent events. JSON may write them as escapes.
+# Characters that many clients take for line ends (str.splitlines, httpx), though not in server-sent events. JSON may write them
+# as escapes.
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
@@ -44,7 +45,7 @@ def line(content: Any) -> bytes:
 
 
 def text_frame(make: Callable[[str], bytes]) -> tuple[bytes, bytes]:
-    """Bytes before and after the text in an event that carries only text, as most do. The frame is found by a unique
+    """Bytes before and after the text in an event that carries only text, as most events do. The frame is found by a unique
     placeholder, so that the event's shape is written in one place."""
     mark = f"<{uuid.uuid4().hex}>"
     before, after = make(mark).split(to_json(mark))
@@ -57,12 +58,12 @@ class Dialect:
     error_body: Callable[[ApiError, str], dict[str, Any]]
     "The body of an error; the second argument is the request's id."
     error_event: Callable[[dict[str, Any]], bytes] = event
-    "An error's body as the last event of a stream that has begun."
+    "An error's body as the last event of a begun stream."
     stream_type: str = "text/event-stream"
     untyped_bodies: bool = False
-    "Clients of this dialect send JSON without a content type (http/access.py)."
+    "Whether clients of this dialect send JSON without a content type (http/access.py)."
     keep_alive: bytes = b": keep-alive\n\n"
-    "Sent after a long time without output. Clients must be able to skip it."
+    "Line sent after a long time without output. Clients must be able to skip it."
 
 
 OPENAI = Dialect("openai", lambda error, request_id: error.body)

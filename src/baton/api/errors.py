@@ -72,7 +72,8 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 
 def not_found(routers: Sequence[str] = (), path: str = "") -> ApiError:
-    """`routers`: addresses of this instance's routers, if it serves only those. `path`: the path that the client requested."""
+    """The error for a path without a route. `routers`: addresses of this instance's routers, if it serves only those. `path`:
+    the path that the client requested."""
     message = f"no such route: {_address_hint(path)}"
     if routers:
         message = (
@@ -83,7 +84,7 @@ def not_found(routers: Sequence[str] = (), path: str = "") -> ApiError:
 
 
 def _address_hint(path: str) -> str:
-    """Clients of OpenAI need an address that ends in /v1, those of Anthropic and Ollama one that does not."""
+    """A hint about the address: OpenAI's clients need one that ends in /v1, those of Anthropic and Ollama one that does not."""
     if path.startswith(("/v1/v1/", "/v1/api/")):
         return "this client adds the path itself; configure the server's address without /v1"
     if path in ("/chat/completions", "/completions", "/responses", "/embeddings", "/models", "/messages"):
@@ -108,7 +109,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _field_named_by(message: str) -> str | None:
-    """Messages of text/ begin with the field: "stop[3] is empty", "messages[0].role must be"."""
+    """The field that an error is about. Messages of text/ begin with it: "stop[3] is empty", "messages[0].role must be"."""
     word = message.split(" ", 1)[0].split("[", 1)[0].split(".", 1)[0].rstrip(":")
     return word if word in ("stop", "messages", "chat_template_kwargs", "add_generation_prompt") else None
 
@@ -116,7 +117,7 @@ def _field_named_by(message: str) -> str | None:
 def error_response(
     error: ApiError, *, retry_after_seconds: int, request_id: str | None = None, body: dict[str, Any] | None = None
 ) -> Response:
-    """`body`: the error in another dialect than OpenAI's."""
+    """An error as a response. `body`: the error in another dialect than OpenAI's."""
     headers = {}
     if error.http_status in (429, 503):
         headers["retry-after"] = str(retry_after_seconds)

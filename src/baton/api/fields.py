@@ -23,7 +23,7 @@ class Fields:
         "Paths of unknown fields in nested objects."
 
     def raw(self, name: str) -> Any:
-        """The unchecked value; None where it is null or absent."""
+        """A field's unchecked value; None where it is null or absent."""
         self._known.add(name)
         return self._body.get(name)
 
@@ -52,7 +52,8 @@ class Fields:
     @overload
     def integer(self, name: str, default: int | None, *, like: str | None = None, means_none: int) -> int | None: ...
     def integer(self, name: str, default: Any, *, like: str | None = None, means_none: int | None = None) -> Any:
-        """`like`: the field whose range applies. `means_none`: a value outside of the range that stands for None."""
+        """A field that is an integer. `like`: the field whose range applies. `means_none`: a value outside of the range that
+        stands for None."""
         value = self.raw(name)
         if value is None:
             return default
@@ -61,7 +62,7 @@ class Fields:
         return whole_number(value, RANGES[like or name], name)
 
     def number(self, name: str, default: float, *, like: str | None = None) -> float:
-        """`like`: the field whose range applies."""
+        """A field that is a number. `like`: the field whose range applies."""
         value, allowed = self.raw(name), RANGES[like or name]
         if value is None:
             return default
@@ -87,7 +88,7 @@ class Fields:
         return value
 
     def strings(self, name: str, *, count_max: int, bytes_max: int, empty_allowed: bool = False) -> tuple[str, ...]:
-        """A string or a list of strings."""
+        """A field that is a string or a list of strings."""
         value = self.raw(name)
         if value is None:
             return ()
@@ -148,14 +149,15 @@ class Fields:
 
 
 def whole_number(value: Any, allowed: FieldRange, place: str, param: str = "") -> int:
-    """`param`: the field that errors name, where `place` is only a part of it."""
+    """The value as an integer, or an error. `param`: the field that errors name, where `place` is only a part of it."""
     if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
         raise bad(f"{place} must be {allowed}, not {shown(value)}", param or place)
     return value
 
 
 def checked_token_ids(values: list[Any], head_width: int, place: str) -> tuple[int, ...]:
-    """The only check of token ids against the model's output head: a tokenizer may have more or fewer."""
+    """The token ids, or an error. This check against the model's output head is the only one: a tokenizer may have more or
+    fewer."""
     for index, value in enumerate(values):
         if type(value) is not int or not 0 <= value < head_width:  # not isinstance: booleans are not numbers
             raise _bad_token_id(value, head_width, f"{place}[{index}]", place)

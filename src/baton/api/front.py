@@ -34,10 +34,10 @@ from baton.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 logger = logging.getLogger("baton.api")
-"Logs what happens to requests, never their content."
+"Logs events of requests, never their content."
 
 _INLINE_BYTES = 4 * 1024
-"Texts up to this size are processed faster here than through a thread."
+"Maximum bytes of texts that are processed faster here than through a thread."
 _LARGE_BYTES = 64 * 1024
 
 
@@ -46,7 +46,7 @@ _TRIES = 3
 
 
 class UnknownGrammar(Exception):
-    """The grammar must be compiled in another process first; then the work is repeated."""
+    """Raised if the grammar must be compiled in another process first; then the work is repeated."""
 
     def __init__(self, grammar: Grammar) -> None:
         super().__init__("a grammar that is not checked yet")
@@ -91,7 +91,7 @@ class Front:
         self._grammar_thread = ThreadPoolExecutor(1, thread_name_prefix="baton-grammars")
         self._ping: asyncio.Task[None] | None = None
         self.leaving = False
-        "A signal has ended readiness; requests are still accepted."
+        "Whether a signal has ended readiness; requests are still accepted."
 
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """Runs `work` here if it is small, else on a thread, so that a large request does not delay all streams.
@@ -126,10 +126,12 @@ class Front:
         return self.grammars.check(grammar)
 
     async def ping(self) -> None:
-        """Raises if the engine does not answer. Concurrent callers share one round trip: /health is open to everyone."""
+        """Check that the engine answers; raises if not. Concurrent callers share one round trip: /health is open to
+        everyone."""
         if self._ping is None or self._ping.done():
             self._ping = asyncio.create_task(self.engine.ping(self.limits.ping_seconds))
-            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, even if none waits
+            # retrieve the result, even if no caller waits
+            self._ping.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             async with asyncio.timeout(self.limits.ping_seconds + 1.0):
                 await asyncio.shield(self._ping)

@@ -25,92 +25,93 @@ class Limits:
     """Sizes, counts and times that an operator may change (docs/limits.md)."""
 
     body_bytes: int = 8 * MIB
-    "Over it: 413. Compressed bodies are refused, so these are bytes of JSON."
+    "Bytes of a body. Over it: 413. Compressed bodies are refused, so these are bytes of JSON."
     body_seconds: float = 60.0
-    "From the end of the headers to the end of the body. Over it: 408."
+    "Seconds from the end of the headers to the end of the body. Over it: 408."
     header_bytes: int = 64 * 1024
-    "Request line and headers together. Over it: 431 and the connection is closed."
+    "Bytes of request line and headers together. Over it: 431 and the connection is closed."
     header_seconds: float = 10.0
-    "From the first byte (or the connection) to the end of the headers. Over it the connection is closed."
+    "Seconds from the first byte (or the connection) to the end of the headers. Over it the connection is closed."
     json_depth: int = 64
-    "Nesting of lists and objects."
+    "Depth of nested lists and objects."
     json_values: int = 320 * 1024
     "Entries of all lists and objects of a large body (128 KiB or more)."
     object_keys: int = 1024
     "Keys of one object. 256 would do but for logit_bias, which may name `token_ids` tokens."
     top_level_keys: int = 256
-    "Keys of the request itself."
+    "Number of keys of the request object itself."
     model_bytes: int = 256
-    "A longer model name is unknown: 404."
+    "Characters of a model name. A longer name is unknown: 404."
     prompts: int = 64
-    "Prompts in one completions request."
+    "Number of prompts in one completions request."
     choices: int = 64
-    "n x prompts. Of more inputs for embeddings this many are in the engine at a time."
+    "Number of choices: n x prompts. Of more inputs for embeddings this many are in the engine at a time."
     embedding_inputs: int = 2048
-    "Texts in one request for embeddings: OpenAI's limit, which its clients use fully."
+    "Number of texts in one request for embeddings: OpenAI's limit, which its clients use fully."
     request_tokens: int = 4 * MIB
-    "n x prompts x max_tokens, after max_tokens is clipped to the context."
+    "Output tokens of a request: n x prompts x max_tokens, after max_tokens is clipped to the context."
     characters_per_token: int = 64
     "Characters of a prompt per token of the context. Text has about four; only long runs of spaces reach this."
     prompt_tokens: int = 256 * 1024
-    "Tokens of all prompts of a request together. One prompt alone may have the whole context."
+    "Tokens of all prompts of a request together. A single prompt may have the whole context."
     logprob_entries: int = 2_000_000
-    "Tokens x (1 + requested alternatives) in one answer."
+    "Number of log-probabilities in one answer: tokens x (1 + requested alternatives)."
     prompt_logprob_entries: int = 200_000
-    "Entries for prompts, which all arrive at once."
+    "Number of log-probabilities of prompts, which all arrive at once."
     stop_strings: int = STOPS_MAX
-    "At most the limit of text/stops.py."
+    "Number of stop strings, at most the limit of text/stops.py."
     stop_string_bytes: int = STOP_BYTES_MAX
     token_ids: int = 1024
-    "Entries of stop_token_ids, logit_bias and bad_words."
+    "Number of entries of stop_token_ids, logit_bias and bad_words."
     bad_word_bytes: int = 1024
     bad_words_bytes: int = 16 * 1024
-    "All bad words of a request together."
+    "Bytes of all bad words of a request together."
     bad_words_tokens: int = 4096
     "Tokens of all bad words, each at the start of a text and after a space."
     tools_bytes: int = 1 * MIB
-    "All tools of a chat together, as JSON."
+    "Bytes of all tools of a chat together, as JSON."
     grammar_bytes: int = 64 * 1024
-    "A schema, regular expression or grammar that the answer must follow."
+    "Bytes of a schema, regular expression or grammar that the answer must follow."
     choices_listed: int = 1024
-    "Entries of guided_choice."
+    "Number of entries of guided_choice."
     tokenize_bytes: int = 1 * MIB
     "Text of /tokenize. /detokenize takes as many ids as the context has tokens."
     name_bytes: int = 256
-    "user, cache_salt, request ids, idempotency keys."
+    "Characters of user, cache_salt, request ids and idempotency keys."
     api_key_bytes: int = 1024
-    "A longer key is refused unread."
+    "Characters of an API key. A longer key is refused unread."
     streams: int = 1024
-    "Requests in progress. Over it: 429."
+    "Number of requests in progress. Over it: 429."
     bytes_in_flight: int = 256 * MIB
-    "Bodies being read or prepared and whole answers being sent, of all requests. Over it: 429."
+    "Bytes of bodies being read or prepared and of whole answers being sent, of all requests. Over it: 429."
     send_buffer_bytes: int = 4 * MIB
     "Unsent bytes for a slow reader; over it the request is cancelled."
     write_seconds: float = 60.0
-    "A client that reads nothing for this long is dropped."
+    "Seconds after which a client that reads nothing is dropped."
     prepare_seconds: float = 60.0
-    "Time to parse, render and tokenise one request, including the wait for a thread. Over it: 503."
+    "Seconds to parse, render and tokenise one request, including the wait for a thread. Over it: 503."
     request_seconds: float = 3600.0
-    "Default and maximum of a request's deadline."
+    "Seconds of a request's deadline, default and maximum."
     engine_grace_seconds: float = 5.0
-    "How long the engine may take to report a deadline or an abort."
+    "Seconds that the engine may take to report a deadline or an abort."
     ping_seconds: float = 2.0
-    "How long /health waits for the engine, which answers at once unless it hangs."
+    "Seconds that /health waits for the engine, which answers at once unless it hangs."
     idempotency_bytes: int = 32 * MIB
     "Finished answers kept for requests with an Idempotency-Key."
     idempotency_entries: int = 4096
     idempotency_answer_bytes: int = 4 * MIB
-    "A larger answer is not stored: its retry is generated again."
+    "Bytes of a stored answer. A larger one is not stored: its retry is generated again."
     stored_responses: int = 1024
-    "Stored answers of /v1/responses, for previous_response_id and GET. The tenant with the most loses its oldest first."
+    """Number of stored answers of /v1/responses, for previous_response_id and GET. The tenant with the most loses its oldest
+    first."""
     stored_response_bytes: int = 64 * MIB
     "Bytes of all stored answers, each with its conversation."
     connections: int = 2304
-    "Open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
+    "Number of open connections, idle ones too: room above `streams`, to answer 429. Over it: 503 on all routes but health."
     connections_per_address: int = 2048
-    "Open connections from one address, so that one peer does not shut out all others. Over it: 429."
+    "Number of open connections from one address, so that one peer does not shut out all others. Over it: 429."
     handshakes: int = 256
-    "Connections in a TLS handshake. Over it the oldest is closed."
+    "Number of connections in a TLS handshake. Over it the oldest is closed."
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -132,7 +133,7 @@ class FieldRange(NamedTuple):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def __contains__(self, value: object) -> bool:
-        if not isinstance(value, int | float) or not self.low <= value <= self.high:  # False for NaN
+        if not isinstance(value, int | float) or not self.low <= value <= self.high:  # the comparison is False for NaN
             return False
         return not (self.low_excluded and value == self.low)
 
@@ -163,7 +164,7 @@ RANGES: Final[dict[str, FieldRange]] = {
     "n": FieldRange(1, 16),
     "best_of": FieldRange(1, 16),
     "top_logprobs": FieldRange(0, 20),
-    "truncate_prompt_tokens": FieldRange(1, INT32_MAX),  # or -1: what fits
+    "truncate_prompt_tokens": FieldRange(1, INT32_MAX),  # or -1: the room in the context
     "speculative.n_max": FieldRange(0, INT32_MAX),
     "priority": FieldRange(-(2**31), INT32_MAX),
     "timeout": FieldRange(0.0, 1e9, low_excluded=True),  # and not more than limits.request_seconds
@@ -171,4 +172,4 @@ RANGES: Final[dict[str, FieldRange]] = {
 }
 
 LOGIT_BIAS_MAX: Final = 100.0
-"A finite bias beyond it is clamped to OpenAI's documented range."
+"Bound of a bias: OpenAI's documented range. Finite values beyond it are clamped."

@@ -173,7 +173,7 @@ def _tool_result(block: Json) -> Json:
 
 
 def _text(value: Any, place: str) -> str:
-    """Joins text blocks like any chat; a plain text is returned as it is."""
+    """The text of a content field: text blocks are joined as in any chat; a plain text is returned as it is."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -51,7 +51,7 @@ class MessageEvents:
         self._put = put
         self._blocks = Blocks(self)
         self._index = -1
-        "Index of the block that is open, or was last."
+        "Index of the open block, or of the last one."
         self._begun = False
         self._frame: tuple[bytes, bytes] | None = None
         "Bytes before and after the text in an event of the open block."
@@ -110,7 +110,7 @@ class MessageEvents:
 
 
 def stop_of(piece: Piece) -> dict[str, Any]:
-    """stop_reason has Anthropic's values only, because typed clients know no other; `ended_by` has the actual reason."""
+    """Anthropic's stop_reason: typed clients know no other value, and `ended_by` has the actual reason."""
     reason, sequence = "end_turn", None
     if piece.known_finish is FinishReason.LENGTH:
         reason = "max_tokens"
@@ -123,7 +123,7 @@ def stop_of(piece: Piece) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Anthropic's usage: cached tokens are not part of input_tokens."""
+    """Token usage in Anthropic's form: cached tokens are not part of input_tokens."""
     cached = usage.cached_tokens or 0
     return {
         "input_tokens": usage.prompt_tokens - cached,

@@ -40,7 +40,7 @@ class EmbeddingShape(Shape):
     def __init__(self, front: Front) -> None:
         super().__init__(front)
         self.cuts_by_default = True
-        "An encoder cuts inputs that are too long, as sentence-transformers does."
+        "Whether too long inputs are cut: an encoder does so, as sentence-transformers does."
         self._model = front.model.name
         self._base64 = False
         self._dimensions: int | None = None
@@ -103,7 +103,7 @@ class EmbeddingShape(Shape):
         return numbers if self._dimensions is None else shortened(numbers, self._dimensions)
 
     def _row(self, piece: Piece) -> dict[str, Any]:
-        if self._base64 and self._dimensions is None:  # unconverted: bulk indexing takes this path
+        if self._base64 and self._dimensions is None:  # unconverted, because bulk indexing takes this path
             vector: str | list[float] = base64.b64encode(piece.embedding).decode()
         else:
             numbers = self._vector(piece)
@@ -153,7 +153,7 @@ class OllamaEmbeddingsShape(OllamaEmbedShape):
 
 
 def packed(numbers: list[float]) -> bytes:
-    """Little-endian float32."""
+    """The vector as little-endian float32."""
     vector = array("f", numbers)
     if sys.byteorder == "big":
         vector.byteswap()
@@ -161,7 +161,7 @@ def packed(numbers: list[float]) -> bytes:
 
 
 def shortened(numbers: list[float], dimensions: int) -> list[float]:
-    """The first `dimensions` numbers, scaled to length 1. Matryoshka models have most of the meaning there."""
+    """The first `dimensions` numbers of a vector, scaled to length 1. Matryoshka models have most of the meaning there."""
     begin = numbers[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in begin)) or 1.0
     return floats(packed([number / length for number in begin]))

@@ -46,7 +46,8 @@ class GenerateRoute:
         call = _Call(front, request, self._shape(front), send)
         try:
             with front.budget.lease() as lease:
-                call.body = await read_body(request, front.limits, lease)  # first: a slow body occupies no stream
+                # the body is read first, so that a slow one occupies no stream
+                call.body = await read_body(request, front.limits, lease)
                 with front.live.admitted(call.caller.tenant, (call.shape.id, call.request_id)) as live:
                     await call.answer(live, lease)
         except (ClientGone, ClientDisconnect) as gone:
@@ -63,7 +64,7 @@ class _Call:
         self.request = request
         self.shape = shape
         self.body = b""
-        "The raw body, until the job is built from it."
+        "The raw body. Empty once the job is built from it."
         self.caller = caller_of(request)
         self.record = record_of(request)
         self.request_id = self.record.request_id
@@ -90,7 +91,7 @@ class _Call:
             self._forget()
 
     async def fail(self, error: Exception) -> None:
-        """Responds with the error. Only before anything was sent."""
+        """Responds with the error, if nothing was sent before."""
         known = as_api_error(error)
         self.record.ended = known.code or "error"
         if known.http_status == 500:
@@ -132,7 +133,7 @@ class _Call:
             await self._send_whole(known.answer)
             return
         self.body = b""
-        lease.close()  # the text is freed: only token ids are left
+        lease.close()  # free the text: only token ids are needed from now on
         job = job.traced(traceparent_of(self.request.scope))
         generation = Generation(self.front, job, live, self._started)
         self.record.ignored = job.options.ignored

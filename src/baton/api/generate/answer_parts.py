@@ -30,17 +30,17 @@ _TAIL_CHARS: Final = 256
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerParts:
     make: MakeParser | None
-    "None: the whole text is content."
+    "Splits text into reasoning, content and calls. None: the whole text is content."
     shown_ids: frozenset[int]
     "Ids of special tokens that mark calls or reasoning."
     thinks: bool = False
-    "Reasoning is separated from the content."
+    "Whether reasoning is separated from the content."
     is_open: bool = False
-    "The prompt ends inside the reasoning."
+    "Whether the prompt ends inside the reasoning."
 
 
 def answer_parts(front: Front, body: ChatBody, prompt: str) -> AnswerParts:
-    """Raises ApiError for tools that this server does not support."""
+    """The parser for an answer. Raises ApiError for tools that this server does not support."""
     style, tools, thinking = front.style, body.tools, body.thinking
     if tools is not None and not style.has_calls:
         raise bad("tools is not supported here: tool calls are off (--tool-call-parser)", "tools", code="unsupported")
@@ -76,12 +76,12 @@ def _special(front: Front, marks: Iterable[str]) -> frozenset[int]:
 
 
 def _is_open(prompt: str, start: str) -> bool:
-    """The prompt ends with the tag; templates may add a line feed."""
+    """Whether the prompt ends with the tag, and perhaps a line feed that the template adds."""
     return prompt[-_TAIL_CHARS:].rstrip().endswith(start)
 
 
 def _ends_inside_reasoning(body: ChatBody, thoughts: ThinkStyle) -> bool:
-    """The message to continue ends inside its reasoning."""
+    """Whether the message to continue ends inside its reasoning."""
     last = body.messages[-1] if body.continue_final_message and body.messages else None
     content = last.get("content") if isinstance(last, dict) else None
     return isinstance(content, str) and thoughts.start in content.rpartition(thoughts.end)[2]

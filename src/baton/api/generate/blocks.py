@@ -19,10 +19,10 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 class BlockWriter(Protocol):
     def open(self, part: Part) -> None:
-        """`part`: the first part of the block. For a call it has id and name."""
+        """Begin a block. `part`: its first part. For a call it has id and name."""
 
     def more(self, part: Part) -> None:
-        """Called for every part, the first included."""
+        """Add a part to the block. Called for every part, the first included."""
 
     def close(self, kind: BlockKind) -> None: ...
 

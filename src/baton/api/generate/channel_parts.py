@@ -52,7 +52,7 @@ def channel_prompt(body: ChatBody, prompt: str, grammar: Grammar | None) -> str:
 
 
 def channel_grammar(front: Front, body: ChatBody) -> Grammar | None:
-    """Raises ApiError for tools and a format that exclude each other."""
+    """The grammar of an answer in channels. Raises ApiError for tools and a format that exclude each other."""
     tools, answer = body.tools, body.options.sampling.grammar
     required = tools is not None and tools.choice == "required"
     strict = tools is not None and bool(tools.strict)

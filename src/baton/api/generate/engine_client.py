@@ -38,7 +38,7 @@ class EngineRefused(EngineError):
 
 class EngineClient(Protocol):
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
-        """Raises EngineRefused before the first delta, and another EngineError if the engine is lost later."""
+        """Runs a request. Raises EngineRefused before the first delta, and another EngineError if the engine is lost later."""
         ...
 
     def abort(self, request: RequestId, index: int | None = None, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -46,13 +46,13 @@ class EngineClient(Protocol):
         ...
 
     async def ping(self, timeout_seconds: float) -> None:
-        """Raises Unavailable, with the cause, unless the engine answers and its worker makes progress."""
+        """Checks the engine. Raises Unavailable, with the cause, unless it answers and its worker makes progress."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     async def pause(self, drain_seconds: float | None) -> None:
-        """Accepts no new requests, finishes the running ones (for at most that long; None: without limit), then pauses."""
+        """Accepts no new requests, finishes the running ones (within that time; None: without limit), then pauses."""
         ...
 
     async def resume(self) -> None: ...

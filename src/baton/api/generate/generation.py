@@ -22,7 +22,7 @@ from baton.protocol.request import FinishReason
 
 Sink = Callable[[Piece], None]
 TextSink = Callable[[int, str], None]
-"""Called with the choice and its new text."""
+"""Sink of text, called with the choice and its new text."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Usage:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
-    "None until the engine has reported it for every prompt."
+    "Prompt tokens that were cached. None until the engine has reported it for every prompt."
     host_tokens: int = 0
     storage_tokens: int = 0
     "Cached tokens that were loaded from host memory and from storage."
@@ -43,9 +43,9 @@ class Usage:
     reasoning_tokens: int | None = None
     "Output tokens that are reasoning. None where reasoning is not separated."
     prompt_seconds: float = 0.0
-    "Time from the request to its first token."
+    "Seconds from the request to its first token."
     output_seconds: float = 0.0
-    "Time from the first token to the last."
+    "Seconds from the first token to the last."
 
 
 class _Timing:
@@ -75,13 +75,13 @@ class Generation:
         ]
         self._timings = [_Timing() for _ in self._outputs]
         self._cached: dict[int, tuple[int, int, int]] = {}
-        "Per prompt: cached tokens, and how many of them host and storage supplied."
+        "Cached tokens per prompt, and how many of them host and storage supplied."
         self._preemptions = 0
         self._drafted = self._accepted = 0
         self._prefill_seconds: dict[int, float] = {}
-        "Per prompt: time from its admission to its first token."
+        "Seconds from a prompt's admission to its first token, per prompt."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
-        "Per prompt, where it is echoed."
+        "Log-probabilities of each prompt, where it is echoed."
         self._now = asyncio.get_running_loop().time
 
     @property
@@ -112,13 +112,13 @@ class Generation:
         return "+".join(sorted(words))
 
     async def run(self, sink: Sink, text_sink: TextSink | None = None) -> None:
-        """Returns when every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
+        """Runs all requests until every choice has its finish. Raises ApiError, EngineRefused or another EngineError.
 
         `text_sink`, if given, gets deltas that carry only text: most tokens, so this is the fast path.
         """
         self._text_sink = text_sink if self._job.only_text else None
         self._live.engine_ids += [request.id for request in self._job.requests]
-        if self._live.aborted:  # during preparation: the engine never gets the request
+        if self._live.aborted:  # aborted during preparation: the engine never gets the request
             for output in self._outputs:
                 sink(output.cut(FinishReason.ABORT))
             return
@@ -128,7 +128,7 @@ class Generation:
         places = iter(range(len(self._job.requests)))
 
         async def one_after_another() -> None:
-            for place in places:  # shared: the next free task takes the next prompt
+            for place in places:  # shared iterator: the next free task takes the next prompt
                 if self._live.aborted:
                     for output in self._of(place):
                         sink(output.cut(FinishReason.ABORT))
@@ -139,7 +139,7 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(self._job.requests), self._front.limits.choices)):
                     group.create_task(one_after_another())
-        except BaseExceptionGroup as errors:  # one failed, which cancelled the others: its error is the answer
+        except BaseExceptionGroup as errors:  # one task failed, which cancelled the others: its error is the answer
             raise errors.exceptions[0] from None
 
     async def _follow(self, place: int, sink: Sink) -> None:
@@ -161,7 +161,7 @@ class Generation:
             if delta.ended is not None:
                 owed -= 1
             if owed and finished and not all_finished and self._all_finished(place):
-                all_finished = True  # by stop strings; the engine still owes the usage, but gets only a short wait
+                all_finished = True  # ended by stop strings; the engine still owes the usage, but gets only a short wait
                 patience.reschedule(min(deadline, self._now() + grace))
 
         try:
@@ -177,7 +177,8 @@ class Generation:
         self._report_ended(place)
 
     def _on_text(self, choice: int, tokens: list[int], text_sink: TextSink) -> None:
-        """The fast path of `_on_delta` for nearly every token of a stream: Job.only_text, and not the end."""
+        """Handles a delta of text only. This fast path of `_on_delta` gets nearly every token of a stream: Job.only_text, and
+        not the end."""
         self._clock(choice, len(tokens))
         if text := self._outputs[choice].text_of(tokens):
             text_sink(choice, text)
@@ -209,14 +210,16 @@ class Generation:
         return True
 
     def _record_begun(self, place: int, begun: Begun, seconds: float) -> None:
-        """`seconds`: time since the engine was called. The part that was not prefill was spent in queues, a router's too."""
+        """Record that the sequence has begun. `seconds`: time since the engine was called. The part before prefill was spent in
+        queues, a router's too."""
         self._record_cached(place, begun)
         if place not in self._prefill_seconds:
             self._prefill_seconds[place] = prefill = min(begun.prefill_seconds, seconds)
             self._front.metrics.request_begun(seconds - prefill, prefill)
 
     def _record_cached(self, place: int, report: Begun | Ended) -> None:
-        """Tokens that siblings computed for each other were not cached before: the minimum over the sequences counts."""
+        """Record cached tokens: the minimum over the sequences, because siblings compute tokens for each other that were not
+        cached before."""
         counts = (report.cached_tokens, report.host_tokens, report.storage_tokens)
         self._cached[place] = min(self._cached.get(place, counts), counts)
 
@@ -244,7 +247,7 @@ class Generation:
         return ApiError(504, f"no token within the request's {seconds:g} seconds", param="timeout", code="timeout")
 
     def _end_at_deadline(self, place: int, sink: Sink) -> None:
-        """Ends the choices with what they have: the engine is silent past the deadline."""
+        """Ends the choices with their present output: the engine is silent past the deadline."""
         if not any(output.tokens for output in self._outputs):
             raise self._too_late()
         for output in self._of(place):

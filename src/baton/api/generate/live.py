@@ -18,9 +18,9 @@ class LiveRequest:
     names: tuple[str, ...]
     "Names that the client may use: the id of the answer, and X-Request-Id."
     engine_ids: list[RequestId] = field(default_factory=list)
-    "Generated here: a client cannot choose or guess one."
+    "Id for the engine, generated here: a client cannot choose or guess one."
     aborted: bool = False
-    "Set by an abort. A request that the engine does not have yet is then never sent."
+    "Whether the request was aborted. One that the engine does not have yet is then never sent."
 
 
 class LiveRequests:

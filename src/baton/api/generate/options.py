@@ -26,7 +26,7 @@ class Options:
     stream: StreamOptions
     n: int
     max_tokens: int | None
-    "None: the model's recommendation, or what the context has room for (prepare.py)."
+    "max_tokens. None: the model's recommendation, or the room in the context (prepare.py)."
     seed: int | None
     sampling: SamplingParams
     """Sampling parameters as requested. prepare.py adds seed and max_tokens, stop ids, bad words, and the `ends` of a
@@ -36,7 +36,7 @@ class Options:
     ignore_eos: bool
     bad_words: tuple[str, ...]
     bad_words_token_ids: tuple[int, ...]
-    "Each token id is a bad word of its own."
+    "Forbidden token ids; each is a bad word of its own."
     return_token_ids: bool
     skip_special_tokens: bool
     add_special_tokens: bool
@@ -44,7 +44,7 @@ class Options:
     cache_salt: str
     timeout_seconds: float
     truncate: int | None
-    "A longer prompt is truncated to this many tokens. -1: to what leaves room for max_tokens. None: it is refused."
+    "Maximum of prompt tokens; longer prompts are truncated. -1: the room that max_tokens leaves. None: they are refused."
     grammar_field: str
     "Name of the field that sets the answer's format, for errors. Empty: none."
     ignored: tuple[str, ...] = ()
@@ -55,11 +55,11 @@ class Options:
 class ChatBody:
     options: Options
     messages: list[Any]
-    "Checked by text/chat_messages.py."
+    "Messages, checked by text/chat_messages.py."
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: Mapping[str, Any] | None
-    "Includes the template's switches for reasoning."
+    "Arguments of the template, including its switches for reasoning."
     tools: Tools | None = None
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
 
@@ -75,4 +75,4 @@ class CompletionBody:
     suffix: str = ""
     "Text after the gap; the model fills in between prompt and suffix."
     prompt_only: bool = False
-    "max_tokens 0 with echo: the answer is the prompt, with its log-probabilities."
+    "Whether the answer is the prompt alone, with its log-probabilities: max_tokens 0 with echo."

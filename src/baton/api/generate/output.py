@@ -31,14 +31,14 @@ class Piece:
     "Text, reasoning and calls in the order of arrival; two neighbours of a kind are one part. None is empty."
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    "One per token, or none at all. None for the first token of an echoed prompt."
+    "Log-probabilities, one per token, or empty. None for the first token of an echoed prompt."
     offsets: list[int] = field(default_factory=list)
     "Start of each token's text in the choice's text."
     finish: FinishReason | None = None
     called: bool = False
-    "With `finish`: the choice has called a tool."
+    "Whether the choice has called a tool. Set with `finish`."
     unfinished: bool = False
-    "With `finish`: the choice ends inside a tool call or a format, so it is incomplete."
+    "Whether the choice ends inside a tool call or a format, so that it is incomplete. Set with `finish`."
     stop_reason: str | int | None = None
     "The client's stop string or stop token id that ended the choice."
     prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -83,8 +83,8 @@ class Piece:
 
     @property
     def known_finish(self) -> FinishReason | None:
-        """`finish` as one of the values that typed clients know. A repetition is a stop: after "length" clients would ask for
-        more of the same."""
+        """The finish reason as one of the values that typed clients know. A repetition is a stop: after "length" clients would
+        ask for more of the same."""
         if self.finish is FinishReason.REPETITION and not self.unfinished:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.finish in _OUR_OWN else self.finish
@@ -147,7 +147,7 @@ class SequenceOutput:
         self._parser = None if job.parser is None else job.parser()
         self._calls = 0
         self._in_call = False
-        "The last part so far is a tool call."
+        "Whether the last part so far is a tool call."
         self._stops = StopStrings(job.stops, include_stop=options.include_stop)
         self._has_stops = bool(job.stops.stops)
         self._min_tokens = request.sampling.min_tokens
@@ -204,7 +204,7 @@ class SequenceOutput:
         return piece
 
     def text_of(self, tokens: list[int]) -> str:
-        """`feed` for deltas of tokens whose text alone is wanted (Job.only_text)."""
+        """The text of deltas of tokens, for jobs that need the text alone (Job.only_text). Replaces `feed`."""
         push_one = self._text.push_one
         text = push_one(tokens[0]) if len(tokens) == 1 else "".join(map(push_one, tokens))
         self.tokens += len(tokens)
@@ -267,7 +267,8 @@ class SequenceOutput:
             piece.parts.append(part)
 
     def _through_stops(self, piece: Piece, text: str) -> None:
-        """Applies stop strings. Like stop ids they end nothing before min_tokens, but a match may begin before."""
+        """The text that may be sent after stop strings are applied. Before min_tokens they end nothing, but a match may begin
+        before."""
         if not self._has_stops:
             self._emit_text(piece, text)
             return
@@ -300,5 +301,5 @@ class SequenceOutput:
 
 
 def call_id(request: str, choice: int, index: int) -> str:
-    """Nine letters and digits: the only form that every template accepts (Mistral's refuse others)."""
+    """A tool call's id of nine letters and digits: the only form that every template accepts (Mistral's refuse others)."""
     return hashlib.sha256(f"{request}/{choice}/{index}".encode()).hexdigest()[:9]

@@ -41,16 +41,16 @@ class Job:
     """One HTTP request, ready to run."""
 
     requests: tuple[GenerateRequest, ...]
-    "One per prompt."
+    "Requests, one per prompt."
     options: Options
     stops: StopAutomaton
     echo: bool = False
     prompt_only: bool = False
-    "The engine must generate one token; the client does not get it."
+    "Whether the engine's one token is left out of the answer: it generates one because it must."
     parser: MakeParser | None = None
     "Splits each sequence's text into parts. None: all text is content."
     thinks: bool = False
-    "The parser may find reasoning."
+    "Whether the parser may find reasoning."
     shown_ids: frozenset[int] = frozenset()
     "Special tokens that the parser needs: their text is kept despite skip_special_tokens."
 
@@ -80,7 +80,7 @@ class Job:
 
 
 def require_generates(front: Front) -> None:
-    """An encoder reads a text as a whole: there is no next token."""
+    """Refuse generation by an encoder, which reads a text as a whole: it has no next token."""
     if not front.model.generates:
         able = (
             "classifies texts: ask /classify, /rerank or /score" if front.model.labels else "gives vectors: ask /v1/embeddings"
@@ -91,7 +91,7 @@ def require_generates(front: Front) -> None:
 def chat_job(front: Front, body: ChatBody, caller: ApiCaller) -> Job:
     """Builds the job of a chat: renders the template, adds grammars of tools and limits of reasoning, and tokenises."""
     require_generates(front)
-    require_may_fit(front, characters_of(body.messages))  # before the template copies it
+    require_may_fit(front, characters_of(body.messages))  # refuse here, before the template copies it
     text, mark = render_chat(
         front.template,
         front.tokenizer,
@@ -273,7 +273,7 @@ def _bad_words(front: Front, options: Options) -> tuple[tuple[int, ...], ...]:
 
 
 def _require_priority(front: Front, options: Options, caller: ApiCaller) -> None:
-    """Any client may lower its priority; raising it above the minimum needs an admin key."""
+    """Refuse a priority above the minimum without an admin key. Any client may lower its priority."""
     lowest = front.config.client_priority_min
     if options.priority < lowest and not caller.admin:
         message = (

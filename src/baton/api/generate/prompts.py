@@ -37,7 +37,7 @@ def cut_around_gap(before: list[int], after: list[int], room: int) -> tuple[list
 
 
 def prompts_of(front: Front, body: CompletionBody, keep: Literal["first", "last"] = "last") -> list[tuple[int, ...]]:
-    """`keep`: which end of a truncated prompt is kept."""
+    """The prompts of a request as token ids. `keep`: which end of a truncated prompt is kept."""
     return within_total(front, (_ids(front, prompt, body.options, keep) for prompt in body.prompts))
 
 

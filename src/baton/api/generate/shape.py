@@ -48,10 +48,10 @@ class Shape(ABC):
     """One answer. Created before the body is read, so that errors and aborts can use its id."""
 
     kind: ClassVar[str]
-    "Kind of answer: a retry with an Idempotency-Key must have the same kind."
+    "Kind of answer. A retry with an Idempotency-Key must have the same kind."
     id_prefix: ClassVar[str]
     renders: ClassVar[bool] = False
-    "`job` renders a chat template."
+    "Whether `job` renders a chat template."
 
     def __init__(self, front: Front) -> None:
         self.front = front
@@ -76,7 +76,7 @@ class Shape(ABC):
 
 
 def require_vectors(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Raises unless every piece has its embedding."""
+    """The pieces, if each has its embedding; else raises."""
     for piece in pieces:
         if not piece.embedding:
             how = piece.finish.value if piece.finish is not None else "lost"

@@ -28,7 +28,7 @@ _BUDGETS: Final = ("thinking_token_budget", "thinking_budget", "reasoning_budget
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThinkingOptions:
     enabled: bool | None = None
-    "None: the model's default."
+    "Whether the model reasons. None: the model's default."
     effort: str | None = None
     budget: int | None = None
     "Maximum of reasoning tokens."
@@ -36,8 +36,8 @@ class ThinkingOptions:
     separate: bool = True
 
     def template_kwargs(self, kwargs: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """`kwargs` with the names that templates use: enable_thinking (Qwen), thinking (DeepSeek, Granite), reasoning_effort
-        (gpt-oss)."""
+        """The template's arguments, with the names that templates use for reasoning: enable_thinking (Qwen), thinking
+        (DeepSeek, Granite), reasoning_effort (gpt-oss)."""
         own: dict[str, Any] = {}
         if self.enabled is not None:
             own |= {"enable_thinking": self.enabled, "thinking": self.enabled}
@@ -62,7 +62,7 @@ class _GivenValue:
 
 
 def read_thinking(fields: Fields, kwargs: Mapping[str, Any] | None) -> ThinkingOptions:
-    """`kwargs`: chat_template_kwargs."""
+    """The reasoning options of a body. `kwargs`: chat_template_kwargs."""
     enabled, effort, budget = _GivenValue(), _GivenValue(), _GivenValue()
     for name in ("enable_thinking", "thinking"):
         if kwargs is not None and isinstance(kwargs.get(name), bool):
@@ -96,7 +96,7 @@ def _effort(value: Any, place: str, enabled: _GivenValue, effort: _GivenValue) -
 
 
 def _think(value: Any, enabled: _GivenValue, effort: _GivenValue) -> None:
-    """Ollama's `think`: true, false, or an effort."""
+    """Read Ollama's `think`: true, false, or an effort."""
     if isinstance(value, str):
         _effort(value, "think", enabled, effort)
     elif value is not None:

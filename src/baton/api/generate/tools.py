@@ -48,7 +48,7 @@ class Tools:
 
 
 def read_tools(fields: Fields, limits: Limits) -> Tools | None:
-    """None if the request has no tools or none may be called: the prompt does not mention them then."""
+    """The tools of a request. None if it has no tools or none may be called: the prompt does not mention them then."""
     parallel = fields.boolean("parallel_tool_calls", default=True)
     value, choice = fields.raw("tools"), fields.raw("tool_choice")
     if value is None or value == []:

@@ -26,7 +26,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def drafts_json(usage: Usage) -> dict[str, int]:
-    """Verified draft tokens, present only if there were some."""
+    """Counters of verified draft tokens; absent if there were none."""
     if not usage.drafted_tokens:
         return {}
     rejected = usage.drafted_tokens - usage.accepted_tokens
@@ -34,5 +34,5 @@ def drafts_json(usage: Usage) -> dict[str, int]:
 
 
 def preemptions_json(usage: Usage) -> dict[str, int]:
-    """An extension field, present only if not zero: clients ignore unknown fields."""
+    """Number of preemptions, absent if zero. An extension field: clients ignore unknown fields."""
     return {"baton_preemptions": usage.preemptions} if usage.preemptions else {}

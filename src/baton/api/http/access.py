@@ -40,7 +40,7 @@ _PRIVATE_SUFFIXES = (".internal", ".local", ".lan", ".svc", ".home.arpa")
 """Suffixes outside of public DNS (host.docker.internal, gpu-box.local, baton.default.svc.cluster.local): no foreign page has
 such a name."""
 LOCAL_ORIGIN = r"https?://(localhost|[a-z0-9.-]+\.localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?"
-"""Origins of pages that this machine serves."""
+"""Hosts in the origins of pages that this machine serves."""
 
 
 class ApiRoute(Route):
@@ -74,7 +74,7 @@ class ApiRoute(Route):
 
 
 class NoRoute:
-    """The answer for paths without a route. It needs a key too, so that strangers learn nothing about the routes."""
+    """Answers paths without a route. A key is needed first, so that strangers learn nothing about the routes."""
 
     def __init__(self, dialects: Mapping[str, Dialect]) -> None:
         """`dialects`: by path prefix, the dialects whose errors differ from OpenAI's."""
@@ -99,8 +99,8 @@ class Access:
         self._cross_site = CrossSite(config)
 
     def require(self, scope: Scope, right: Right, *, page: bool = False) -> None:
-        """Raises ApiError unless the request may use a route with this right; sets scope["state"]["caller"]. `page`: ask a
-        browser for the key."""
+        """Checks that the request may use a route with this right, else raises ApiError; sets scope["state"]["caller"]. `page`:
+        ask a browser for the key."""
         state = scope.setdefault("state", {})
         if right == "open":
             state["caller"] = ApiCaller()
@@ -121,7 +121,7 @@ class Access:
         state["caller"] = caller
 
     def _on_admin_port(self, scope: Scope) -> bool:
-        """Decided by the listening socket, not by anything that the client sends."""
+        """Whether the request came in on the admin port. The listening socket decides, not anything that the client sends."""
         server = scope.get("server")
         return self._admin_port is not None and server is not None and server[1] == self._admin_port
 
@@ -144,7 +144,7 @@ class Access:
 
 
 def _is_local(scope: Scope) -> bool:
-    """The peer is on this machine and is not a proxy."""
+    """Whether the peer is on this machine and is not a proxy."""
     if any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
         return False
     client = scope.get("client")
@@ -190,8 +190,8 @@ class CrossSite:
         self._local_origins = takes_local_origins(config)
 
     def require(self, scope: Scope, *, trusted_host: bool, admin: bool = False) -> None:
-        """Raises ApiError if a foreign page may have sent the request. `trusted_host`: a bearer key vouches for the Host
-        header."""
+        """Checks that no foreign page can have sent the request, else raises ApiError. `trusted_host`: a bearer key vouches for
+        the Host header."""
         headers = scope["headers"]
         hosts = [value.decode("latin-1").strip().lower() for name, value in headers if name == b"host"]
         if len(hosts) > 1:
@@ -203,7 +203,7 @@ class CrossSite:
         origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
         local = self._local_origins and len(origins) == 1 and _is_local_origin(origins[0])
         if local and not _is_same_origin(origins[0], host):
-            # GET too, and with any Host: CORS lets the page read the answer.
+            # CORS lets the page read the answer, so GET is refused too, with any Host.
             if admin and origins[0] not in self._origins:
                 raise ApiError(403, "pages of other origins may not call admin routes", code="foreign_origin")
             if _is_local_name(host):
@@ -229,7 +229,7 @@ class CrossSite:
 
 
 def takes_local_origins(config: ApiConfig) -> bool:
-    """Pages of this machine are accepted: only this machine reaches the server, and no key could distinguish pages."""
+    """Whether pages of this machine are accepted: only this machine reaches the server, and no key could distinguish pages."""
     this_machine = _is_loopback(config.host) or config.host == "localhost"
     return this_machine and not config.api_keys and not config.admin_api_keys
 
@@ -239,13 +239,14 @@ def _is_local_origin(origin: str) -> bool:
 
 
 def _is_local_name(host: str) -> bool:
-    """A name by which pages of this machine call the server. A proxy's name means that the server is open to others."""
+    """Whether pages of this machine call the server by this name. A proxy's name means that the server is open to others."""
     name = _without_port(host)
     return name == "localhost" or name.endswith(".localhost") or _is_loopback(name)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Compares without the scheme: a TLS proxy in front of us changes it to https."""
+    """Whether origin and Host name the same server. The scheme is not compared: a TLS proxy in front of us changes it to
+    https."""
     try:
         parts = urlsplit(origin)
     except ValueError:

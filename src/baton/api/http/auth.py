@@ -30,9 +30,9 @@ class ApiCaller:
 
     tenant: bytes = b""
     admin: bool = False
-    "The caller gave an admin key."
+    "Whether the key is an admin key."
     by_bearer: bool = False
-    "The key was given in a way that a browser does not use by itself."
+    "Whether the key was given in a way that a browser does not use by itself."
 
 
 class Keys:
@@ -57,7 +57,7 @@ class Keys:
             return None
         key, by_bearer = _key_of(given[0], headers) if given else (named[0].strip(), True)
         if any(key != other.strip() for other in named):
-            return None  # two different keys: ambiguous
+            return None  # ambiguous: two different keys
         digest = _digest(key)
         # Both lists are compared in full, so that the time reveals nothing about the keys.
         is_tenant = sum([hmac.compare_digest(digest, known) for known in self._tenants])

@@ -34,6 +34,6 @@ def _rewritten(scope: Scope) -> Scope:
 
 
 def deployment_of(scope: Scope) -> str | None:
-    """The deployment in the path. As at Azure it is the model, regardless of `model` in the body."""
+    """The deployment in the path: it is the model, regardless of `model` in the body, as at Azure."""
     name: str | None = scope.get(_DEPLOYMENT_KEY)
     return name

@@ -37,7 +37,7 @@ class Lease:
         self.held = 0
 
     def take(self, count: int) -> None:
-        """Raises 429 if the process holds too much; bytes taken before stay taken."""
+        """Takes more bytes for the request. Raises 429 if the process holds too much; bytes taken before stay taken."""
         budget = self._budget
         allowed = budget.bytes_max if self.held + count <= SMALL_BYTES else budget.bytes_max * 3 // 4
         if budget.used + count > allowed:

@@ -25,7 +25,7 @@ _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x17, 0x18, 0xA0
 class Warned:
     text: str
     refused: bool
-    "Clients that verify certificates refuse the server now."
+    "Whether clients that verify certificates refuse the server now."
 
 
 def certificate_warning(
@@ -81,14 +81,15 @@ def _validities(pem: str) -> Iterator[tuple[datetime, datetime]]:
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
     """The first DER element: tag, content, and the remaining bytes."""
     tag, length, begin = data[0], data[1], 2
-    if length >= 0x80:  # the low bits count the bytes of the length
+    if length >= 0x80:  # the low bits are the number of bytes of the length
         begin += length - 0x80
         length = int.from_bytes(data[2:begin])
     return tag, data[begin : begin + length], data[begin + length :]
 
 
 def _moment(kind: int, value: bytes) -> datetime:
-    """Both kinds are in seconds and UTC. Two-digit years below 50 are of this century (strptime: below 69)."""
+    """The time in a validity date. Both kinds are in seconds and UTC. Two-digit years below 50 are of this century (strptime:
+    below 69)."""
     text = value.decode("ascii")
     if kind == _UTC_TIME:
         text = ("20" if text < "50" else "19") + text

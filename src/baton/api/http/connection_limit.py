@@ -21,8 +21,8 @@ from baton.api.limits import Limits
 RESERVE: Final = 64
 "Connections over the limit that still get an error as answer."
 ACCEPTS_PER_TURN: Final = 4
-"""asyncio would accept all waiting connections, hundreds, in one turn of the loop; meanwhile no stream gets a token. 200
-connections that sent something wrong at once took 41 ms of CPU in one turn, with this limit 6
+"""Accepted connections per turn. asyncio would accept all waiting ones, hundreds, in one turn of the loop; meanwhile no stream
+gets a token. 200 connections that sent something wrong at once took 41 ms of CPU in one turn, with this limit 6
 (docs/internals/notes/gaps.md)."""
 
 
@@ -77,7 +77,7 @@ class Connections:
         return len(self._shaking)
 
     def _full(self, peer: Any, more: int) -> ApiError | None:
-        """The error for one more connection, if the limits plus `more` are reached."""
+        """The error for one more connection if the limits plus `more` are reached, else None."""
         limits = self._limits
         if self._of_address.get(_address(peer), 0) >= limits.connections_per_address + more:
             message = f"{limits.connections_per_address} connections from this address are open, which is the limit"
@@ -112,7 +112,7 @@ class ConnectionLimit(socket.socket):
         self._accepted += 1
         if not self._connections.admit(peer):
             plain.close()
-            raise ConnectionAbortedError("too many connections")  # asyncio continues its turn, and comes back
+            raise ConnectionAbortedError("too many connections")  # asyncio ends its turn, and accepts again later
         connection = _Counted(plain, self._connections, peer)
         if self._tls:
             self._connections.begin_handshake(connection, peer)

@@ -20,7 +20,7 @@ class Remembered:
     tenant: bytes
     request_digest: bytes
     answer: bytes | None = None
-    "None while the request runs."
+    "The stored answer. None while the request runs."
     media_type: str = ""
 
 
@@ -68,7 +68,7 @@ class IdempotencyStore:
         self._answer_bytes_max = limits.idempotency_answer_bytes
         self._shares: dict[bytes, _Share] = {}
         self.recording_bytes = 0
-        "Bytes of streams that are being sent."
+        "Total bytes of the records of running streams."
 
     def recording(self) -> Recording:
         return Recording(self)

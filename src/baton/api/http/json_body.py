@@ -22,7 +22,7 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, limits: Limits, lease: Lease) -> bytes:
-    """Raises ApiError 413, 415, 408 or 429, and starlette's ClientDisconnect.
+    """Reads a request's body. Raises ApiError 413, 415, 408 or 429, and starlette's ClientDisconnect.
 
     lease   counts the bytes as they arrive, until the caller closes it
     """
@@ -50,7 +50,7 @@ def _too_large(limits: Limits) -> ApiError:
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Raises ApiError 400 with the place of the error."""
+    """Parses a body that is an object. Raises ApiError 400 with the place of the error."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def _no_constant(literal: str) -> NoReturn:
 
 
 def _twice(items: list[tuple[str, Any]]) -> str:
-    """The repeated key, truncated: keys are the client's text too."""
+    """The repeated key, truncated: keys may be a client's text too."""
     seen: set[str] = set()
     for key, _ in items:
         if key in seen:
@@ -112,7 +112,7 @@ def _twice(items: list[tuple[str, Any]]) -> str:
 
 
 def _require_depth(value: Any, depth_max: int) -> None:
-    """Checks level by level, so that no depth exhausts the stack."""
+    """Refuse JSON that is nested too deep. The check goes level by level, so that no depth exhausts the stack."""
     level = [value]
     for _ in range(depth_max):
         level = [
@@ -127,7 +127,7 @@ def _require_depth(value: Any, depth_max: int) -> None:
 
 
 def _clean(value: Any) -> Any:
-    """Replaces lone surrogates. Recursive: the depth is already limited to 64."""
+    """Replace lone surrogates in all strings. The recursion is safe: the depth is already limited to 64."""
     if isinstance(value, str):
         return replace_lone_surrogates(value)
     if isinstance(value, list):

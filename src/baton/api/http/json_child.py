@@ -41,7 +41,7 @@ def begin(first: Any) -> Answer:
 
 
 def _require_fitting_prompt(prompt: Any, context_tokens: int) -> None:
-    """A token list that is too long gets that error, not the one about too many values."""
+    """Refuse a token list that exceeds the context, with that error and not the one about too many values."""
     if isinstance(prompt, list) and len(prompt) >= context_tokens and type(prompt[0]) is int:
         raise too_long(len(prompt), context_tokens)
 

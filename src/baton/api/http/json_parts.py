@@ -45,7 +45,7 @@ def _crumbs(value: Any) -> Iterator[bytes]:
 
 
 def _list_crumbs(entries: Iterator[Any], whole: bool) -> Iterator[bytes]:
-    """`whole`: entries are small, so many are encoded at once."""
+    """Yield a list entry by entry. `whole`: entries are small, so many are encoded at once."""
     mark = b"["
     while some := list(islice(entries, _ROWS_AT_ONCE if whole else 1)):
         yield mark
@@ -83,7 +83,7 @@ async def send_json(
                 await send(message)
         except TimeoutError:
             raise ClientGone("slow") from None
-        await asyncio.sleep(0)  # a client that reads fast would starve the others
+        await asyncio.sleep(0)  # without a pause, a client that reads fast would delay the others
         message = None
         if part is not None:
             before(part, following is None)

@@ -12,11 +12,11 @@ from baton.errors import Unavailable
 from baton.text.helper import Helper, HelperCrash, HelperTimeout
 
 INLINE_BYTES: Final = 128 * 1024
-"""Smaller bodies are parsed on the calling thread, in some milliseconds at most."""
+"""Maximum bytes of bodies that are parsed on the calling thread, in some milliseconds."""
 
 _MEMORY_BYTES: Final = 256 * 1024 * 1024
 _MEMORY_PER_BYTE: Final = 64
-"""Parsed values take up to 30 times their JSON: an empty list has 80 bytes for three."""
+"""Bytes of memory per byte of JSON, at most: an empty list has 80 bytes for three."""
 
 
 class JsonProcess:
@@ -33,7 +33,7 @@ class JsonProcess:
         )
 
     def parse(self, body: bytes) -> dict[str, Any]:
-        """Like `parse_object`, with the same errors; and 503 if the child process is not available."""
+        """Parse a body with the errors of `parse_object`, and 503 if the child process is not available."""
         if len(body) <= INLINE_BYTES:
             return parse_object(body, self._limits)
         try:

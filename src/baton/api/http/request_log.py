@@ -29,7 +29,7 @@ IGNORED_HEADER = "x-baton-ignored"
 _IGNORED_NAMES_MAX = 32
 _IGNORED_CHARACTERS_MAX = 64
 _CLOSED = 499
-"Status in the log if the client disconnected before there was one."
+"Status in the log if the client disconnected before the response had one."
 
 
 class TokenCounts(Protocol):
@@ -53,9 +53,9 @@ class RequestRecord:
     usage: Callable[[], TokenCounts] | None = None
     "Tokens so far, for requests that generate."
     ended: Callable[[], str] | str = ""
-    "A finish reason, the code of an error, or how the client left."
+    "How the request ended: a finish reason, the code of an error, or how the client left."
     ignored: tuple[str, ...] = ()
-    "Unknown fields of the body; the client gets their names in a header."
+    "Unknown fields of the body. A response header lists their names."
 
     def facts(self, method: str, route: str, status: int, seconds: float) -> dict[str, Any]:
         facts: dict[str, Any] = {"id": self.request_id, "method": method, "route": route, "status": status}
@@ -102,7 +102,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 
 def _of_starlette(error: HTTPException) -> ApiError:
-    """An error that the framework raised. Routes raise ApiError."""
+    """The response to an error that the framework raised. Routes raise ApiError."""
     return not_found() if error.status_code == 404 else ApiError(error.status_code, error.detail, headers=error.headers)
 
 

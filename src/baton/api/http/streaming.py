@@ -1,16 +1,4 @@
-"""Server-sent events, and clients that leave or do not read.
-
-    engine -> Generation -> sink: one event -> SendBuffer -> flush -> socket    all events of a wake-up in one write
-                                                 |             `- a client that is behind: writer -> socket
-                                                 |                  `- waits for the client, never longer than write_seconds
-                                                 `- over 4 MiB: the request is cancelled, the connection dropped
-
-The writer uses ASGI: a task, two timers and some layers of calls per event. So within an answer, while the client keeps up,
-events go directly to the socket (server.py provides that; without it all go through the writer).
-
-Status and headers go out with the first event, so a refused request gets its status, not a stream with an error in it; only
-after keep_alive_seconds without an event they go out earlier, with a comment line.
-"""
+"""Streams of server-sent events; they end if the client leaves or does not read."""
 
 from __future__ import annotations
 
@@ -30,7 +18,7 @@ T = TypeVar("T")
 logger = logging.getLogger("baton.api")
 
 _UNCOUNTED_BYTES = 16 * 1024
-"A client that keeps up has fewer bytes than this waiting."
+"Most waiting bytes of a client that keeps up."
 
 
 class ClientGone(Exception):
@@ -58,7 +46,7 @@ class EndOfTurn:
         for what in waiting:
             try:
                 what()
-            except Exception as error:  # of one stream: the others are not affected
+            except Exception as error:  # an error of one stream: the others are not affected
                 logger.error("a stream could not be written: %s", type(error).__name__, exc_info=error)
 
 
@@ -67,14 +55,14 @@ class DirectBody(Protocol):
 
     @property
     def ready(self) -> bool:
-        """The answer has begun, has not ended, and the client keeps up."""
+        """Whether the answer has begun, has not ended, and the client keeps up."""
         ...
 
     def write(self, data: bytes) -> None: ...
 
 
 class SendBuffer:
-    """Events that the client has not read yet. Larger amounts count in the process's budget of bytes in flight."""
+    """Events that the client has not read yet. Larger buffers count in the process's budget of bytes in flight."""
 
     def __init__(self, bytes_max: int, lease: Lease | None = None) -> None:
         self._bytes_max = bytes_max
@@ -165,7 +153,7 @@ class EventStream:
         self._sent_at = self._now()
         self._delivering = False
         self.started = False
-        "Status and headers are being sent: later errors become an event."
+        "Whether status and headers are being sent: later errors become an event."
         self.error: BaseException | None = None
         "The error that was sent as an event."
 
@@ -208,9 +196,9 @@ class EventStream:
                 await self._deliver(buffer.take() or self._dialect.keep_alive)
 
     def _flush(self, buffer: SendBuffer) -> None:
-        """Writes events directly to the socket. If that is not possible, or the writer is sending, the writer gets them."""
+        """Writes events directly to the socket. If that is not possible, or the writer is sending, the writer sends them."""
         if buffer.empty:
-            return  # the writer was faster
+            return  # the writer has sent the events already
         data = b""
         try:
             if not self._delivering and self._direct is not None and self._direct.ready:

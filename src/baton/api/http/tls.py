@@ -1,5 +1,5 @@
-"""TLS settings: the server's certificate, and client certificates where required. Read when the server starts, and by the
-command line before anything is loaded, so that a wrong file is one line and no traceback."""
+"""TLS settings: the server's certificate, and client certificates where required. The command line checks the files before
+anything is loaded: a wrong file is reported in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.errors import InvalidConfig
 
 
 def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """None: the server speaks http. TLS 1.2 or later, with Python's default ciphers."""
+    """The server's TLS settings: TLS 1.2 or later, with Python's default ciphers. None: the server speaks http."""
     if not config.ssl_certfile:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -31,7 +31,7 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    """Without this callback every process that reads the key would ask for a password on the terminal."""
+    """Refuse a key with a password. Without this callback every process that reads the key would ask for it on the terminal."""
     raise ValueError("the key has a password: make a copy without one that only the server's user may read")
 
 

@@ -15,7 +15,7 @@ _NO_PARENT: Final = "0" * 16
 
 
 def traceparent_of(scope: Scope) -> str:
-    """Empty where the client sends none, several, or an invalid one, which the standard says to ignore."""
+    """The client's `traceparent`. Empty if there is none, several, or an invalid one, which the standard says to ignore."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     if len(given) != 1:
         return ""

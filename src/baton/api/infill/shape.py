@@ -110,7 +110,7 @@ class InfillShape(Shape):
 
 
 class Parts:
-    """An event per piece of text."""
+    """Stream of an answer, an event per piece of text."""
 
     def __init__(self, shape: InfillShape, generation: Generation, put: Put) -> None:
         self._shape = shape

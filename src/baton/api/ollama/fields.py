@@ -78,7 +78,8 @@ GENERATE: Final[Table] = {
 
 
 def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
-    """Returns None for an empty list of messages: such a request only asks whether the model is loaded."""
+    """Translates a body of /api/chat. None for an empty list of messages: such a request only asks whether the model is
+    loaded."""
     messages: list[Any] = expect(list, body.get("messages") or [], "messages")
     asked = _common(front, body, CHAT)
     if body.get("tools"):
@@ -88,7 +89,7 @@ def chat_body(front: Front, body: dict[str, Any]) -> ChatBody | None:
 
 
 def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBody | None:
-    """Returns None if there is no prompt."""
+    """Translates a body of /api/generate. None if there is no prompt."""
     prompt, system, suffix = (expect(str, body.get(name) or "", name) for name in ("prompt", "system", "suffix"))
     raw = expect(bool, body.get("raw") or False, "raw")
     asked = _common(front, body, GENERATE)
@@ -109,7 +110,7 @@ def generate_body(front: Front, body: dict[str, Any]) -> ChatBody | CompletionBo
 
 
 def model_name(front: Front, name: Any) -> Any:
-    """The served name: clients write name:latest for name."""
+    """The served name of a model: clients write name:latest for name."""
     if isinstance(name, str) and not front.model.is_called(name) and name.endswith(":latest"):
         return name.removesuffix(":latest")
     return name

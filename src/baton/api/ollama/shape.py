@@ -118,8 +118,8 @@ class GenerateShape(OllamaShape):
 
 
 class NdjsonLines:
-    """Sends text and reasoning at once, a call only when it is complete, because its arguments are an object. A truncated call
-    is not sent: a client would run it."""
+    """Lines of a streamed answer. Text and reasoning are sent at once, a call only when it is complete, because its arguments
+    are an object. A truncated call is not sent: a client would run it."""
 
     def __init__(self, shape: OllamaShape, generation: Generation, put: Put) -> None:
         self._shape = shape
@@ -179,7 +179,7 @@ API_VERSION: Final = "0.12.6"
 _OLLAMA_NAMES: Final = {field.to: name for name, field in OPTIONS.items()}
 _NEVER: Final = "9999-12-31T00:00:00Z"
 _SUFFIX_NOTE: Final = "{# /api/generate with a suffix: {{ .Prompt }}, the gap that is filled in, {{ .Suffix }} #}"
-"""A comment of the template language."""
+"""Comment of the template language."""
 
 
 async def tags(request: Request) -> Response:

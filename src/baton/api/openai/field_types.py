@@ -1,7 +1,4 @@
-"""Types of the fields of OpenAI's two older endpoints, for /openapi.json. Numbers have theirs in limits.RANGES.
-
-A test compares the tables with the fields that schemas.py reads, in both directions.
-"""
+"""Types of the fields of OpenAI's two older endpoints, for /openapi.json. The types of numbers are in limits.RANGES."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from baton.api.generate.engine_client import TokenLogprob
 from baton.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0
-"Stands for minus infinity, which JSON lacks; vLLM's clients know this number."
+"The number for minus infinity, which JSON lacks; vLLM's clients know it."
 
 
 def number(logprob: float) -> float:
@@ -44,7 +44,8 @@ def completion_logprobs(
     offsets: Sequence[int],
     asked: int,
 ) -> dict[str, Any]:
-    """Four columns. `asked`: number of top tokens that the client wants; the sampled token is always included."""
+    """Log-probabilities in the four columns of completions. `asked`: number of top tokens that the client wants; the sampled
+    token is always included."""
     rows = list(logprobs) or [None] * len(tokens)
     return {
         "tokens": JsonRows(partial(token_name, tokenizer), tokens),
@@ -72,7 +73,8 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 def prompt_logprobs(tokenizer: Tokenizer, rows: Sequence[TokenLogprob | None]) -> JsonRows:
-    """vLLM's form: by token id, with rank; null for the first token, which has no prediction."""
+    """Log-probabilities of a prompt in vLLM's form: by token id, with rank; null for the first token, which has no
+    prediction."""
     return JsonRows(partial(_by_id, tokenizer), rows)
 
 

@@ -24,7 +24,7 @@ _DETECTION: Final = {
 
 
 def repetition_stop_of(fields: Fields, *, default: bool) -> RepetitionStop | None:
-    """`default`: the server's setting."""
+    """The rule that a body's fields set. `default`: the server's setting."""
     detection = fields.raw("repetition_detection")
     wanted = fields.boolean("stop_on_repetition", default=default)
     if detection is None:

@@ -43,7 +43,7 @@ class OpenAIShape(Shape):
         return Chunks(self, job, generation, put)
 
     def chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None, *, with_usage: bool) -> dict[str, Any]:
-        """`with_usage`: the client requested usage, so every chunk has the key, as at OpenAI."""
+        """One chunk of a stream. `with_usage`: the client requested usage, so every chunk has the key, as at OpenAI."""
         chunk = {**self._head(self.object_chunk), "choices": choices}
         if with_usage:
             chunk["usage"] = usage
@@ -167,7 +167,7 @@ class Chunks:
         self._waiting: dict[int, Piece] = {}
         self._begun: set[int] = set()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        "By choice: bytes before and after the text in an event that carries only text, as most do."
+        "Bytes before and after the text in an event that carries only text, as most do, by choice."
 
     def add_text(self, choice: int, text: str) -> None:
         frame = self._frames.get(choice)

@@ -24,11 +24,11 @@ from baton.api.http.request_log import record_of
 from baton.observe.metrics import CONTENT_TYPE
 
 _PAUSE_SECONDS_MAX = 3600.0
-"How long a route waits for a pause without a limit. Then it answers 202, and the order continues."
+"Seconds that a route waits for a pause without a limit. Then it answers 202, and the order continues."
 
 
 _LOAD_SECONDS_MAX = 1800.0
-"How long a route waits for weights to load."
+"Seconds that a route waits for weights to load."
 
 
 async def live(request: Request) -> Response:
@@ -108,7 +108,8 @@ async def resume(request: Request) -> Response:
 
 
 async def clear_cache(request: Request) -> Response:
-    """Drops cached blocks that are not in use, on the named tiers, or on all but storage. vLLM's /reset_prefix_cache."""
+    """Drops cached blocks that are not in use, on the named tiers, or on all but storage. vLLM calls this
+    /reset_prefix_cache."""
     front = front_of(request)
     fields = await _fields(request, front)
     tiers = fields.raw("tiers")
@@ -167,12 +168,12 @@ async def _run_order(front: Front, kind: str, seconds: float, work: Coroutine[An
 
 
 def _accepted(front: Front, order: Order) -> Response:
-    """202: the order continues although the client stops waiting."""
+    """The 202 answer: the order continues although the client stops waiting."""
     return JsonResponse({**order.view(), "mode": front.engine.stats().mode}, status_code=202)
 
 
 async def _fields(request: Request, front: Front) -> Fields:
-    """Fields of the body; an empty body is an empty object."""
+    """Fields of the body. An empty body counts as an empty object."""
     with front.budget.lease() as lease:
         body = await read_body(request, front.limits, lease)
     return Fields(parse_object(body or b"{}", front.limits), front.limits, front.model.head_width)

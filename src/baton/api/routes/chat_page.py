@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 SCRIPTS = ("markdown.js", "history.js", "answer.js", "messages.js", "chat.js")
-"In this order: later scripts use definitions of earlier ones."
+"Scripts in loading order: later scripts use definitions of earlier ones."
 
 
 @cache

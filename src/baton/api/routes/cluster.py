@@ -1,4 +1,4 @@
-"""GET /v1/cluster: the instances behind a router, with role, state and load. Only a router has it."""
+"""GET /v1/cluster: the instances behind a router, with role, state and load. Only routers serve this route."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ from baton.text.chat_prompt import render_chat
 
 
 class TokensRoute:
-    """Admitted like a generating request, until its answer is read: it needs memory and CPU time too."""
+    """POST /tokenize and the like. Admitted as generating requests are, until the answer is read: it needs memory and CPU time
+    too."""
 
     def __init__(self, work: Callable[[Request, dict[str, Any]], dict[str, Any]]) -> None:
         self._work = work
@@ -38,7 +39,7 @@ class TokensRoute:
                 answer = await front.off_loop(
                     len(body),
                     lambda: self._work(request, front.json.parse(body)),
-                    renders=True,  # it may: messages are known only after parsing
+                    renders=True,  # messages are known only after parsing, so the body may be a chat
                 )
                 lease.take(_size_bytes(answer))
                 try:
