@@ -52,7 +52,7 @@ def try_row(config: ServeConfig, ready: InstanceReady) -> Row:
 
 
 def _example(ready: InstanceReady) -> tuple[str, dict[str, Any]]:
-    """A request that the model answers."""
+    """An example of a request that the model answers."""
     if ready.generates:
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
     if len(ready.labels) == 1:
@@ -61,7 +61,7 @@ def _example(ready: InstanceReady) -> tuple[str, dict[str, Any]]:
 
 
 def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> list[Row]:
-    """`each`: suffix of the values that every instance of a cluster has for itself."""
+    """The rows about the model. `each`: suffix of the values that every instance of a cluster has for itself."""
     tokens, plan = ready.blocks * ready.block_size, ready.plan
     where = ", ".join(str(word) for word in (plan.get("weights", ""), DEVICES.get(str(plan.get("device")), "")) if word)
     if not ready.generates:
@@ -80,7 +80,7 @@ def model_rows(config: ServeConfig, ready: InstanceReady, *, each: str = "") -> 
 
 
 def draft_text(plan: Mapping[str, int | float | str]) -> str:
-    """The draft model, and the memory of its KV cache."""
+    """The draft model and the memory of its KV cache, as text."""
     beside = "beside --kv-blocks" if plan["kv_blocks_by"] == "kv_blocks" else "of its own"
     return f"{Path(str(plan['draft_model'])).name}, with {_size(float(plan['draft_kv_pool_gib']))} of KV cache {beside}"
 

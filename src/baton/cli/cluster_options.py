@@ -12,7 +12,7 @@ from baton.ranges import Range, check_values
 
 _OURS = tuple(field.name for field in fields(HandoffOptions))
 _BY_OTHER_OPTIONS = ("policy", "order", "queue_requests_max", "queue_tokens_max", *_OURS)
-"""Fields of RouterConfig with an option of their own. All others are keys of `router_limits`."""
+"""Fields of RouterConfig with an option of their own. The others are keys of `router_limits`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,5 +102,5 @@ class UpOptions:
         return {f"{role}-{number}": role for role, count in counts for number in range(count)}
 
     def or_default(self, gpus: int) -> UpOptions:
-        """The default without any count: one mixed instance per GPU, or two on the CPU."""
+        """The roles without any count: one mixed instance per GPU, or two on the CPU."""
         return self if self.prefill + self.decode + self.mixed else UpOptions(mixed=min(gpus, INSTANCES_MAX) or 2)

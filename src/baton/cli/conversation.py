@@ -32,7 +32,7 @@ class Timing:
     reasoning: list[float] = field(default_factory=list)
     answer: list[float] = field(default_factory=list)
     tokens: int = 0
-    "The server's count, reasoning included. 0: not reported."
+    "The server's count of tokens, reasoning included. 0: not reported."
     reasoning_tokens: int | None = None
 
     def note_usage(self, usage: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Timing:
         if not self.reasoning:
             return f"{_rated(tokens, self.answer)}, {first}"
         thought = self.reasoning_tokens
-        if thought is None:  # not reported: estimated by the number of pieces
+        if thought is None:  # not reported, so estimated by the number of pieces
             thought = round(tokens * len(self.reasoning) / len(pieces))
         words = f"{_rated(thought, self.reasoning)} of reasoning"
         if not self.answer:
@@ -59,7 +59,8 @@ class Timing:
 
 
 def _rated(tokens: int, times: list[float], since: float | None = None) -> str:
-    """`since`: time of the last token before these. None: these are the first, and the rate counts from the first one."""
+    """Tokens and their rate as text. `since`: time of the last token before these. None: these are the first, and the rate
+    counts from the first one."""
     seconds = times[-1] - (times[0] if since is None else since)
     timed = tokens - (since is None)
     rate = f" at {timed / seconds:.1f} tok/s" if timed > 0 and seconds > 0 else ""

@@ -22,13 +22,13 @@ PLAIN_CHARACTERS_MAX = 200
 
 
 class HttpError(Exception):
-    """No connection, a status other than 200, or bytes that are not HTTP."""
+    """The request failed: no connection, a status other than 200, or bytes that are not HTTP."""
 
     def __init__(self, message: str, status: int = 0, *, explained: bool = True) -> None:
         super().__init__(message)
         self.status = status
         self.explained = explained
-        "The message is the server's own, in JSON. False: it is not an OpenAI-style server."
+        "Whether the message is the server's own, in JSON. False: it is not an OpenAI-style server."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class ServerAddress:
     """URL and key of a server."""
 
     url: str
-    "For example http://127.0.0.1:8000, with or without /v1."
+    "URL, for example http://127.0.0.1:8000, with or without /v1."
     api_key: str | None = None
 
     def at(self, path: str) -> str:
-        """`path` starts with /v1 or is the server's own, like /health."""
+        """URL of a path, which starts with /v1 or is the server's own, like /health."""
         return self.url.rstrip("/").removesuffix("/v1") + path
 
 

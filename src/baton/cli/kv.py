@@ -101,7 +101,7 @@ def _objects(listing: Listing, identity: str, *, quiet: bool = False) -> list[St
 
 
 def _totals(found: list[StoredObject]) -> list[IdentityTotals]:
-    """Per identity, the last used first."""
+    """Totals per identity, the last used first."""
     from baton.kvcache.storage.listing import IdentityTotals
 
     identities: dict[str, IdentityTotals] = {}

@@ -32,7 +32,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one 
 
 
 def found_models() -> list[dict[str, Any]]:
-    """Built-in models first, downloaded or not."""
+    """Models on this machine: built-in ones first, downloaded or not."""
     rows = []
     for model in aliases():
         refused = unsupported(Path(model["path"])) if model["cached"] else ""
@@ -44,7 +44,7 @@ def found_models() -> list[dict[str, Any]]:
 
 
 def unsupported(path: Path) -> str:
-    """Why the model cannot be served. Empty: no known reason."""
+    """Reason why the model cannot be served. Empty: no known reason."""
     from baton.errors import EngineError
     from baton.models.support import refuse_unsupported
 

@@ -41,7 +41,7 @@ def aliases() -> list[dict[str, Any]]:
 
 
 def hub_models() -> list[dict[str, Any]]:
-    """Names as for `baton serve`."""
+    """Downloaded models, with names as for `baton serve`."""
     from baton.models.hub import quant_of
     from baton.models.hub_cache import cached_models
 

@@ -26,13 +26,14 @@ PREFIX = "baton serve: "
 ANSWER_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 0.1
 DRAIN_SECONDS = 2.0
-"""Only the conversation uses the server, so nothing is left to finish."""
+"""Seconds to drain: only the conversation uses the server, so no request is left to finish."""
 STOP_SECONDS = 20.0
 
 
 @contextmanager
 def private_server(model: str | None, *, command: str = "chat", **settings: Any) -> Iterator[tuple[ServerAddress, str]]:
-    """The server ends with this process, even if it is killed: it watches a pipe whose other end only this process holds.
+    """Runs a server that ends with this process, even if it is killed: it watches a pipe whose other end only this process
+    holds.
 
     Its settings are in an inherited unnamed file: a process list shows arguments to all users, and a killed process would leave
     a named file behind.
@@ -58,7 +59,7 @@ def private_server(model: str | None, *, command: str = "chat", **settings: Any)
 
 
 def models_at(server: ServerAddress) -> list[str] | str:
-    """Names of the served models, or why there are none."""
+    """Names of the served models, or the reason why there are none."""
 
     async def ask() -> list[str]:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -69,7 +70,7 @@ def models_at(server: ServerAddress) -> list[str] | str:
     except TimeoutError:
         return f"{server.url} does not answer within {ANSWER_SECONDS:g} s"
     except HttpError as error:
-        if error.status and not error.explained:  # its error page is useless
+        if error.status and not error.explained:  # the text of its error page does not help
             return f"{server.url} is no OpenAI-style server (GET /v1/models: {error.status})"
         return str(error)
     except (KeyError, TypeError):
@@ -128,7 +129,7 @@ def _wait_ready(
 
 
 def _lines(output: IO[bytes]) -> list[str]:
-    """Complete lines so far. Uses pread: the server writes to the same open file, whose offset is shared."""
+    """Complete lines so far, read by pread: the server writes to the same open file, whose offset is shared."""
     text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
     return [line for line in text.split("\n")[:-1] if line.strip()]
 

@@ -37,7 +37,7 @@ class Stages(Protocol):
 
 @contextmanager
 def stages(say: Callable[[str], None], *, quiet: bool = False) -> Iterator[Stages]:
-    """`say` prints a line, if there is no terminal."""
+    """Stages on a terminal, or as lines. `say` prints a line, if there is no terminal."""
     shown = open_stages(say, quiet=quiet)
     try:
         yield shown
@@ -108,8 +108,8 @@ class Stage(NamedTuple):
 
 
 class Lines:
-    """Stages as lines in a log. A thread repeats the current stage, so that a stall is visible. The thread reads one value that
-    is replaced as a whole, so no lock is needed."""
+    """Stages as lines in a log. A thread repeats the current stage, so that a stall is visible. The thread reads a single value
+    that is replaced as a whole, so no lock is needed."""
 
     def __init__(self, say: Callable[[str], None], seconds: float | None = None) -> None:
         self._say = say

@@ -31,7 +31,7 @@ def rm(
 
 
 def remove_model(model: str) -> int:
-    """Returns the freed bytes. Raises Failed if there is no such model."""
+    """Removes a model and returns the freed bytes. Raises Failed if there is no such model."""
     from baton.models.aliases import ALIASES, cache_folder
     from baton.models.hub import hub_name, matches_name
     from baton.models.hub_cache import cached_models, remove

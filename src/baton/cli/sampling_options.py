@@ -9,7 +9,7 @@ import typer
 
 DEFAULT = "Default: the model's."
 MAX_TOKENS = 2048
-"""Enough for a model with reasoning."""
+"""Default length of an answer: enough for a model with reasoning."""
 
 
 def _int64(seed: int | None) -> int | None:
@@ -20,7 +20,7 @@ def _int64(seed: int | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """Names as in the API and in `LLM`. None: the model's default."""
+    """Sampling options, with names as in the API and in `LLM`. None: the model's default."""
 
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens per answer, at most; reasoning counts.")

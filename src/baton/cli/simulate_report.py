@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from baton.sim.world import Outcome
 
 SHOWN = 20
-"""Violations that the summary lists."""
+"""Maximum of violations that the summary lists."""
 
 
 def print_summary(campaign: Campaign, options: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from baton.familiar import FOREIGN
 
 LISTS = ("--served-model-name",)
-"""Options that take several words in vLLM. Here each value has an option of its own."""
+"""Options that take several words in vLLM. Here each value repeats the option."""
 
 
 def in_our_form(command: Any, ctx: Any, args: Sequence[str]) -> list[str]:
@@ -60,9 +60,9 @@ def with_lists(command: Any, ctx: Any, words: list[str], behind: Sequence[str]) 
 
 
 def _has_model(command: Any, ctx: Any, words: list[str]) -> bool:
-    """Click's parser only sorts words: no value is checked, no function is called."""
+    """Whether the words contain a model. Click's parser only sorts words: no value is checked, no function is called."""
     try:
         found, _, _ = command.make_parser(ctx).parse_args(words)
-    except Exception:  # click's own complaint about these words follows
+    except Exception:  # click itself complains about these words later
         return False
     return any(found.get(name) for name in ("positional", "model", "hf_repo", "model_path"))

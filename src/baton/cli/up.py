@@ -70,7 +70,7 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
 
 
 def _own_options() -> list[Parameter]:
-    """Options of this process: they are not keys of the file."""
+    """Parameters of this process's own options, which are not keys of the file."""
     options = {
         "plain": typer.Option("--plain", help="Print lines, and no table. Also where stdout or stderr is no terminal."),
         "quiet": typer.Option("--quiet", help="Print nothing but errors."),

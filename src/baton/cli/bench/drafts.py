@@ -13,11 +13,11 @@ NAMES: Final = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 SECONDS_MAX: Final = 10.0
 
 Counts = tuple[int, ...]
-"""Values of NAMES: rows with drafts, draft tokens, accepted ones."""
+"""Counters of NAMES: rows with drafts, draft tokens, accepted ones."""
 
 
 def drafts_of(server: ServerAddress) -> Counts | None:
-    """None: the server has no such metrics, or does not show them to this client."""
+    """The counters from the server's metrics. None: the server has no such metrics, or does not show them to this client."""
     from baton.cli.http_stream import HttpError, get_text
 
     async def ask() -> str:

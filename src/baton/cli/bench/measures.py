@@ -30,7 +30,7 @@ class Record:
     output_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
-    "Why the answer is incomplete; empty: it is complete."
+    "Reason why the answer is incomplete; empty: it is complete."
 
     @property
     def ok(self) -> bool:
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def short(self) -> bool:
-        """Complete, but with fewer tokens than requested: the server stopped by itself."""
+        """Whether the answer is complete, but with fewer tokens than requested: the server stopped by itself."""
         return self.ok and self.output_tokens < self.asked_tokens
 
     @property
@@ -59,7 +59,7 @@ class Record:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear interpolation, as numpy's default."""
+    """Percentile of the values by linear interpolation, as numpy's default."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)

@@ -1,4 +1,4 @@
-"""A run as one HTML file: figures, and plots as inline SVG. Fetches nothing, so it can be mailed or archived."""
+"""A run as one HTML file: figures, and plots as inline SVG. The page fetches nothing, so it can be mailed or archived."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _tables(summary: dict[str, Any]) -> str:
 
 
 def shares(values: list[float], points: int = 200) -> list[tuple[float, float]]:
-    """Cumulative share in per cent by value; without the last percent, so that one straggler does not flatten the rest."""
+    """Cumulative shares in per cent by value; without the last percent, so that one straggler does not flatten the rest."""
     ordered = sorted(values)
     kept = ordered[: max(1, round(0.99 * len(ordered)))] if ordered else []
     step = max(1, len(kept) // points)
@@ -112,7 +112,7 @@ def plot(title: str, x_unit: str, y_unit: str, lines: Sequence[tuple[list[tuple[
 
 
 def timeline(records: Sequence[Record], rows: int = 200) -> str:
-    """A line per request: grey until its first token, then green until its end."""
+    """Plot with a line per request: grey until its first token, then green until its end."""
     shown = sorted(records, key=lambda record: record.sent)[:rows]
     right = max((record.ended for record in shown), default=1.0) or 1.0
     height = max(HEIGHT, 3 * len(shown) + BELOW + 8)

@@ -1,4 +1,4 @@
-"""Resources that each process tree of a cluster on Ray needs, and the tree that does not fit. Plain functions of numbers."""
+"""Resources of each process tree of a cluster on Ray, and the tree that does not fit. Plain functions of numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from baton.config import Role
 
 ROUTER: Final = "router"
 ROUTER_CPUS: Final = 1.0
-"""Left to the router when the CPUs are divided."""
+"""Number of CPUs left to the router when they are divided."""
 HEAD: Final = "node:__internal_head__"
-"""The resource that only Ray's head node has. The router runs there: its address is known and stays, and if that node is lost,
-so is Ray."""
+"""Name of the resource that only Ray's head node has. The router runs there: its address is known and stays, and if that node
+is lost, so is Ray."""
 
 Resources = Mapping[str, float]
 """Amounts by Ray's names: CPU, GPU."""
@@ -23,7 +23,7 @@ Resources = Mapping[str, float]
 class Bundle:
     name: str
     role: Role | None
-    "None: the router."
+    "Name of the instance. None: the router."
     resources: dict[str, float]
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Bundle:
 
 
 def amounts(resources: Resources) -> str:
-    """For users: "2 CPUs and 1 GPU"."""
+    """Amounts as text for users: "2 CPUs and 1 GPU"."""
     return " and ".join(_amount(kind, count) for kind, count in resources.items() if count) or "nothing"
 
 

@@ -16,14 +16,14 @@ from baton.cli.say import Failed
 from baton.config import Role
 
 PLACE_SECONDS: Final = 60.0
-"""How long Ray may take to find room, with an autoscaler that starts nodes."""
+"""Seconds that Ray may take to find room, with an autoscaler that starts nodes."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """A cluster that is to run on Ray."""
+    """A cluster to run on Ray."""
 
     roles: Mapping[str, Role]
     serve: dict[str, Any]
@@ -33,14 +33,14 @@ class RayJob:
     strategy: str
     gpu: bool
     threads: int
-    "0: by the nodes' CPUs."
+    "Threads per instance. 0: by the nodes' CPUs."
     start_seconds: float
     ranks: int = 1
     "Processes of each instance that compute together, each with `threads` CPUs and a GPU."
 
 
 def start(cluster: RayCluster, job: RayJob, report: Report) -> str:
-    """Start the cluster. Returns its URL. What was started is removed if anything fails."""
+    """Start the cluster and return its URL. Everything that was started is removed if anything fails."""
     _refuse_taken(cluster)
     threads = job.threads or threads_for(cluster.nodes(), len(job.roles) * job.ranks)
     bundles = bundles_of(job.roles, threads=threads, gpu=job.gpu, ranks=job.ranks)
@@ -71,7 +71,8 @@ def _refuse_taken(cluster: RayCluster) -> None:
 
 
 def _start_keeper(cluster: RayCluster, place: int, bundle: Bundle, orders: KeeperOrders, started: list[str]) -> None:
-    """`started`: ends with this keeper. Its name is removed if the keeper is another command's, which must not be ended."""
+    """Start a keeper and add it to `started`. Its name is removed if the keeper is another command's, which must not be
+    ended."""
     try:
         cluster.start(place, bundle, orders)
     except NameTaken:
@@ -103,7 +104,8 @@ def wait_ready(cluster: RayCluster, names: list[str], seconds: float, report: Re
 
 
 def end(cluster: RayCluster, drain_seconds: float, report: Report) -> None:
-    """End the cluster: the router first, whose open requests finish while the instances still work. Nothing is left on Ray."""
+    """End the cluster: the router first, whose open requests finish while the instances still work. No keeper is left on
+    Ray."""
     _end_keepers(cluster, cluster.keepers(), drain_seconds, report)
     cluster.release()
 
@@ -113,13 +115,13 @@ def _end_keepers(cluster: RayCluster, names: list[str], drain_seconds: float, re
         try:
             words = cluster.ask(name, "stop", drain_seconds, seconds=drain_seconds + 3 * KILL_SECONDS)
             report(f"{name} {words}")
-        except Failed as error:  # it is being started, or its node is lost
+        except Failed as error:  # the keeper is being started, or its node is lost
             report(str(error))
         cluster.remove(name)
 
 
 def stop_signal() -> threading.Event:
-    """From now on SIGINT, SIGTERM and SIGHUP set this event. Ray has a handler of its own until then."""
+    """An event that SIGINT, SIGTERM and SIGHUP set from now on. Ray has a handler of its own until then."""
     came = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: came.set())

@@ -47,25 +47,25 @@ OWN_TREE: Final = ssl._create_unverified_context()
 
 @dataclass(frozen=True, slots=True)
 class KeeperOrders:
-    """The command that a keeper runs. Equal in all lives of the keeper."""
+    """The command that a keeper runs, equal in all lives of the keeper."""
 
     name: str
     command: str
-    "router or serve."
+    "Command: router or serve."
     settings: dict[str, Any]
     "Keys of the command's --config file."
     secret: str
     routers: tuple[str, ...] = ()
-    "Keepers of routers, for an instance."
+    "Names of keepers of routers, for an instance."
     instances: tuple[str, ...] = ()
-    "Keepers of instances, for a router."
+    "Names of keepers of instances, for a router."
 
 
 class Keeper:
     def __init__(
         self, orders: KeeperOrders, host: str, peers: Callable[[str], Any], leave: Callable[[int], None] = os._exit
     ) -> None:
-        """`host`: address of this node. `peers`: finds the keeper of a name, or raises. `leave`: ends this process."""
+        """`host`: address of this node. `peers`: finds the keeper with a name, or raises. `leave`: ends this process."""
         self._orders, self._peers, self._leave = orders, peers, leave
         self._folder = PrivateFolder()
         self._routers: dict[str, str] = {}
@@ -85,7 +85,7 @@ class Keeper:
     # For the driver and other keepers
 
     def address(self) -> str:
-        """Where instances dial this router."""
+        """Address at which instances dial this router."""
         return self._address
 
     def url(self) -> str:
@@ -96,7 +96,7 @@ class Keeper:
         return os.getpid()
 
     def add_router(self, name: str, address: str) -> None:
-        """Tell the instance where a router is now. It dials the address within seconds."""
+        """Give the instance the present address of a router. It dials the address within seconds."""
         self._routers[name] = address
         self._write_routers()
 
@@ -159,7 +159,8 @@ class Keeper:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def _write_routers(self) -> None:
-        """By renaming: the instance reads all of it, or what was there before. Several threads may write: each writes all."""
+        """Write the routers' addresses by renaming a file: the instance reads all of it, or the earlier one. Several threads
+        may write: each writes all."""
         new = self._folder.path / f"{threading.get_ident()}.routers"
         new.write_text("".join(f"{address}\n" for address in list(self._routers.values())), encoding="ascii")
         new.rename(self._folder.path / ROUTERS)
@@ -190,10 +191,10 @@ class Keeper:
         return delay
 
     def _introduce(self) -> None:
-        """A router gives its address to all instances, so that they find it after it has moved. An instance asks for it until
-        it has it: a router that is lost, or not there yet, does not answer."""
+        """A router gives its address to all instances, so that they find it after it has moved. An instance asks for the
+        address until it has it: a router that is lost, or not started yet, does not answer."""
         for name in self._orders.instances:
-            with contextlib.suppress(Exception):  # it asks when it comes
+            with contextlib.suppress(Exception):  # the instance asks when it starts
                 self._peers(name).add_router(self._orders.name, self._address)
         for name in self._orders.routers:
             delays = Restarts(None, RETRY_SECONDS)

@@ -14,7 +14,7 @@ from baton.cli.say import Failed
 
 NAMESPACE: Final = "baton"
 ASK_SECONDS: Final = 30.0
-"""Deadline for an answer of a keeper that does nothing but answer."""
+"""Seconds for an answer of a keeper that only answers."""
 
 
 class NameTaken(Failed):
@@ -22,7 +22,7 @@ class NameTaken(Failed):
 
 
 class RayKeeper:
-    """The actor. Ray makes it anew with the same orders in each of its lives."""
+    """The actor, which Ray makes anew with the same orders in each of its lives."""
 
     def __init__(self, cluster: str, orders: KeeperOrders) -> None:
         import ray
@@ -95,7 +95,7 @@ class RayCluster:
         )
 
     def place(self, bundles: Sequence[Bundle], strategy: str, seconds: float) -> bool:
-        """Reserve the bundles, as one. False: they do not fit within `seconds`. Nothing stays reserved then, nor after an
+        """Reserve the bundles as one. False: they do not fit within `seconds`. No bundle stays reserved then, nor after an
         error or Ctrl-C. Raises NameTaken."""
         from ray.util.placement_group import placement_group
 
@@ -116,7 +116,7 @@ class RayCluster:
         return placed
 
     def start(self, place: int, bundle: Bundle, orders: KeeperOrders) -> None:
-        """Raises NameTaken."""
+        """Start a keeper. Raises NameTaken."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
@@ -137,7 +137,7 @@ class RayCluster:
             raise NameTaken(f"Ray does not start {orders.name}: {_first_line(error)}") from None
 
     def ask(self, name: str, method: str, *arguments: Any, seconds: float = ASK_SECONDS) -> Any:
-        """Raises Failed if the keeper does not answer in time."""
+        """Call a keeper's method. Raises Failed if the keeper does not answer in time."""
         try:
             actor = self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE)
             return self._ray.get(actor.call.remote(method, *arguments), timeout=seconds)
@@ -145,7 +145,7 @@ class RayCluster:
             raise Failed(f"{name}: {_first_line(error)}") from None
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(ValueError):  # it is gone
+        with contextlib.suppress(ValueError):  # the keeper is gone
             self._ray.kill(self._ray.get_actor(f"{self.name}/{name}", namespace=NAMESPACE), no_restart=True)
 
     def release(self) -> bool:
@@ -155,7 +155,7 @@ class RayCluster:
 
         try:
             remove_placement_group(self._group or get_placement_group(f"{NAMESPACE}/{self.name}"))
-        except ValueError:  # there is none
+        except ValueError:  # there is no such group
             return False
         self._group = None
         return True
