@@ -22,7 +22,7 @@ class CredentialOptions:
     "PEM file with the authorities whose certificates other members of the cluster must show. They must sign nothing else."
 
     def check_credentials(self) -> None:
-        """Raises InvalidConfig."""
+        """Check the files of these options. Raises InvalidConfig."""
         named = ("cluster_ssl_certfile", "cluster_ssl_ca_certs")
         given = [name for name in named if getattr(self, name)]
         require(len(given) != 1, f"{' and '.join(named)} belong together: give both, or neither")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 BY_DEVICE = ("slots", "tokens_per_step", "prefill_tokens_beside_decodes", "decode_gap_seconds")
 """Fields of SchedulerConfig whose default depends on the device; WorkerConfig has the first two."""
 OPTIONS = ("max_num_seqs", "max_num_batched_tokens", "prefill_tokens_beside_decodes", "decode_gap_ms")
-"""Options of these fields, in the same order."""
+"""Options for these fields, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StepDefaults:
     tokens_per_step: int
     prefill_tokens_beside_decodes: int
     decode_gap_seconds: float = 0.025
-    "Independent of the device: streams are read by people."
+    "Seconds between tokens beside prompts, independent of the device: people read the streams."
 
 
 CPU = StepDefaults(64, 512, 128)
@@ -30,9 +30,9 @@ GPU = (
     (16.0, StepDefaults(128, 4096, 1024)),
     (0.0, StepDefaults(64, 2048, 512)),
 )
-"""By the GPU's minimum memory in GiB. bench/gpu_serving.py measures an H200 with the sizes of the first row, though without a
-decode gap. The other rows are estimates: they keep the memory of a step (activations, logits of every sequence, tables of
-samplers) at about the same share."""
+"""Default step sizes, by the GPU's minimum memory in GiB. bench/gpu_serving.py measures an H200 with the sizes of the first
+row, though without a decode gap. The other rows are estimates: they keep the memory of a step (activations, logits of every
+sequence, tables of samplers) at about the same share."""
 
 
 def gpu_defaults(memory_gib: float) -> StepDefaults:

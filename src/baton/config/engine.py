@@ -91,13 +91,13 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerConfig(WorkerOptions):
-    """Settings of the worker process."""
+    """Settings of a worker process."""
 
     device_index: Annotated[int, Range(0, 1023)] = 0
     """Index among the visible GPUs (CUDA_VISIBLE_DEVICES), or with several ranks among groups of this many. `baton up` spreads
     its instances over them."""
     device_sharers: Annotated[int, Range(1, 1024)] = 1
-    "Instances on that GPU, this one included. They divide memory_utilization."
+    "Number of instances on that GPU, this one included. They divide memory_utilization."
     device_place: Annotated[int, Range(0, 1023)] = 0
     "Index of this instance on the GPU: instances before it have taken their memory when it measures the rest (runtime/up.py)."
     kv_dtype: KVCacheType = "auto"
@@ -109,14 +109,14 @@ class WorkerConfig(WorkerOptions):
     memory_utilization: Share | None = None
     "Share of the memory for weights, steps and KV pool together; the pool's part is measured (worker/profile.py)."
     memory_reserved_gib: Annotated[float, Range(0, 1_000_000)] = 0.0
-    "Memory of memory_utilization that the pool leaves free, because it is allocated later."
+    "Bytes of memory_utilization that the pool leaves free, because they are allocated later."
     slots: Slots = CPU.slots
     tokens_per_step: StepTokens = CPU.tokens_per_step
-    "Maximum size of a step."
+    "Maximum of tokens per step."
     by_device: tuple[str, ...] = ()
     "Step sizes that were not given; the worker chooses them for its device (device_defaults.py)."
     pool: PoolAccess = "private"
-    "Who creates the KV pool; set by the engine from its row of core/startup.py."
+    "How the worker gets the KV pool; set by the engine from its row of core/startup.py."
     epoch: int = 1
     "Epoch of the worker, counted by the engine."
     ranks: Ranks = 1
@@ -139,7 +139,7 @@ class WorkerConfig(WorkerOptions):
 
 
 STAGING_GIB = 0.25
-"""Memory for blocks on their way to and from storage, without a host tier."""
+"""Bytes of staging memory for blocks on their way to and from storage, without a host tier."""
 STAGING_BLOCKS_MIN = 16
 
 
@@ -254,7 +254,7 @@ class EngineConfig(EngineOptions):
     instance: InstanceConfig = field(default_factory=InstanceConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     tiers: TiersConfig = field(default_factory=TiersConfig)
-    "Not used without prefix caching."
+    "Tiers below the KV cache. Not used without prefix caching."
     peer: str = ""
     "Addresses at which other instances read its pool, a line for each rank; the engine chooses them."
     routers: tuple[str, ...] = ()

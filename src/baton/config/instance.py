@@ -18,9 +18,9 @@ class KVConfig:
     block_size: int = 16
     "Tokens per block."
     prefix_caching: bool = True
-    "Share computed blocks between requests. Off: only the n sequences of one request share their prompt."
+    "Whether computed blocks are shared between requests. Off: only the n sequences of one request share their prompt."
     eviction: Literal["lru", "lfu"] = "lru"
-    "Which unreferenced cached block is evicted first (core/kv/eviction.py)."
+    "Order in which unreferenced cached blocks are evicted (core/kv/eviction.py)."
     digest: bool = False
     "Keep a digest of the cached blocks for routers (core/kv/digest.py)."
     digest_changes_max: int = 16_384
@@ -57,8 +57,8 @@ class SchedulerConfig(SchedulerOptions):
     drafts_max: int = 0
     "Maximum of draft tokens per sequence and step (speculative decoding). 0: none."
     prompts_at_once: int = 4
-    """Prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a step to
-    waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
+    """Number of prompts longer than a step that may be computed concurrently: while there are fewer, a prompt leaves half of a
+    step to waiting prompts of its class (core/engine/sharing.py). 1: prompts of a class are computed one after the other."""
     handoff_chunk_tokens_min: int = 512
     "Smallest chunk of a prompt that is handed over (core/engine/handoff_chunks.py)."
     prefill_tokens_beside_decodes: int | None = None
@@ -72,23 +72,23 @@ class SchedulerConfig(SchedulerOptions):
     reserve_clip_tokens: int = 4096
     "Maximum of tokens of a sequence's expected growth."
     new_bytes_max: int = 1024 * 1024
-    "Maximum bytes of new sequences per plan. More wait for the next plan; a single one may be larger."
+    "Maximum bytes of new sequences per plan. Further ones wait for the next plan; a single one may be larger."
     plan_bytes_max: int = 32 * 1024 * 1024
     "A request that could need a larger plan at its longest is refused. Half of what a frame may hold."
     pauses_max: int = 256
     "Orders to pause that wait for the drain at the same time. More are refused: they order nothing new."
     sleep_orders_max: int = 256
-    "Waiting orders to sleep and to wake. More are refused."
+    "Maximum of waiting orders to sleep and to wake. Further ones are refused."
     worker_start_seconds_max: float = 600.0
-    "A restarted worker that is not ready after this long is lost."
+    "Seconds after which a restarted worker that is not ready is lost."
     worker_stop_seconds_max: float = 60.0
-    "How long an order to sleep or to wake waits for the worker to end; then it is refused."
+    "Seconds that an order to sleep or to wake waits for the worker to end; then it is refused."
     worker_restarts_max: int = 5
-    "Consecutive worker losses, without a healthy worker in between, after which the instance gives up."
+    "Number of consecutive worker losses, without a healthy worker in between, after which the instance gives up."
     worker_kills_max: int = 5
-    "External kills of the worker within worker_kill_seconds that do not count as losses."
+    "Number of external kills of the worker within worker_kill_seconds that do not count as losses."
     worker_kill_seconds: float = 60.0
-    "Window of worker_kills_max, in time during which workers were ready: their start is not counted."
+    "Window of worker_kills_max, in seconds during which workers were ready: their start is not counted."
     restart_backoff_seconds_max: float = 10.0
     "Maximum delay between consecutive restarts, which grows."
 
@@ -127,12 +127,12 @@ class SchedulerConfig(SchedulerOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueConfig:
-    """Limits of the queue. Beyond them a request is refused at once, with the numbers."""
+    """Limits of the queue. A request beyond them is refused at once, with the numbers."""
 
     requests_max: int = 1024
     "Sequences waiting for their first admission; preempted ones do not count."
     tokens_max: int = 1_000_000
-    "Prompt tokens of those sequences."
+    "Prompt tokens of the sequences waiting for their first admission."
 
     def __post_init__(self) -> None:
         require(self.requests_max >= 1 and self.tokens_max >= 1, "queue: both bounds must be at least 1")
@@ -166,31 +166,32 @@ class TierConfig:
     "Blocks of the host tier. 0: no tiers. Storage needs some, because its blocks pass through them."
     storage: bool = False
     write: Literal["through", "selective", "back"] = "through"
-    """Which blocks are copied to lower tiers. through: each when it is computed. selective: after `write_hits` prefix hits.
+    """Blocks that are copied to lower tiers. through: each when it is computed. selective: after `write_hits` prefix hits.
     back: when the device runs out of blocks, those that would be evicted next."""
     write_outputs: bool = True
-    "With through: generated tokens too, not only prompts."
+    "Whether generated tokens are copied too, not only prompts; with through."
     write_hits: int = 1
     watermark: float = 0.25
-    "With back: the share of blocks that is kept free or copied."
+    "Share of blocks that is kept free or copied; with back."
     write_back_blocks: int = 64
-    "With back: blocks per copy."
+    "Number of blocks per copy; with back."
     preempted: Literal["storage", "host", "drop"] = "drop"
     "Lowest tier to which the KV of a preempted sequence is copied at once."
     storage_seconds_max: float = 1.0
-    "Timeout of a query or a move of storage."
+    "Seconds for a query or a move of storage."
     memory_seconds_max: float = 10.0
     "A copy in memory that takes longer means that the cache service hangs."
     circuit: CircuitConfig = field(default_factory=CircuitConfig)
     "When storage that fails is not called for a while; reads and writes each have such a circuit."
     load_blocks_min: int = 1
-    "Fewer blocks are computed instead of loaded."
+    "Minimum of blocks to load. Fewer blocks are computed instead."
     peers: bool = False
-    "The cache service can copy blocks of other instances: a prompt may be computed there (core/handoff/destination.py)."
+    """Whether the cache service can copy blocks of other instances: then a prompt may be computed there
+    (core/handoff/destination.py)."""
     pull_seconds_max: float = 5.0
-    "Timeout of such a copy. Blocks that are missing then are computed."
+    "Seconds for a copy from another instance. Blocks that are missing then are computed."
     release_seconds_max: float = 2.0
-    "How long the other instance may take to confirm that the copied blocks are the offered ones."
+    "Seconds in which the other instance must confirm that the copied blocks are the offered ones."
     queries_max: int = 64
     "Concurrent queries to storage. Further requests are queried as replies come in."
     store_blocks_max: int = 1024
@@ -198,21 +199,21 @@ class TierConfig:
     put_blocks: int = 32
     "Blocks per put to storage. Several puts run concurrently."
     spare_seconds: float = 0.05
-    "How much longer than computing a request waits for a lower tier."
+    "Seconds that a request waits for a lower tier beyond the time to compute."
     load_again_after: int = 32
-    "After this many loads that were not worth it, one is made anyway: the rate is measured again."
+    "Number of loads that were not worth it after which one is made anyway: the rate is measured again."
     reservations_max: int = 1024
-    "Requests that wait for a prompt which another instance computes."
+    "Maximum of requests that wait for a prompt which another instance computes."
     reservations_waiting_max: int = 64
-    "How many of them wait for room. Beyond it the least urgent is refused."
+    "Maximum of reservations that wait for room. Beyond it the least urgent is refused."
     kept_max: int = 256
-    "Computed prompts that wait to be copied by another instance. Beyond it the oldest lapses."
+    "Maximum of computed prompts that wait to be copied by another instance. Beyond it the oldest lapses."
     attempts_max: int = 4096
-    "Requests whose highest hand-off attempt is remembered."
+    "Number of requests whose highest hand-off attempt is remembered."
 
     @property
     def adopt_seconds_max(self) -> float:
-        """Time from the last offer of a prompt, computed by another instance, until it continues here."""
+        """Seconds from the last offer of a prompt, computed by another instance, until it continues here."""
         return self.pull_seconds_max + self.release_seconds_max
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from baton.errors import InvalidConfig
 from baton.ranges import Range, check_values
 
 PlacementPolicy = Literal["prefix", "load"]
-"""Placement of a request among the instances with room (core/cluster/placement.py).
+"""Policies for the placement of a request among the instances with room (core/cluster/placement.py).
 
 prefix   the least left to compute: uncached prompt tokens plus waiting work
 load     the least loaded, in tokens
@@ -51,61 +51,61 @@ class RouterConfig(HandoffOptions):
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
 
     queue_requests_max: Count = _QUEUE.requests_max
-    "Sequences that wait for their first instance. Beyond it a request is refused."
+    "Maximum of sequences that wait for their first instance. Beyond it a request is refused."
     queue_tokens_max: Count = _QUEUE.tokens_max
-    "Prompt tokens of those sequences."
+    "Maximum of prompt tokens that wait for their first instance. Beyond it a request is refused."
     requests_open_max: Count = 65_536
-    "Open requests, waiting or not."
+    "Maximum of open requests, waiting or not."
     queue_seconds_max: Seconds = 300.0
-    "A request without an instance for this long is refused."
+    "Seconds without an instance after which a request is refused."
     no_instance_seconds: Seconds = 10.0
-    "How long a request waits without any working instance; then it is refused, or failed."
+    "Seconds that a request waits without any working instance; then it is refused, or failed."
 
     beat_seconds: Seconds = 0.25
-    "Interval of heartbeats: instances send at least this often."
+    "Interval of heartbeats in seconds: instances send at least this often."
     suspect_seconds: Seconds = 1.0
-    "An instance silent for this long gets no new requests."
+    "Seconds of silence after which an instance gets no new requests."
     lapse_seconds: Seconds = 2.0
-    "An instance silent for this long is lost; its requests continue elsewhere."
+    "Seconds of silence after which an instance is lost; its requests continue at other instances."
     instances_max: Count = 1024
     "Maximum of instances. Another one is refused."
 
     waiting_prompts_max: Many = 1
-    """Prompts sent to an instance beyond those that it can begin at once, so that it never waits for the router. A prefill
-    instance gets prompts worth two of its steps, if these are more."""
+    """Number of prompts sent to an instance beyond those that it can begin at once, so that it never waits for the router. A
+    prefill instance gets prompts worth two of its steps, if these are more."""
     overdrawn_max: Count = 8
-    "Requests that wait at one instance for room, regardless of priority."
+    "Maximum of requests that wait at one instance for room, regardless of priority."
     handoff_seconds_start: Seconds = 0.02
-    "Estimated duration of a hand-off, before one is measured."
+    "Estimated seconds of a hand-off, before one is measured."
     handoff_retry_interval: Count = 32
     "Number of prompts that are cheaper to compute at decode, of which one is handed over anyway, to measure its cost."
     again_seconds: Seconds = 0.5
-    "Delay before an instance that refused or lost a request is tried again with it."
+    "Seconds before an instance that refused or lost a request is tried again with it."
 
     handoff_room_seconds: Seconds = 5.0
-    """A hand-off for which no decode instance has room for this long is sent whole to one that other routers use too. It waits
-    there, and that instance computes its prompt."""
+    """Seconds after which a hand-off without a decode instance with room is sent whole to one that other routers use too. It
+    waits there, and that instance computes its prompt."""
     preempted_seconds: Seconds = 10.0
-    "How long an instance that preempted a request is its last choice."
+    "Seconds for which an instance that preempted a request is its last choice."
 
     reserve_seconds_max: Seconds = 2.0
-    "How long a decode instance may take to reserve room."
+    "Seconds in which a decode instance must reserve room."
     lease_seconds: Seconds = 10.0
-    "Lease of a reservation on a decode instance without renewal."
+    "Seconds of a reservation's lease on a decode instance, if it is not renewed."
     prefill_seconds_max: Seconds = 600.0
-    "A prompt without progress for this long is computed elsewhere."
+    "Seconds without progress after which a prompt is computed at another instance."
     handing_seconds_max: Seconds = 10.0
-    "Maximum time from the last computed block until decode continues."
+    "Maximum of seconds from the last computed block until decode continues."
     silence_seconds_max: Seconds = 600.0
-    "A request without a token for this long is sent elsewhere."
+    "Seconds without a token after which a request is sent to another instance."
     withdraw_seconds_max: Seconds = 2.0
-    "How long an instance may take to report the end of a withdrawn sequence. Then the router ends it."
+    "Seconds in which an instance must report the end of a withdrawn sequence. Then the router ends it."
 
     prefix_keys_max: Count = 4_200_000
     """Entries of the index of cached blocks, for all instances together. Each instance has an equal share. 1,000 instances of
     4,096 blocks publish at most 4,096 keys each: one per block, where prompts have one or two blocks (core/kv/marks.py)."""
     prefix_blocks_max: Count = 8192
-    "Blocks of one prompt that are looked up in that index."
+    "Maximum of blocks of one prompt that are looked up in the index of cached blocks."
 
     def __post_init__(self) -> None:
         check_values(self)

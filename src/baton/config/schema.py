@@ -120,7 +120,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Queue": ("queue_requests_max", "queue_tokens_max"),
     "Times": ("step_seconds_max", "drain_seconds_max", "shutdown_delay", "start_seconds_max"),
 }
-"""Groups in the order of --help and of the page."""
+"""Groups of options in the order of --help and of the page."""
 MORE = "More"
 
 BASIC = (
@@ -130,10 +130,10 @@ BASIC = (
 )
 """Options that --help shows; --help-all shows the others too."""
 BASIC_BESIDE: Mapping[str, str] = {"cluster_secret": "cluster_port"}
-"""Options that --help shows if the command also has the second one."""
+"""Options that --help shows if the command also has the second one of the pair."""
 
 SECRET = ("api_key", "admin_api_key")
-"""Values that no message and no page shows."""
+"""Names of settings whose values no message and no page shows."""
 
 METAVARS: Mapping[str, str] = {
     **dict.fromkeys(("host", "admin_host", "cluster_host"), "HOST"),
@@ -172,7 +172,7 @@ class Setting:
 
     @property
     def kind(self) -> Any:
-        """The type of one value: without None, lists for tuples, and text (YAML) for structures."""
+        """Type of one value: without None, lists for tuples, and text (YAML) for structures."""
         bare = [part for part in get_args(self.hint) if part is not type(None)] if is_union(self.hint) else [self.hint]
         if len(bare) == 1 and (bare[0] in (bool, int, float, str) or get_origin(bare[0]) is Literal):
             return bare[0]
@@ -180,7 +180,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed names. Plug-ins may add more (`brought`)."""
+        """Allowed names. Plug-ins may add more (`plug_in_group`)."""
         names = allowed_values(self.owner)[self.name].names
         if names is not None:
             return *names.own, *names.forms
@@ -207,7 +207,7 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as text. Empty: none; the help describes it."""
+        """Default as text. Empty: none; the help describes it."""
         if isinstance(self.default, bool):
             return "on" if self.default else "off"
         if isinstance(self.default, float):
@@ -216,7 +216,7 @@ class Setting:
 
     @property
     def type_text(self) -> str:
-        """The type for the page: `number from 1 to 64`, `auto, cpu or cuda`."""
+        """Type for the page: `number from 1 to 64`, `auto, cpu or cuda`."""
         if self.choices:
             return ", ".join(self.choices) + (f", or a plug-in of {self.plug_in_group}" if self.plug_in_group else "")
         if self.bounds is not None:

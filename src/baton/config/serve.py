@@ -52,7 +52,7 @@ OWN_PATHS = (
     *("v1", "api", "health", "live", "ready", "tokenize", "detokenize", "openapi.json", "version", "metrics", "config"),
     *("reset_prefix_cache", "openai", "v2", "rerank", "score", "pooling", "infill", "classify"),
 )
-"""First path segments of all routes (api/app.py)."""
+"""First segments of the paths of all routes (api/app.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ _CallFormat = Literal[
 _CallAlias = Literal["qwen", "qwen25", "qwen3_xml", "llama3", "llama4_pythonic", "openai", "gpt-oss"]
 ToolCallParser = Literal[_CallFormat, _CallAlias]
 ReasoningParser = Literal["auto", "qwen3", "deepseek_r1", "mistral", "harmony", "none", "openai_gptoss", "gpt-oss"]
-"""Formats of text/parsers/styles.py, and after `none` their names in vLLM and SGLang."""
+"""Names of formats of text/parsers/styles.py, and after `none` their names in vLLM and SGLang."""
 
 
 API_KEY_CHARACTERS_MAX = 1024
@@ -70,12 +70,12 @@ Gibibytes = Annotated[float, Range(0, 1_000_000, above=True)]
 Slots = Annotated[int, Range(1, 65_536)]
 StepTokens = Annotated[int, Range(1, 1_048_576)]
 DRAFT = "draft:"
-"""Before the name of a draft model."""
+"""Prefix of a draft model's name."""
 Speculate = Annotated[str, Names(("none", "ngram", "grammar", "auto"), forms=(f"{DRAFT}MODEL",))]
 
 
 def draft_model_of(speculate: str) -> str:
-    """The name of the draft model. Empty: none drafts."""
+    """The name of the draft model. Empty: no model drafts."""
     return speculate.removeprefix(DRAFT) if speculate.startswith(DRAFT) else ""
 
 

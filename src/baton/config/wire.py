@@ -20,29 +20,30 @@ Connections = Annotated[int, Range(1, 65_536)]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WireConfig:
     readers_max: Connections = 256
-    "Instances that may read this one's KV pool at once, per transport. One more closes the connection that is idle longest."
+    """Maximum of instances that may read this one's KV pool at once, per transport. One more closes the connection that is idle
+    longest."""
     reader_handshakes_max: Connections = 32
-    "Unauthenticated connections to the transfer port. Beyond it the oldest is closed."
+    "Maximum of unauthenticated connections to the transfer port. Beyond it the oldest is closed."
     reader_handshake_seconds: Seconds = 2.0
-    "How long a reader of the KV pool may take to authenticate and name the pool."
+    "Seconds for a reader of the KV pool to authenticate and name the pool."
     reader_idle_seconds: Seconds = 120.0
-    "A reader without a request for this long is closed. It reconnects when needed."
+    "Seconds after which a reader without a request is closed. It reconnects when needed."
     reader_send_seconds: Seconds = 10.0
-    "A reader that does not receive a piece of blocks within this time is closed."
+    "Seconds in which a reader must receive a piece of blocks; else it is closed."
     peers_max: Connections = 256
-    "Open KV pools of other instances. Beyond it the least recently used one is closed."
+    "Maximum of open KV pools of other instances. Beyond it the least recently used one is closed."
     peer_open_seconds: Seconds = 2.0
-    "Time to open one address of another instance's KV pool before the next one is tried."
+    "Seconds to open one address of another instance's KV pool before the next one is tried."
     peer_idle_seconds: Seconds = 60.0
-    "A KV pool of another instance that was not read for this long is closed."
+    "Seconds after which another instance's KV pool that was not read is closed."
     session_handshakes_max: Connections = 64
-    "Unauthenticated connections to a router's cluster port. Beyond it the oldest is closed."
+    "Maximum of unauthenticated connections to a router's cluster port. Beyond it the oldest is closed."
     session_handshake_seconds: Seconds = 5.0
-    "Time for both sides of a session to prove that they know the cluster's secret."
+    "Seconds for both sides of a session to prove that they know the cluster's secret."
     session_hello_seconds: Seconds = 5.0
-    "Time after the handshake for both sides to send their hello."
+    "Seconds after the handshake for both sides to send their hello."
     session_backlog_bytes_max: Annotated[int, Range(1_048_576, 2**40)] = 128 * 1024 * 1024
-    "A peer with this many unread bytes is dropped. A message has up to 64 MiB."
+    "Unread bytes above which a peer is dropped. A message has up to 64 MiB."
 
     def __post_init__(self) -> None:
         check_values(self)
