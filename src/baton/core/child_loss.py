@@ -1,4 +1,5 @@
-"""Was a child process lost by its own fault, or killed from outside? Only its own fault is evidence against what it computed.
+"""Whether a child process was lost by its own fault or killed from outside. Only its own fault is evidence against what it
+computed.
 
 A SIGKILL comes from an operator, or from the kernel when memory is short; the latter is the child's fault. The kernel reports
 only how many processes it has killed. So its count is evidence only if it has just grown and this child died of SIGKILL. The
@@ -18,8 +19,9 @@ SIGTERM: Final = 15
 
 
 def is_memory_kill(code: int, group_kills: int | None, machine_kills: int | None) -> bool:
-    """`code`: exit status, negative for a signal. `..._kills`: processes that the kernel has just killed for lack of memory, in
-    the own control group and on the machine; None if the kernel does not report them."""
+    """Whether the kernel killed the process for lack of memory. `code`: exit status, negative for a signal. `..._kills`:
+    processes that the kernel has just killed for lack of memory, in the own control group and on the machine; None if the
+    kernel does not report them."""
     kills = machine_kills if group_kills is None else group_kills
     return code == -SIGKILL and bool(kills)
 

@@ -26,7 +26,7 @@ class Deadlines(Generic[Key]):
         self._heap: list[tuple[Instant, int, Key]] = []
         self._order = count()
         self.earliest: Instant | None = None
-        "None: no deadline is set."
+        "The earliest deadline. None: no deadline is set."
 
     def __len__(self) -> int:
         return len(self._current)

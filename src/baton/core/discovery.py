@@ -1,4 +1,4 @@
-"""Which addresses of routers an instance dials: fixed ones, and those of sources that change (a DNS name, a file).
+"""Addresses of routers that an instance dials: fixed ones, and those of sources that change (a DNS name, a file).
 
     LookUp --> Found: new addresses are dialled. An address that is missing is not dialled again, and its session ends
            |          GONE_SECONDS later: one short answer of a name server ends no session
@@ -17,13 +17,13 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
 LOOKUP_SECONDS: Final = 5.0
-"""Time from an answer of a source to its next lookup."""
+"""Seconds from an answer of a source to its next lookup."""
 LOOKUP_SECONDS_MIN: Final = 1.0
-"""The same after a failed dial or a lost session."""
+"""Least seconds between lookups, after a failed dial or a lost session."""
 GONE_SECONDS: Final = 60.0
-"""A session with an address that its source no longer has may last this much longer: a router that leaves has requests open."""
+"""Seconds for which a session may outlast its address: a router that leaves has requests open."""
 ADDRESSES_MAX: Final = 64
-"""Addresses per source. Others are not dialled."""
+"""Maximum of addresses per source. Others are not dialled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class _Source:
 
     def __init__(self) -> None:
         self.addresses: tuple[str, ...] = ()
-        "The last answer that was not empty."
+        "The last answer of the source that was not empty."
         self.answered = Instant(0.0)
         self.due: Instant | None = Instant(0.0)
-        "Time of the next lookup. None: a lookup is under way."
+        "Time of the next lookup. None: a lookup is running."
         self.text = ""
-        "The last log line."
+        "The last log line of the source."
 
 
 class _Dialled:
@@ -112,7 +112,7 @@ class _Dialled:
     def __init__(self) -> None:
         self.opened = False
         self.gone: Instant | None = None
-        "When its source had it no longer."
+        "Time since which the address's source does not have it. None: it has."
 
 
 class Discovery:

@@ -31,7 +31,7 @@ class Refuse(Struct, frozen=True):
 
 
 class RestartWorker(Struct, frozen=True):
-    """Ensure now that the old worker is dead; after the delay start one of this epoch and dispatch WorkerReady."""
+    """Ensure now that the old worker is dead. After the delay start a worker of this epoch and dispatch WorkerReady."""
 
     epoch: WorkerEpoch
     cause: LossCause
@@ -41,7 +41,8 @@ class RestartWorker(Struct, frozen=True):
 
 
 class SendToCache(Struct, frozen=True):
-    """Send this message to the cache service, in order. Without one nothing happens: CacheLost is or will be dispatched."""
+    """Send this message to the cache service, in order. Without a service the message is dropped: CacheLost is or will be
+    dispatched."""
 
     message: BlockMove | StorageQuery
 

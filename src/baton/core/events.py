@@ -14,17 +14,17 @@ from baton.protocol.step import StepResult
 
 
 class Submit(Struct, frozen=True):
-    """A request arrives. It is refused at once (Refuse) or ends with n Ended."""
+    """Submit a request. It is refused at once (Refuse) or ends with n Ended."""
 
     request: GenerateRequest
 
 
 class Abort(Struct, frozen=True):
-    """The client disconnected, or the front found a stop string. An unknown or ended request is ignored."""
+    """End a request: the client disconnected, or the front found a stop string. An unknown or ended request is ignored."""
 
     request: RequestId
     index: int | None = None
-    "One of the n sequences; None: all."
+    "Index of the sequence to end; None: all."
     reason: Literal[FinishReason.ABORT, FinishReason.STOP] = FinishReason.ABORT
 
 
@@ -56,7 +56,7 @@ class WorkerSilent(Struct, frozen=True):
 
 
 LossCause = Literal["died", "killed", "timeout", "protocol"]
-"""How a worker was lost. All causes but one are evidence against what it computed.
+"""Causes of the loss of a worker. All causes but one are evidence against what it computed.
 
 died       a fault signal or its own exit status ended it, or it did not start
 killed     a signal from outside that no fault of the worker sends: it costs time, never an answer
@@ -88,9 +88,9 @@ class CacheReady(Struct, frozen=True):
     """A cache service accepts moves. Its predecessor is proven dead."""
 
     kept: bool = True
-    "The service still has the host memory of its predecessor."
+    "Whether the service still has the host memory of its predecessor."
     wants_tokens: bool = False
-    "The storage backend wants the token ids of each key."
+    "Whether the storage backend wants the token ids of each key."
 
 
 class CacheLost(Struct, frozen=True):
@@ -101,7 +101,7 @@ class Pause(Struct, frozen=True):
     """Stop accepting, drain, then stop scheduling: three states in this order."""
 
     drain_seconds_max: float | None = None
-    "Unfinished requests are ended then, with the tokens they have. None: no limit."
+    "Time at which unfinished requests are ended, with the tokens they have. None: no limit."
     number: int | None = None
     "Number of the order, for its OrderAnswer. None: no answer is wanted."
 

@@ -61,7 +61,7 @@ from baton.protocol.output import OTHER_WEIGHTS
 from baton.protocol.request import FinishReason
 
 CHECK_BLOCKS: Final = 2048
-"""Blocks of each tier that one idle check covers: a few milliseconds."""
+"""Number of blocks of each tier that one idle check covers: a few milliseconds."""
 
 
 class Instance:
@@ -103,7 +103,7 @@ class Instance:
         self._intake = Intake(config, self.board, self.worker, self._service)
         self._handoff = HandoffEnds(config, self.board, self._intake)
         self._checked = 0
-        "Blocks before this one are checked in this round."
+        "First block of the next check in this round."
         self._now = Instant(0.0)
         self._effects: list[Effect] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -135,7 +135,7 @@ class Instance:
     def handle(self, event: Event, now: Instant) -> list[Effect]:
         """Handle one event, then everything that may follow from it: deadlines, suspects, loads, hand-offs, the next plans, and
         output."""
-        self._now = self.board.now = max(self._now, now)  # a clock may go backwards; time here does not
+        self._now = self.board.now = max(self._now, now)  # a clock may go backwards; the instance's time does not
         self._handlers[type(event)](event)
         self._expire()
         if self._suspects.any:
@@ -202,17 +202,17 @@ class Instance:
         if len(self.in_flight) > self.config.scheduler.steps_in_flight:
             raise InvariantBroken(f"{len(self.in_flight)} plans in flight", invariant=49)
 
-    # Questions
+    # Queries
 
     @property
     def idle(self) -> bool:
-        """No client waits for an answer and no plan is in flight. A prompt kept for another instance counts as work until it
-        expires."""
+        """Whether no client waits for an answer and no plan is in flight. A prompt kept for another instance counts as work
+        until it expires."""
         return not self.board.groups and not self.in_flight and not self.board.kept
 
     @property
     def fingerprint(self) -> bytes:
-        """Root of the keys of cached blocks: the last worker's fingerprint."""
+        """Root of the keys of cached blocks, which is the last worker's fingerprint."""
         return self.board.hasher.fingerprint
 
     @property
@@ -229,7 +229,7 @@ class Instance:
             self.stats.refused[refused.reason] += 1
             self._effects.append(Refuse(request.id, refused, request.attempt))
             return
-        self._intake.end_silently(request.id, request.attempt)  # its caller has given up the earlier attempt
+        self._intake.end_silently(request.id, request.attempt)  # its caller does not wait for the earlier attempt
         self._intake.begin(self._intake.group_of(request, self._now))
 
     def _on_abort(self, event: Abort) -> None:
@@ -241,7 +241,7 @@ class Instance:
     # Steps
 
     def _pump(self) -> None:
-        """Plan steps until the worker has enough, or nothing is left to do."""
+        """Plan steps until the worker has enough, or no work is left."""
         while self.worker.state is WorkerState.READY and self._service.mode is not Mode.PAUSED:
             plan = self._steps.plan(self._now)
             if plan is None:
@@ -257,7 +257,8 @@ class Instance:
     # The worker's life
 
     def _on_worker_ready(self, event: WorkerReady) -> None:
-        """Cached blocks stay valid if the pool is the same and its contents were computed in the same way."""
+        """Begin to plan for a new worker. Cached blocks stay valid if the pool is the same and its contents were computed in
+        the same way."""
         if not self.worker.ready(event.epoch, self._now):
             return
         pool = self.board.pool
@@ -323,7 +324,7 @@ class Instance:
             self._intake.end_all(group, FinishReason.ERROR, "worker_gone", "the worker was lost too often in a row")
 
     def _distrust_pool(self) -> None:
-        """Trust no block of the pool: copies under way or complete are void, and so are reservations in it."""
+        """Distrust every block of the pool: copies in progress or complete are void, and so are reservations in it."""
         self.board.pool.lose()
         self.board.tiers.void_device_moves()
         self._handoff.pool_changed()
@@ -393,8 +394,8 @@ class Instance:
         self._effects.append(OrderAnswer(event.number, "done"))
 
     def _on_tick(self, event: Tick) -> None:
-        """Deadlines of requests expire after every event, those of worker and cache service only here: after a pause of the
-        whole process their answers may wait unread behind other messages (runtime/driver.py)."""
+        """Check deadlines. Those of requests expire after every event, those of worker and cache service only here: after a
+        pause of the whole process their answers may wait unread behind other messages (runtime/driver.py)."""
         if self.worker.deadline is not None and self.worker.deadline <= self._now:
             self._lose_worker("timeout", self.worker.overdue)
         self._effects += self._sleeping.expire(self._now)

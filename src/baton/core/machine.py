@@ -15,10 +15,10 @@ EffectT = TypeVar("EffectT")
 
 class Machine(Protocol[EventT, EffectT]):
     def handle(self, event: EventT, now: Instant) -> list[EffectT]:
-        """Change the state by one event and return the effects to perform. Never waits, never fails half-way."""
+        """Change the state by one event and return the effects to perform. The call never waits and never fails half-way."""
 
     def next_deadline(self) -> Instant | None:
-        """When to call `handle(Tick(), now)` at the latest. Reads, never writes."""
+        """Time at which to call `handle(Tick(), now)` at the latest. The property only reads."""
 
     def check(self) -> None:
         """Verify the conservation laws from scratch; raises InvariantBroken. The simulator calls it often, production when

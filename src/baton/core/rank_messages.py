@@ -49,7 +49,7 @@ class WorkerRanks:
                 if (pongs := self._pongs.add(self._pongs_of[rank], rank, message)) is not None:
                     return pongs[0]
             case LoadProgress() if rank:
-                pass  # all ranks load as much: rank 0 reports for them
+                pass  # All ranks load as much, so rank 0 reports for them.
             case _:
                 return message
         return None
@@ -100,8 +100,8 @@ def _agreed_cache(hellos: list[CacheHello]) -> CacheHello:
 
 
 def _stats_of(stats: list[CacheStats]) -> CacheStats:
-    """Every rank has a part of each block and of each copy, so these count once: as the rank counts that has most. Bytes are
-    added; the time of a copy is the slowest rank's."""
+    """The set's stats. Every rank has a part of each block and copy, so these count once: as the rank counts that has most.
+    Bytes are added; the time of a copy is the slowest rank's."""
 
     def joined(name: str) -> dict[str, int]:
         found: Counter[str] = Counter()

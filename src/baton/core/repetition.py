@@ -1,4 +1,4 @@
-"""Does an answer repeat itself? Decided from its token ids alone, so every instance ends it at the same token.
+"""Detects an answer that repeats itself, from its token ids alone, so that every instance ends it at the same token.
 
 No state is kept from token to token. A check of the last tokens decides whether the answer ends here, and how many tokens must
 follow before it can end: until then no check is needed.
@@ -20,7 +20,7 @@ from baton.protocol.request import SamplingParams
 
 
 def ends_by_repetition(outputs: Sequence[int], sampling: SamplingParams) -> bool:
-    """Does the answer end with the last of these tokens because it repeats itself?"""
+    """Whether the answer ends with the last of these tokens because it repeats itself."""
     rule = sampling.repetition_stop
     if rule is None or not outputs or len(outputs) < sampling.min_tokens:
         return False
@@ -28,7 +28,7 @@ def ends_by_repetition(outputs: Sequence[int], sampling: SamplingParams) -> bool
 
 
 def tokens_until_repetition(tokens: Sequence[int], start: int, rule: RepetitionStop) -> int:
-    """Return the fewest tokens that must follow before the answer can end as a repetition. 0: it ends here. The answer is
+    """Fewest tokens that must follow before the answer can end as a repetition. 0: the answer ends here. The answer is
     `tokens[start:]`, which has at least one token."""
     last, answer = len(tokens) - 1, len(tokens) - start
     least = max(rule.count_min * rule.pattern_min, rule.tokens_min)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 HEALTHY_SECONDS: Final = 30.0
-"""A process that was ready for this long ends the row of losses."""
+"""Seconds ready after which a loss begins a new row of losses."""
 BACKOFF_SECONDS: Final = 0.1
 """Delay before the second restart in a row; doubled for each one after it."""
 
@@ -15,13 +15,13 @@ class Restarts:
     __slots__ = ("_backoff_seconds_max", "_in_a_row", "_losses_max", "losses")
 
     def __init__(self, losses_max: int | None, backoff_seconds_max: float) -> None:
-        """`losses_max`: None is without end."""
+        """`losses_max`: maximum of losses in a row. None: no limit."""
         self._losses_max = losses_max
         self._backoff_seconds_max = backoff_seconds_max
         self.losses = 0
-        "Losses in a row that count towards the end."
+        "Number of losses in a row that count towards the end."
         self._in_a_row = 0
-        "Restarts in a row, of any cause."
+        "Number of restarts in a row, of any cause."
 
     def clear(self) -> None:
         self.losses = self._in_a_row = 0

@@ -32,7 +32,7 @@ PROCESS_OF: Final[dict[PoolUser, Process]] = {"worker": "worker", "transfer": "c
 
 @dataclass(frozen=True, slots=True)
 class StartupStep:
-    """A step of the start-up, finished before the next one begins."""
+    """A step of the start-up, which ends before the next one begins."""
 
     action: Action
     """start: the process exists. size: the worker has determined how many blocks fit. create: the process has created the pool,
@@ -48,7 +48,7 @@ class StartupPlan:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """The processes in the order of their start. No others are started."""
+        """The processes in the order of their start. Only these are started."""
         return tuple(step.process for step in self.steps if step.action == "start")
 
 

@@ -1,5 +1,4 @@
-"""When to look at each routed request: a heap whose outdated entries are skipped, never more than twice as many as routed
-requests."""
+"""Alarms of routed requests: a heap whose outdated entries are skipped, never more than twice as many as routed requests."""
 
 from __future__ import annotations
 
@@ -49,5 +48,6 @@ class Alarms:
         return found
 
     def next_deadline(self) -> Instant | None:
-        """The earliest entry, perhaps of an alarm that was postponed. Then nothing is due, and the next one is asked for."""
+        """Time of the earliest entry, perhaps of an alarm that was postponed. Then nothing is due, and the next one is returned
+        later."""
         return self._heap[0][0] if self._heap else None

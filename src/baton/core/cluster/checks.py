@@ -15,7 +15,8 @@ ASSIGNED = {
     RequestState.PREFILLING: (True, True),
     RequestState.SERVING: (True, False),
 }
-"""Does the request have a decode instance, does it have a prefill instance? In HANDING the latter may be released."""
+"""Whether the request has a decode instance, and whether it has a prefill instance, by state. In HANDING the latter may be
+released."""
 
 
 def check_router(config: RouterConfig, coordinator: Coordinator) -> None:

@@ -11,26 +11,26 @@ from baton.core.cluster.cluster_instance import ClusterInstance
 class Choice(NamedTuple):
     decoder: ClusterInstance
     prefill: ClusterInstance | None
-    "None: the decode instance computes the prompt itself."
+    "Prefill instance. None: the decode instance computes the prompt itself."
     uncached: int
     "Tokens to compute, by the prefill instance or the decode instance."
     blocks: int
     "Blocks that the decode instance needs to begin."
     waits: bool
-    "There is no room yet."
+    "Whether the request must wait at the instance, because there is no room yet."
 
 
 class ClusterShortage(Enum):
-    """Why a request is placed nowhere."""
+    """Reason why no instance is chosen for a request."""
 
     NOBODY = "nobody"
     "No usable instance could hold it."
     NEVER = "never"
     "No instance of the cluster could ever hold it."
     LOST = "lost"
-    "Like NEVER, but an instance that could was lost a moment ago, and may come back."
+    "No present instance could ever hold it, but one that was lost a moment ago could, and may come back."
     AVOIDED = "avoided"
-    "The instances that could hold it are not to be tried again yet."
+    "The instances that could hold it may not be tried again yet."
     PREFILL = "prefill"
     "All prefill instances are busy."
     ROOM = "room"
@@ -42,7 +42,7 @@ class Roles(NamedTuple):
     all."""
 
     tiers: tuple[tuple[str, ...], ...]
-    "Roles, the preferred ones first."
+    "Roles of the decode instance, the preferred ones first."
     pairs: bool
 
     @property
@@ -56,9 +56,9 @@ class Census(NamedTuple):
 
     roles: Roles
     settled: int
-    "Settled decode instances that it does not avoid: not lost again and again."
+    "Settled decode instances that the request does not avoid: not lost repeatedly."
     inhibited: int
-    "Inhibited decode instances that it does not avoid: lost again and again."
+    "Inhibited decode instances that the request does not avoid: lost repeatedly."
     decodes: int
     "Number of instances with role decode: settled ones, or inhibited ones if none is settled."
     prefills: int

@@ -1,5 +1,4 @@
-"""How long a routed request may stay in its state. Every state has a deadline; a routed request has one alarm, for whatever is
-due first.
+"""Deadlines of a routed request: every state has one, and the request has one alarm, for the earliest.
 
     QUEUED      queue_seconds_max; no_instance_seconds while no instance works
     RESERVING   reserve_seconds_max
@@ -31,7 +30,7 @@ class Clocks:
         self._config = config
         self.alarms = Alarms()
         self.no_instance_since: Instant | None = None
-        "Since when no instance works. None: some do."
+        "Time since which no instance works. None: some instances work."
 
     def set(self, routed: RoutedRequest, before: RequestState, fact: RequestFact, now: Instant) -> None:
         """Set the deadlines when a state begins, or a new block was computed in it."""
@@ -57,7 +56,7 @@ class Clocks:
             routed.withdraw_by = None
 
     def renewed(self, routed: RoutedRequest, now: Instant) -> None:
-        """Decode keeps its reservation for the whole lease from now on."""
+        """Record that decode keeps its reservation for the whole lease from now on."""
         routed.renew_at = Instant(now + self._config.lease_seconds / 2)
 
     def progressed(self, routed: RoutedRequest, now: Instant) -> None:

@@ -18,11 +18,11 @@ class Closed:
 
     def __init__(self) -> None:
         self._decoders: dict[str, int] = {}
-        "By role: instances with at least this capacity in tokens are closed."
+        "Capacity in tokens from which instances are closed, by role."
         self._prefills: dict[tuple[str, ...], int] = {}
-        "Prefill instances with at least this capacity are closed, except those with these names."
+        "Capacity from which prefill instances are closed, except those with these names."
         self._others: dict[tuple[str, ...], dict[str, int]] = {}
-        "Like `_decoders`, except instances with these names."
+        "Capacity from which decode instances are closed, except those with these names."
 
     def close(self, roles: Iterable[str], tokens: int, but: tuple[str, ...] = ()) -> None:
         decoders = self._others.setdefault(but, {}) if but else self._decoders
@@ -49,5 +49,5 @@ class Closed:
         return any(tokens <= instance.capacity and instance.name not in names for names, tokens in self._prefills.items())
 
     def closes_all(self, role: str, smallest: int | None) -> bool:
-        """Is every instance of that role closed? `smallest`: the smallest capacity. None: there are none."""
+        """Whether every instance of that role is closed. `smallest`: the smallest capacity. None: the role has no instances."""
         return smallest is None or self._decoders.get(role, NEVER_CLOSED) <= smallest

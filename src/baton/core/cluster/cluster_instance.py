@@ -15,30 +15,31 @@ from baton.protocol.ids import Instant, RequestId
 from baton.protocol.instance import Heartbeat, InstanceHello
 
 HELD_SHARE: Final = 16
-"""This many tokens of held KV weigh as much as one token to compute: they lengthen a step only a little."""
+"""Tokens of held KV that weigh as much as one token to compute: they lengthen a step only a little."""
 ALWAYS_ROOM: Final = 2**62
-"""Blocks that an idle instance counts as free: it can always begin a request."""
+"""Blocks that count as free on an idle instance: it can always begin a request."""
 
 Order = tuple[int, float, int]
 """Queue order of a request: priority, arrival of the first attempt, a counter."""
 
 Entry = tuple[int, int, int, "ClusterInstance"]
-"""Load, turn of the last choice, number: smaller is better. The number is unique, so instances are never compared."""
+"""Sort key of an instance: load, turn of the last choice, number; smaller is better. The number is unique, so instances are
+never compared."""
 
 
 class Place(NamedTuple):
-    """Where the roster has sorted an instance, and by which values."""
+    """Place of an instance in the roster, and the values by which it is sorted."""
 
     settled: bool
     waits: bool
-    "A request of any priority may wait there without room."
+    "Whether a request of any priority may wait there without room."
     entry: Entry
     blocks: int
-    "ClusterInstance.blocks_free"
+    "Free blocks (ClusterInstance.blocks_free)."
     closes_at: Order | None
-    "If not `waits`: only more urgent requests than this may wait there. None: none may."
+    "Queue order before which requests may wait there, if not `waits`. None: no request may."
     prompt_tokens: int
-    "Prefill instance: largest prompt that it may be sent to compute for others. -1: none."
+    "Size of the largest prompt that a prefill instance may be sent to compute for others. -1: none."
 
 
 class ClusterInstance:
@@ -86,14 +87,14 @@ class ClusterInstance:
         self.chosen = 0
         "Turn of the last choice, as a counter: for the order among equals."
         self.held_until = now
-        "Gets no new work before: it has just refused a request because it accepts none."
+        "Time before which the instance gets no new work: it has just refused a request because it accepts none."
         self.inhibited_until = now
         self.assigned: dict[RequestId, None] = {}
-        "Requests that it has, whole or in part, in the order of their arrival."
+        "Requests that the instance has, whole or in part, in the order of their arrival."
         self.paths = Paths()
-        "Peers that it failed to read from."
+        "Peers that the instance failed to read from."
         self.prompts = 0
-        "Hand-offs whose prompt it computes, or will compute."
+        "Number of hand-offs whose prompt the instance computes, or will compute."
         self.prompt_tokens = 0
         "Uncached tokens of those prompts."
         self.sequences = 0
@@ -101,19 +102,19 @@ class ClusterInstance:
         self.placed = PlacedBlocks()
         "Blocks of the requests that it answers, by priority."
         self.over_capacity: dict[RequestId, Order] = {}
-        "Requests that were sent although there was no room; they wait there, and have no token yet."
+        "Requests that were sent although there was no room; they wait at the instance and have no token yet."
         self.digests_due = now
         "Time when all its messages of keys so far are due (reports.py)."
         self.over_share = False
-        "True: the instance has published more keys than the router keeps of one instance."
+        "Whether the instance has published more keys than the router keeps of one instance."
         self.short_for = False
-        "The instance has refused a request for lack of room since its last heartbeat."
+        "Whether the instance has refused a request for lack of room since its last heartbeat."
         self.blocks_since = self.slots_since = self.tokens_since = 0
         "Changes since the last heartbeat."
         self.stalled_since: Instant | None = None
         "Time of the first heartbeat of the present stall of its worker."
         self.place: Place | None = None
-        "Place in the roster. None: it gets no new requests now. Owned by core/cluster/roster.py."
+        "Place in the roster, which owns it (core/cluster/roster.py). None: the instance gets no new requests now."
 
     def __repr__(self) -> str:
         return f"<{self.hello.role} {self.hello.name}/{self.session} {len(self.assigned)} requests>"
@@ -122,7 +123,7 @@ class ClusterInstance:
     def name(self) -> str:
         return self.hello.name
 
-    # Credits
+    # Capacity
 
     @property
     def blocks_available(self) -> int:
@@ -130,18 +131,18 @@ class ClusterInstance:
 
     @property
     def slots_free(self) -> int:
-        """Limited also by the router's own count, which is exact where it is the only router."""
+        """Free slots, also by the router's own count, which is exact if it is the only router."""
         slots = self.hello.ready.slots
         return min(self.beat.slots_free + self.slots_since, slots - self.sequences)
 
     @property
     def is_shared(self) -> bool:
-        """Do requests of other routers run there? They may take room before our requests get it."""
+        """Whether requests of other routers run on the instance. They may take room before our requests get it."""
         return self.hello.ready.slots - self.beat.slots_free - self.slots_since > self.sequences
 
     @property
     def blocks_free(self) -> int:
-        """Blocks that a request may need to begin there at once. An idle instance can always begin."""
+        """Blocks that a request may take there at once. An idle instance can always begin."""
         if not self.sequences and self.beat.blocks_available >= self.hello.ready.blocks:
             return ALWAYS_ROOM
         return max(0, self.blocks_available) if self.slots_free > 0 else 0
@@ -153,7 +154,7 @@ class ClusterInstance:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens computed there before a request that is sent now."""
+        """Tokens that the instance computes before a request that is sent now."""
         return max(0, self.beat.waiting_tokens + self.tokens_since)
 
     @property
@@ -168,15 +169,15 @@ class ClusterInstance:
         self.blocks_since = self.slots_since = self.tokens_since = 0
 
     def can_hold(self, tokens: int) -> bool:
-        """Do this many tokens fit into the empty instance?"""
+        """Whether this many tokens fit into the empty instance."""
         return tokens <= self.capacity
 
     def is_suspect(self, now: Instant, seconds: float) -> bool:
-        return now >= self.received_at + seconds or bool(self.beat.fault)  # rounded as Roster rounds the time of the next look
+        return now >= self.received_at + seconds or bool(self.beat.fault)  # rounded as Roster rounds the time of the next check
 
 
 def capacity_of(hello: InstanceHello) -> int:
-    """Longest request in tokens. Its last token is never stored, so it needs no block."""
+    """Tokens of the longest request that fits. Its last token is never stored, so it needs no block."""
     ready = hello.ready
     tokens = ready.blocks * ready.block_size + 1
     return min(tokens, ready.context_tokens) if ready.context_tokens > 0 else tokens

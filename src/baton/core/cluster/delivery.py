@@ -28,7 +28,8 @@ class Delivery:
         self._placement = placement
 
     def take(self, instance: ClusterInstance, emit: Emit) -> bool:
-        """True: a sequence has ended or broke, so other requests may have a chance."""
+        """Deliver the tokens of an instance's emit. True: a sequence has ended or its attempt broke, so other requests may have
+        a chance."""
         if emit.ended or emit.logprobs:
             return self._sift(instance, emit)
         routed_requests, assigned, rows = self._coordinator.routed_requests, instance.assigned, iter(emit.tokens)
@@ -51,7 +52,7 @@ class Delivery:
         return self._sift_rest(instance, emit, row, rows)
 
     def _sift_rest(self, instance: ClusterInstance, emit: Emit, row: TokenRow, rows: Iterator[TokenRow]) -> bool:
-        """Sift from the first unexpected row on."""
+        """Sift the rows from the first unexpected one on."""
         rest = [row, *rows]
         fresh = emit.tokens[: len(emit.tokens) - len(rest)]
         broken: dict[RequestId, RoutedRequest] = {}
@@ -78,7 +79,7 @@ class Delivery:
         return bool(touched or broken)
 
     def _taken(self, instance: ClusterInstance, row: TokenRow, broken: dict[RequestId, RoutedRequest]) -> TokenRow | None:
-        """The row from the first position that its client does not have. None: nothing in it is new."""
+        """The row from the first position that its client does not have. None: the client has all of its tokens."""
         routed = self._current_attempt(instance, row[0], row[1])
         if routed is not None and routed.misses(row):
             broken[routed.id] = routed
@@ -114,7 +115,7 @@ class Delivery:
         broken: dict[RequestId, RoutedRequest],
         touched: dict[RequestId, RoutedRequest],
     ) -> Ended | None:
-        """The end to deliver. None: it is stale, or another instance continues the sequence."""
+        """The end to deliver. None: the end is stale, or another instance continues the sequence."""
         routed = self._current_attempt(instance, ended.request, ended.attempt)
         if routed is None or ended.index not in routed.open:
             self._coordinator.stats.stale_rows += 1
@@ -130,7 +131,7 @@ class Delivery:
 
     @staticmethod
     def _is_an_end(instance: ClusterInstance, routed: RoutedRequest, ended: Ended) -> bool:
-        """False: another instance can continue the sequence."""
+        """Whether this is the sequence's end. False: another instance can continue the sequence."""
         if ended.error in RETRYABLE:
             return False
         asked, delivered = ended.index in routed.withdrawn, len(routed.open[ended.index])

@@ -14,7 +14,7 @@ from baton.protocol.output import Emit, EndError
 from baton.protocol.request import FinishReason, GenerateRequest, Refused
 
 Session = NewType("Session", int)
-"""Number of one connection of one instance. Never reused: messages of an earlier one are ignored."""
+"""Number of one connection of one instance. Never reused, so messages of an earlier connection are ignored."""
 
 FromInstance = Emit | RefusedRequest | Reserved | Offer | Release | Released | Adopted | Heartbeat | InstanceStats | CachedKeys
 ToInstance = GenerateRequest | AbortRequest | Reserve | Prefill | PeerOffer | Release | Released | Forget
@@ -37,7 +37,7 @@ class WithdrawRequest(Struct, frozen=True):
 
 
 class InstanceJoined(Struct, frozen=True):
-    """An instance has opened a session. An earlier session of the same instance ends."""
+    """An instance has opened a session. Its earlier session ends."""
 
     session: Session
     hello: InstanceHello
@@ -49,7 +49,7 @@ class InstanceLeft(Struct, frozen=True):
     session: Session
     reason: str
     reloaded: bool = False
-    "The instance comes back at once, with other weights: nothing was lost."
+    "Whether the instance comes back at once with other weights, so that nothing was lost."
 
 
 class InstanceMessage(Struct, frozen=True):
@@ -68,7 +68,7 @@ class RouterTick(Struct, frozen=True):
 
 
 class RunPass(Struct, frozen=True):
-    """The turn of the event loop has ended: place requests of the queue. The answer to SchedulePass."""
+    """Place requests of the queue: the turn of the event loop has ended. Dispatched for SchedulePass."""
 
 
 class Resumed(Struct, frozen=True):
@@ -91,7 +91,7 @@ ClusterEvent = (
 
 
 class SendToInstance(Struct, frozen=True):
-    """Send this message, in order. To an ended session nothing is sent: InstanceLeft is or will be dispatched."""
+    """Send this message, in order. To an ended session no message is sent: InstanceLeft is or will be dispatched."""
 
     session: Session
     message: ToInstance
@@ -128,7 +128,7 @@ class CloseSession(Struct, frozen=True):
 
 
 class WarnOfInstance(Struct, frozen=True):
-    """Log this about an instance. Sent once per session and cause."""
+    """Log this warning about an instance. Sent once per session and cause."""
 
     session: Session
     text: str

@@ -1,4 +1,4 @@
-"""Whether two instances may be in one cluster, and if not, all parts in which they differ.
+"""Decides whether two instances may be in one cluster, and if not, names all parts in which they differ.
 
 Instances of a cluster continue each other's requests and read each other's KV blocks, so everything that KV and tokens depend
 on must be equal: the identity (worker/identity.py), and the shape of a block and of the vocabulary.
@@ -29,11 +29,11 @@ FOLLOWS: Final = {
     "types of weights": {"quantisation"},
     "KV layout": {"KV data type", "block size", "model config", "tensor parallel size"},
 }
-"""A digest that differs with one of these parts: it is not named beside them."""
+"""Digest that differs with one of these parts: it is not named beside them."""
 
 
 def disagreement(hello: InstanceHello, other: InstanceHello) -> str:
-    """All parts in which these two differ, in words. Empty: they fit."""
+    """All parts in which the instances differ, in words. Empty: they fit."""
     differing = dict(_differences(hello, other))
     named = [
         f"{what} {mine} instead of {its}"

@@ -35,15 +35,15 @@ class RequestFact(Enum):
     RESERVED = "reserved"
     "The decode instance has reserved blocks."
     REFUSED = "refused"
-    "The decode or prefill instance refuses it."
+    "The decode or prefill instance refuses the request."
     OFFERED = "offered"
-    "Some of the prompt is computed."
+    "A part of the prompt is computed."
     PREFILLED = "prefilled"
-    "All of the prompt is computed."
+    "The whole prompt is computed."
     ASKED = "release asked"
     RELEASED = "released"
     ADOPTED = "adopted"
-    "The decode instance continues by itself, with the blocks it has."
+    "The decode instance continues by itself, with its present blocks."
     PREFILL_LOST = "prefill lost"
     DECODER_LOST = "decoder lost"
     BROKEN = "broken"
@@ -67,7 +67,7 @@ class RequestAction(Enum):
     PASS_ASK = "pass question"
     PASS_RELEASE = "pass release"
     DENY_RELEASE = "deny release"
-    "Report to the decode instance that its copy is not to be trusted."
+    "Report to the decode instance that its copy is invalid."
     FORGET_PREFILL = "forget prefill"
     FORGET_DECODER = "forget decoder"
     COUNT_LOSS = "count loss"
@@ -84,7 +84,8 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.QUEUED, F.CLOSED): (S.DONE, ()),
     (S.RESERVING, F.RESERVED): (S.PREFILLING, (A.PREFILL,)),
     (S.RESERVING, F.REFUSED): (S.QUEUED, (A.REQUEUE,)),
-    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),  # no instance worked on it: not counted as a loss
+    # no instance worked on the request: not counted as a loss
+    (S.RESERVING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
     (S.RESERVING, F.DECODER_LOST): (S.QUEUED, (A.REQUEUE,)),
     (S.RESERVING, F.BROKEN): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
     (S.RESERVING, F.LEFT): (S.QUEUED, (A.FORGET_DECODER, A.REQUEUE)),
@@ -95,7 +96,8 @@ NEXT: Final[dict[tuple[RequestState, RequestFact], tuple[RequestState, tuple[Req
     (S.PREFILLING, F.REFUSED): (S.QUEUED, (*_BOTH, A.REQUEUE)),
     (S.PREFILLING, F.OFFERED): (S.PREFILLING, (A.PASS_OFFER,)),
     (S.PREFILLING, F.PREFILLED): (S.HANDING, (A.PASS_OFFER,)),
-    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),  # the decode instance cannot copy: it computes all of it
+    # the decode instance cannot copy, so it computes the whole prompt
+    (S.PREFILLING, F.ADOPTED): (S.SERVING, (A.FORGET_PREFILL,)),
     (S.PREFILLING, F.PREFILL_LOST): (S.QUEUED, (A.FORGET_DECODER, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.DECODER_LOST): (S.QUEUED, (A.FORGET_PREFILL, A.COUNT_LOSS, A.REQUEUE)),
     (S.PREFILLING, F.BROKEN): (S.QUEUED, (*_BOTH, A.COUNT_LOSS, A.REQUEUE)),

@@ -1,4 +1,4 @@
-"""Which instance or pair gets a request. A role is a preference, not an ability: any live instance can serve.
+"""Chooses the instance or pair for a request. A role is a preference, not an ability: any live instance can serve.
 
     mixed      gets whole requests
     decode     gets short or mostly cached requests whole; the others after a prefill instance has computed the prompt.
@@ -58,16 +58,16 @@ class Placement:
         self._counts_of: dict[tuple[bool, int, int], Census | None] = {}
         self._counted_at = -1
         self._stayed = 0
-        "Prompts in a row that were computed where they are decoded because that was cheaper."
+        "Number of prompts in a row that were computed at their decode instance because that was cheaper."
         self._hasher: BlockHasher | None = None
         self.handoff_seconds = config.handoff_seconds_start
         "Measured seconds of a hand-off besides the computing."
         self.on_cached: Callable[[Sequence[int]], None] = lambda keys: None
-        "Called when a decode instance has these blocks from now on."
+        "Callback for a decode instance that has these blocks from now on."
 
     @property
     def block_size(self) -> int:
-        """Tokens per block. All instances agree on it."""
+        """Tokens per block. All instances have the same size."""
         return next(iter(self.membership.instances.values())).hello.ready.block_size
 
     def measured(self, seconds: float) -> None:
@@ -92,7 +92,8 @@ class Placement:
         return DecoderChoice(self, routed, now, closed, census).choice()
 
     def census(self, routed: RoutedRequest, now: Instant) -> Census | None:
-        """Counted anew when an instance has become usable or unusable; requests of one size class share it."""
+        """Number of instances for the request. Counted anew when an instance becomes usable or unusable; requests of one size
+        class share it."""
         if routed.unfit or routed.avoided:
             return self._counted(routed, now)
         if self._counted_at != self.roster.usable_version:
@@ -114,7 +115,7 @@ class Placement:
         return Census(roles, settled, inhibited, decodes, prefills or other, prefills_settled=prefills > 0)
 
     def roles(self, routed: RoutedRequest) -> Roles | None:
-        """None: no usable instance could hold it."""
+        """Roles for the request. None: no usable instance could hold it."""
         alone = self._able(routed, ("prefill",), routed.tokens_max)
         decoders = self._able(routed, ("mixed", "decode"), routed.tokens_max)
         if routed.tokens_left <= 1 and alone:
@@ -138,7 +139,7 @@ class Placement:
         return left
 
     def _counts(self, name: str, roles: Sequence[str], tokens: int) -> bool | None:
-        """Is the instance counted among the usable ones of these roles, and is it settled? None: it is not counted."""
+        """Whether the instance is settled, if it counts among the usable ones of these roles. None: it does not count."""
         instance = self.membership.names.get(name)
         if instance is None or instance.place is None or instance.capacity < tokens:
             return None
@@ -148,9 +149,9 @@ class Placement:
     # Hand-off or not
 
     def stays(self, instance: ClusterInstance, uncached: int, *, prefill: bool) -> bool:
-        """Is it cheaper to compute the prompt where it is decoded than to hand it over? Now and then one is handed over all the
-        same, if a `prefill` instance has room: otherwise the cost would never be measured again, and one slow hand-off would be
-        the last."""
+        """Whether computing the prompt at its decode instance is cheaper than a hand-off. Now and then one is handed over all
+        the same, if a `prefill` instance has room: otherwise the cost would never be measured again, and one slow hand-off
+        would be the last."""
         policy = self.config.handoff
         if policy != "auto" or uncached < self.config.handoff_tokens_min:
             return policy != "always"
@@ -173,7 +174,7 @@ class Placement:
         return self.roster.fastest < float("inf")
 
     def whole_at(self, routed: RoutedRequest) -> Instant:
-        """When a hand-off without room may wait at a decode instance instead."""
+        """Time when a hand-off without room may wait at a decode instance instead."""
         since = routed.no_room_since
         return Instant(float("inf") if since is None else since + self.config.handoff_room_seconds)
 
@@ -198,7 +199,7 @@ class Placement:
     # Cached prefixes
 
     def remember(self, instance: ClusterInstance, routed: RoutedRequest, tokens: Sequence[int]) -> None:
-        """Guess that the instance has these tokens of the request, or will have them soon."""
+        """Record the guess that the instance has these tokens of the request, or will have them soon."""
         marks = self.marks(routed)
         if len(tokens) > len(routed.request.prompt):
             keys = list(routed.keys)
@@ -209,7 +210,7 @@ class Placement:
             self.on_cached([key for _, key in marks])
 
     def publish(self, instance: ClusterInstance, message: CachedKeys) -> int:
-        """Record what the instance reports of its cache. Returns how many of its keys are more than it may have here."""
+        """Record a report of the instance's cache. Returns how many of its keys exceed its share."""
         added, removed = short_keys(message.added), short_keys(message.removed)
         cut = self.index.publish(instance.number, whole=message.whole, added=added, removed=removed)
         if instance.hello.role == "decode":

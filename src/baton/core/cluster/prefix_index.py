@@ -1,4 +1,4 @@
-"""Which instances have which prefix cached: an index from short keys of marked blocks (core/kv/marks.py) to instances.
+"""Prefixes cached by each instance: an index from short keys of marked blocks (core/kv/marks.py) to instances.
 
     publish(instance, ...)   the instance reports what it has and what it has evicted (its digest)
     guess(instance, marks)   the router has sent it this chain: the instance has it soon, or had it
@@ -27,16 +27,17 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
 GUESS_SECONDS: Final = 30.0
-"""An unconfirmed guess is dropped after this long, or twice as long."""
+"""Seconds after which an unconfirmed guess is dropped; it may live twice as long."""
 CONFIRMED: Final = 0
 ALL: Final = -1
 """The set of all instances."""
 SWEEP_KEYS: Final = 1024
 """Keys that one change may drop, besides those that it names and as many as it adds."""
 MANY: Final = 12
-"""A set with more instances than this is cheaper to read from its binary digits than bit by bit."""
+"""Number of instances from which a set is read from its binary digits, which is then cheaper than bit by bit."""
 SPARE: Final = 256
-"""A full share is cut by this part of it: to find the oldest key costs a walk over those that were deleted before it."""
+"""Divisor of a full share: this part of it is dropped at once, because finding the oldest key costs a walk over deleted
+ones."""
 
 
 class KnownKeys:
@@ -51,16 +52,16 @@ class KnownKeys:
         self.publishes = publishes
         self.gone = False
         self.keys: dict[int, int] = {}
-        "CONFIRMED, or the number of blocks that a guess stands for. The least recently used first."
+        "CONFIRMED, or the number of blocks that a guess stands for, by key. The least recently used first."
         self.blocks = 0
-        "Blocks that all guesses stand for."
+        "Sum of blocks that all guesses stand for."
         self.guesses: dict[int, None] = {}
-        "Unconfirmed keys that were guessed since `turned_at`, of an instance that publishes. The oldest first."
+        "Unconfirmed keys guessed since `turned_at`, of an instance that publishes. The oldest first."
         self.earlier: dict[int, None] = {}
-        "Unconfirmed keys that were guessed before."
+        "Unconfirmed keys guessed before `turned_at`."
         self.turned_at = Instant(0.0)
         self.void: dict[int, int] = {}
-        "Keys that the instance does not have any more. They count as held until they are dropped."
+        "Keys that the instance has dropped. They count as held until they are removed here."
 
 
 class PrefixIndex:
@@ -68,7 +69,7 @@ class PrefixIndex:
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
-        "Bound for the entries of all instances together."
+        "Bound on the entries of all instances together."
         self._holders: dict[int, int] = {}
         "Instances by key. Most keys have one holder, and share its bit as object."
         self._unchecked: Iterator[int] = iter(self._holders)
@@ -113,8 +114,8 @@ class PrefixIndex:
         return known.bit
 
     def guess(self, number: int, marks: Sequence[Mark]) -> None:
-        """The instance has this chain, or computes it. The first block becomes the most recent one: a chain is useful only from
-        its beginning on, so its end is forgotten first."""
+        """Record the guess that the instance has this chain, or computes it. The first block becomes the most recent one: a
+        chain is useful only from its beginning on, so its end is forgotten first."""
         known = self._known[number]
         for place, key in reversed(marks):
             blocks = known.keys.pop(key, None)
@@ -129,7 +130,8 @@ class PrefixIndex:
         self._settle(known, len(marks))
 
     def publish(self, number: int, *, whole: bool, added: Sequence[int], removed: Sequence[int]) -> int:
-        """The instance reports its cache. Returns how many of its keys were dropped because they are more than its share."""
+        """Record the instance's report of its cache. Returns how many of its keys were dropped because they exceed its
+        share."""
         known = self._known[number]
         if whole:
             self._make_void(known)
@@ -159,7 +161,7 @@ class PrefixIndex:
         known.earlier, known.guesses, known.turned_at = known.guesses, {}, now
 
     def forget(self, number: int) -> None:
-        """The instance is gone."""
+        """Forget an instance that is gone."""
         known = self._known.pop(number)
         position = known.bit.bit_length() - 1
         del self._numbers[position]
@@ -176,7 +178,7 @@ class PrefixIndex:
         return max(1, self.keys_max // max(1, len(self._known)))
 
     def _make_void(self, known: KnownKeys) -> None:
-        """All confirmed keys are void. Guesses remain."""
+        """Drop all confirmed keys. Guesses remain."""
         held = known.keys
         known.keys = {key: held.pop(key) for key in chain(known.earlier, known.guesses)}
         known.void = _merged(known.void, held)
@@ -208,7 +210,7 @@ class PrefixIndex:
                 self._forgive(known)
 
     def _forgive(self, known: KnownKeys) -> None:
-        """The instance has no more keys to be dropped."""
+        """Record that the instance has no more keys to be dropped."""
         del self._debtors[known.bit]
         if known.gone:
             self._gone &= ~known.bit
@@ -259,15 +261,15 @@ class PrefixIndex:
         else:
             del self._holders[key]
 
-    # Questions
+    # Queries
 
     def depth(self, number: int, marks: Sequence[Mark]) -> int:
-        """Deepest mark of the chain that this instance has, in blocks."""
+        """Depth in blocks of the deepest mark of the chain that this instance has."""
         bit, holders = self._known[number].bit, self._holders
         return next((place for place, key in reversed(marks) if holders.get(key, 0) & bit), 0)
 
     def deepest(self, marks: Sequence[Mark]) -> int:
-        """Deepest mark of the chain that any instance has."""
+        """Depth in blocks of the deepest mark of the chain that any instance has."""
         there, holders = ~self._gone, self._holders
         return next((place for place, key in reversed(marks) if holders.get(key, 0) & there), 0)
 
@@ -275,14 +277,14 @@ class PrefixIndex:
         return self._holders.get(key, 0) & self._known[number].bit != 0
 
     def holders(self, keys: Iterable[int]) -> int:
-        """The instances that have any of these keys."""
+        """Instances that have any of these keys."""
         found = 0
         for key in keys:
             found |= self._holders.get(key, 0)
         return found & ~self._gone
 
     def numbers(self, instances: int) -> list[int]:
-        """The instances of a finite set."""
+        """Numbers of the instances in a finite set."""
         found = []
         if instances.bit_count() > MANY:
             at, numbers = -1, self._numbers
@@ -373,7 +375,7 @@ def _forget_guess(known: KnownKeys, key: int) -> None:
 
 
 def _merged(first: dict[int, int], second: dict[int, int]) -> dict[int, int]:
-    """Both, at the cost of the smaller one. No key is in both."""
+    """Both dictionaries merged, at the cost of the smaller one. No key is in both."""
     small, large = (first, second) if len(first) < len(second) else (second, first)
     large.update(small)
     return large

@@ -26,9 +26,9 @@ from baton.protocol.ids import Instant
 from baton.protocol.request import GenerateRequest, Refused
 
 STALE_MAX: Final = 64
-"""Entries of heaps and waiters that may name requests which left."""
+"""Least number of stale entries, in heaps and waiters, before they are removed."""
 WOKEN_MAX: Final = 64
-"""Requests with different prefixes that a pass visits because a decode instance with room has their prefix."""
+"""Number of requests with different prefixes that a pass visits because a decode instance with room has their prefix."""
 
 
 class QueueLane(NamedTuple):
@@ -36,7 +36,7 @@ class QueueLane(NamedTuple):
     size: int
     "The capacity of the smallest instance that could hold these requests."
     prompt_size: int = 0
-    "The same for their prompts, if they wait for a prefill instance."
+    "The capacity of the smallest instance that could hold their prompts, if they wait for a prefill instance."
 
 
 class RequestQueue:
@@ -59,15 +59,15 @@ class RequestQueue:
         self._routed: dict[Order, RoutedRequest] = {}
         "Requests by their order, which is unique."
         self._lanes: dict[QueueLane, list[Order]] = {}
-        "Heaps. Entries may name requests that have left, or are in another lane now."
+        "Heaps of requests by lane. Entries may name requests that have left, or are in another lane now."
         self._lane_of: dict[Order, QueueLane | None] = {}
-        "None: parked."
+        "Lane of each request by its order. None: parked."
         self._parked: dict[Order, Instant | None] = {}
-        "Parked requests and when they are visited again. None: when other instances are usable."
+        "Parked requests, and when they are visited again. None: when other instances are usable."
         self._waiters: dict[int, list[Order]] = {}
-        "Requests that wait for a prefill instance, by the block with which a decode instance needs none. Heaps, as above."
+        "Requests that wait for a prefill instance, by the block with which a decode instance needs none. Heaps, as `_lanes`."
         self._waits = 0
-        "Number of entries in those heaps."
+        "Number of entries in the heaps of waiters."
         self._cached: dict[int, None] = {}
         "Keys of `_waiters` that some decode instance has, or had."
         self._sizes: list[int] = []
@@ -82,7 +82,7 @@ class RequestQueue:
         return list(self._routed.values())
 
     def refusal(self, request: GenerateRequest) -> Refused | None:
-        """Why there is no room for a new request."""
+        """The reason why there is no room for a new request. None: there is room."""
         config = self._config
         sequences = len(request.wanted)
         tokens = sequences * len(request.prompt)
@@ -104,7 +104,7 @@ class RequestQueue:
         self._put(routed)
 
     def leave(self, routed: RoutedRequest) -> None:
-        """Entries in heaps are skipped from now on, and removed when they are too many."""
+        """Remove a request. Its entries in heaps are skipped from now on, and removed when they are too many."""
         del self._routed[routed.order]
         del self._lane_of[routed.order]
         self._parked.pop(routed.order, None)
@@ -137,7 +137,7 @@ class RequestQueue:
         return self._sizes[place] if place < len(self._sizes) else 2**62
 
     def lanes(self, *, prefill: bool) -> list[QueueLane]:
-        """`prefill`: also the lanes of requests that wait for a prefill instance."""
+        """Lanes with requests. `prefill`: also the lanes of requests that wait for a prefill instance."""
         return [lane for lane in list(self._lanes) if (prefill or lane.kind != "prefill") and self.head(lane) is not None]
 
     def head(self, lane: QueueLane) -> RoutedRequest | None:
@@ -161,8 +161,8 @@ class RequestQueue:
                 heappush(self._lanes.setdefault(lane, []), routed.order)
 
     def wait_for_prefill(self, routed: RoutedRequest, needed: int, is_cached: Callable[[int], bool]) -> None:
-        """`needed`: a decode instance with this many of its leading blocks needs no prefill instance. `is_cached`: does one
-        have the first mark from there on already? Then it had no room."""
+        """Let the request wait. `needed`: a decode instance with this many of its leading blocks needs no prefill instance.
+        `is_cached`: whether one has the first mark from there on already, but had no room."""
         self._put(routed, "prefill")
         key = next((key for place, key in routed.marks if place >= needed), None) if needed > 0 else None
         if key is not None:
@@ -172,7 +172,7 @@ class RequestQueue:
                 self._cached[key] = None
 
     def on_cached(self, keys: Sequence[int]) -> bool:
-        """A decode instance has these blocks from now on. True: a request waits for one of them."""
+        """Record that a decode instance has these blocks from now on. True: a request waits for one of them."""
         found = [key for key in keys if key in self._waiters] if self._waiters else []
         self._cached.update(dict.fromkeys(found))
         return bool(found)
@@ -204,7 +204,7 @@ class RequestQueue:
         self._waiters.pop(key, None)
         return None
 
-    # Parked
+    # Parked requests
 
     def park(self, routed: RoutedRequest, until: Instant | None) -> None:
         self._lane_of[routed.order] = None
@@ -220,7 +220,7 @@ class RequestQueue:
             self._reopen(due)
 
     def reopen(self, sizes: Iterable[int]) -> None:
-        """The usable instances have changed: return all parked and waiting requests to their lanes."""
+        """Return all parked and waiting requests to their lanes: the usable instances have changed."""
         known, self._sizes = self._sizes, [*sizes]
         if self._sizes != known:
             self._reopen(list(self._routed))

@@ -22,9 +22,9 @@ from baton.errors import InvariantBroken
 from baton.protocol.ids import Instant
 
 RoomEntry = tuple[int, int]
-"""Free blocks or tokens, number."""
+"""Entry of an instance: free blocks or tokens, number."""
 STEPS: Final = 2
-"""A prefill instance is sent prompts for this many of its steps, so that it never waits for the router."""
+"""Number of its steps for which a prefill instance is sent prompts, so that it never waits for the router."""
 ANY_PROMPT: Final = 2**62
 
 
@@ -84,7 +84,7 @@ class Sizes:
 
 
 PEER: Final = "peer"
-"""Used in place of a role: prefill instances that others can read from."""
+"""Name in place of a role: prefill instances that others can read from."""
 
 
 class Roster:
@@ -116,10 +116,10 @@ class Roster:
         self._found: dict[tuple[tuple[str, ...], bool], list[InstanceGroup]] = {}
         "Cached results of `groups`, valid while the same groups have instances."
         self.prefills: dict[bool, InstanceGroup] = {True: InstanceGroup(waits=False), False: InstanceGroup(waits=False)}
-        "By settled: instances that compute prompts for others; room is in tokens."
+        "Instances that compute prompts for others, by settled; room is in tokens."
         self._sizes: dict[tuple[str, bool], Sizes] = {}
         self._urgent: list[Order] = []
-        "`closes_at` of all instances that have one."
+        "Queue orders before which requests may wait, of all instances with such a limit, sorted."
         self._touched: dict[int, ClusterInstance] = {}
         self._by_time: dict[int, ClusterInstance] = {}
         "Instances that change at a point in time: held, or inhibited."
@@ -133,9 +133,9 @@ class Roster:
         self._classes: list[int] = []
         "Capacities of usable instances, ascending, each once."
         self.usable_version = 0
-        "Raised when an instance becomes usable or unusable."
+        "Counter, raised when an instance becomes usable or unusable."
         self.usable_changed = True
-        "Set when an instance becomes usable or unusable. Reset by the placement pass."
+        "Whether an instance has become usable or unusable. Reset by the placement pass."
 
     # Changes
 
@@ -151,12 +151,12 @@ class Roster:
         self._learn_fastest()
 
     def touch(self, instance: ClusterInstance) -> None:
-        """The instance has changed: it is sorted in anew before the next search."""
+        """Record that the instance has changed: it is sorted in anew before the next search."""
         if instance.number in self.instances:
             self._touched[instance.number] = instance
 
     def update(self, instance: ClusterInstance, now: Instant) -> bool:
-        """Sort the instance in at once. True: it has become more likely that it can get a request."""
+        """Sort the instance in at once. True: it is now more likely to get a request."""
         self._now = max(self._now, now)
         before = instance.place
         self._touched.pop(instance.number, None)
@@ -172,7 +172,7 @@ class Roster:
         )
 
     def refresh(self, now: Instant) -> None:
-        """Bring everything up to date."""
+        """Sort in all changed instances."""
         self._now = max(self._now, now)
         if self._by_time:
             for instance in [m for m in self._by_time.values() if max(m.held_until, m.inhibited_until) <= now]:
@@ -214,7 +214,8 @@ class Roster:
         self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, self.prompt_room(instance)))
 
     def _may_wait(self, instance: ClusterInstance) -> tuple[bool, Order | None]:
-        """May requests wait there without room, and which? Less urgent requests that wait there are no obstacle to one more."""
+        """Whether, and which, requests may wait there without room. Less urgent requests that wait there are no obstacle to one
+        more."""
         limit, waiting = self._config.waiting_prompts_max, instance.over_capacity
         if len(waiting) >= self._config.overdrawn_max or not limit:
             return False, None
@@ -289,7 +290,7 @@ class Roster:
         ]
         self.fastest = min(seconds, default=float("inf"))
 
-    # Questions. After `refresh`.
+    # Queries, after `refresh`
 
     @property
     def any_usable(self) -> bool:
@@ -324,7 +325,7 @@ class Roster:
         return found
 
     def may_be_urgent(self, order: Order) -> bool:
-        """True: perhaps a request with this place in the queue may wait where only less urgent ones wait."""
+        """Whether perhaps a request with this place in the queue may wait where only less urgent ones wait."""
         return bool(self._urgent) and self._urgent[-1] > order
 
     def may_preempt(self, order: Order) -> bool:
@@ -336,14 +337,14 @@ class Roster:
         return any(group.by_room and group.by_room[-1][0] > 0 for group in self.prefills.values())
 
     def has_open(self, role: str) -> bool:
-        """True: perhaps some instance of that role can take one more request, whole."""
+        """Whether perhaps some instance of that role can take one more request, whole."""
         for (each, _, waits), group in self._groups.items():
             if each == role and group.by_room and (waits or group.by_room[-1][0] > 0):
                 return True
         return False
 
     def next_change(self) -> Instant | None:
-        """When a held instance may be tried again, or an instance becomes suspect by silence."""
+        """Time when a held instance may be tried again, or an instance becomes suspect by silence."""
         times = [m.held_until for m in self._by_time.values() if m.held_until > self._now]
         if self._now < self._suspect_at < float("inf"):
             times.append(Instant(self._suspect_at))

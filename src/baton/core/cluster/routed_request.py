@@ -1,4 +1,4 @@
-"""One request in the cluster: which instances work on it, and how it is sent again.
+"""One request in the cluster: the instances that work on it, and the messages that send it again.
 
 The base class is the ledger of tokens that the client has received (core/delivery/ledger.py).
 """
@@ -63,36 +63,36 @@ class RoutedRequest(Ledger):
         self.order = order
         self.state = RequestState.QUEUED
         self.withdraw_by: Instant | None = None
-        "When the router ends withdrawn sequences itself, if the decode instance has not ended them."
+        "Time at which the router ends withdrawn sequences itself, if the decode instance has not ended them."
         self.decoder: ClusterInstance | None = None
-        "The instance that answers the request, or will."
+        "The instance that answers the request, or will answer it."
         self.prefill: ClusterInstance | None = None
-        "The instance that computes its prompt, or keeps it."
+        "The instance that computes the prompt, or keeps its blocks."
         self.prompt_tokens = 0
-        "Uncached tokens that its prefill instance computes, or will."
+        "Uncached prompt tokens that the prefill instance computes, or will compute."
         self.source: Session | None = None
         "Session whose blocks the decode instance copies, also after the prefill instance is released."
         self.placed_blocks = 0
         "Blocks that it counts for at the decode instance (placed_blocks.py)."
         self.denied = False
-        "The source changed its blocks or keeps none, so a failed copy does not count against this path."
+        "Whether the source changed its blocks or keeps none, so that a failed copy does not count against this path."
         self.copied = False
-        "The prompt has arrived at the decode instance."
+        "Whether the prompt has arrived at the decode instance."
         self.base = 0
-        "Number of the leader's tokens when its prompt was sent."
+        "Number of the leader's tokens when the prompt was sent."
         self.first = True
-        "No instance has had it yet."
+        "Whether no instance has had the request yet."
         self.losses = 0
         self.avoided: dict[str, Instant] = {}
-        "Instances that are not tried again before this time."
+        "Instances that are not tried again, each until this time."
         self.preempted: dict[str, Instant] = {}
-        "Instances that preempted it, and until when they are the last choice."
+        "Instances that preempted the request, each with the time until which it is the last choice."
         self.short: dict[str, Heartbeat] = {}
-        "Instances that had no room for it, with their heartbeat at that time."
+        "Instances that had no room for the request, with their heartbeat at that time."
         self.unfit: dict[str, None] = {}
-        "Instances that can never hold it, as they reported."
+        "Instances that can never hold the request, as they reported."
         self.waited_for_lost = False
-        "An instance that could hold it was lost, and it waited in the queue for its return."
+        "Whether an instance that could hold the request was lost, and the request waited in the queue for its return."
         self.refused: Refused | None = None
         "The last refusal of an unfit instance."
         self.usage: tuple[int, int, int] | None = None
@@ -105,28 +105,28 @@ class RoutedRequest(Ledger):
         self.keys: list[BlockKey] = []
         "Keys of the prompt's blocks, computed by `hasher`."
         self.marks: list[Mark] = []
-        "Marked blocks of the prompt: those that the router's index knows."
+        "Marked blocks of the prompt, which the router's index knows."
         self.queued_at = now
         self.no_room_since: Instant | None = None
-        "Since when it is the first of those for whose size no instance has room."
+        "Time since which it is the first request for whose size no instance has room."
         self.asked_at = now
         self.handoff_seconds = 0.0
         self.mark = (0, 0)
-        "Progress when the silence was last checked."
+        "Progress of the answer when the silence was last checked."
         self.moved_at: tuple[int, int] | None = None
-        "Progress when it was moved off a stalled worker."
+        "Progress of the answer when the request was moved off a stalled worker."
         self.renew_at: Instant | None = None
         self.deadline = now
         "Deadline of the present state."
         self.timeout_at = None if request.timeout_seconds is None else Instant(now + request.timeout_seconds)
         self.alarm: Instant | None = None
-        "When the router looks at the request. Owned by core/cluster/alarms.py."
+        "Time of the request's alarm. Owned by core/cluster/alarms.py."
 
     def __repr__(self) -> str:
         where = f"{self.decoder!r}, {self.prefill!r}"
         return f"<RoutedRequest {self.id}.{self.attempt} {self.state.value} {list(self.open)} at {where}>"
 
-    # Questions
+    # Queries
 
     @property
     def leader(self) -> int:
@@ -155,15 +155,15 @@ class RoutedRequest(Ledger):
         return instance.name in self.unfit or self.avoided.get(instance.name, now) > now
 
     def is_short(self, instance: ClusterInstance) -> bool:
-        """The instance has sent no heartbeat since it had too little room for this request."""
+        """Whether the instance has sent no heartbeat since it had too little room for this request."""
         return self.short.get(instance.name) is instance.beat
 
     def was_preempted(self, instance: ClusterInstance, now: Instant) -> bool:
-        """Did this instance preempt the request recently?"""
+        """Whether this instance preempted the request recently."""
         return self.preempted.get(instance.name, now) > now
 
     def exceptions(self, now: Instant) -> list[str]:
-        """Names of instances that it cannot use now, each once."""
+        """Names of instances that the request cannot use now, each once."""
         if not self.unfit and not self.avoided:
             return []
         return [*self.unfit, *(name for name, until in self.avoided.items() if until > now and name not in self.unfit)]
@@ -185,7 +185,7 @@ class RoutedRequest(Ledger):
         return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
 
     def for_prefill(self, now: Instant) -> GenerateRequest:
-        """The leader alone, limited to one more token."""
+        """The request for the prefill instance: the leader alone, limited to one more token."""
         request, delivered = self.replay(now), self.open[self.leader]
         return replace(
             request,

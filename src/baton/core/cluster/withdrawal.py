@@ -53,7 +53,7 @@ class Withdrawal:
                 self._abort(routed, [index], reason)
 
     def lapse(self, routed: RoutedRequest) -> None:
-        """The decode instance has not ended the withdrawn sequences in time."""
+        """End the withdrawn sequences: the decode instance has not ended them in time."""
         routed.withdraw_by = None
         self.end(routed, list(routed.withdrawn.items()))
 

@@ -81,7 +81,7 @@ class WeightsChanged(Struct, frozen=True):
 
 
 class Close(Struct, frozen=True):
-    """Every open request ends with this error, and so does every later one."""
+    """Close the front: every open request ends with this error, and so does every later one."""
 
     error: Exception
 
@@ -140,7 +140,7 @@ class FrontMachine:
         self.ledgers: dict[RequestId, Ledger] = {}
         "Open requests, in the order of their arrival."
         self.away: str | None = None
-        "Why no engine is connected. None: one is."
+        "Reason why no engine is connected. None: an engine is connected."
         self.closed: Exception | None = None
         self.identity: bytes | None = None
         "Identity of the weights that the engine computes with. None: no engine has been ready yet."

@@ -25,11 +25,11 @@ class Ledger:
     __slots__ = ("attempt", "begun", "closed_tokens", "id", "open", "request", "sink", "withdrawn")
 
     def __init__(self, request: GenerateRequest, now: Instant, sink: Any = None) -> None:
-        """`sink`: where the shell delivers. Opaque to the ledger."""
+        """`sink`: receives the answer from the shell. Opaque to the ledger."""
         self.request = request
         self.id = request.id
         self.begun = now
-        "When the request arrived."
+        "Arrival time of the request."
         self.attempt = request.attempt
         self.open: dict[int, array[int]] = {index: array("i", request.delivered(index)) for index in request.wanted}
         "Delivered tokens of each sequence that has not ended."
@@ -39,7 +39,7 @@ class Ledger:
         "Sequences that the engine was asked to end and has not ended."
         self.sink = sink
 
-    # Questions
+    # Queries
 
     @property
     def delivered_tokens(self) -> int:
@@ -48,24 +48,24 @@ class Ledger:
 
     @property
     def has_tokens(self) -> bool:
-        """The client has received a token: other weights would continue the answer differently. A sequence that was withdrawn
-        before its first token is no part of the answer."""
+        """Whether the client has received a token: other weights would continue the answer differently. A sequence that was
+        withdrawn before its first token is no part of the answer."""
         return self.closed_tokens + self.delivered_tokens > sum(map(len, self.request.outputs))
 
     @property
     def untouched(self) -> bool:
-        """The client has received nothing, no end either: the request can be refused."""
+        """Whether the client has received nothing, no end either: then the request can be refused."""
         return len(self.open) == len(self.request.wanted) and not self.has_tokens
 
     @property
     def prompt_owed(self) -> bool:
-        """Prompt log-probabilities are wanted and not delivered: they go with the first token of sequence 0."""
+        """Whether prompt log-probabilities are wanted and not delivered: they go with the first token of sequence 0."""
         return self.request.sampling.prompt_logprobs is not None and 0 in self.open and not self.open[0]
 
     # Tokens
 
     def misses(self, row: TokenRow) -> bool:
-        """A token before this row of the current attempt has not arrived."""
+        """Whether a token before this row of the current attempt has not arrived."""
         given = self.open.get(row[2])
         return given is not None and row[3] > len(given)
 
@@ -118,7 +118,7 @@ class Ledger:
         return FinishReason.LENGTH if len(delivered) >= sampling.max_tokens else None
 
     def withdraw(self, index: int | None, reason: FinishReason) -> None:
-        """The client withdraws one sequence, or all. The first reason counts."""
+        """Withdraw one sequence, or all, for the client. The first reason counts."""
         for each in self.open if index is None else (index,):
             if each in self.open:
                 self.withdrawn.setdefault(each, reason)

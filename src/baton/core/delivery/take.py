@@ -45,7 +45,7 @@ def take(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
             continue
         given = ledger.open.get(index)
         if type(tokens) is int and given is not None and position == len(given) and attempt == ledger.attempt:
-            given.append(tokens)  # as in Ledger.take, without the call
+            given.append(tokens)  # Ledger.take without the call
             ledger.sink.deliver(Delta(index, [tokens]))
         elif attempt == ledger.attempt:
             if ledger.misses(row):
@@ -56,7 +56,7 @@ def take(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
 
 
 def _take_gathered(emit: Emit, ledgers: dict[RequestId, Ledger]) -> list[Ledger]:
-    """`take` for an emit with ends, log-probabilities or begins: everything of a sequence goes into one delta."""
+    """Deliver an emit with ends, log-probabilities or begins: everything of a sequence goes into one delta."""
     gaps: list[Ledger] = []
     sinks: dict[RequestId, Sink] = {}
 
@@ -121,7 +121,7 @@ def begun_by(fresh: list[TokenRow], begun: list[Begun]) -> list[Begun]:
 def _sifted(
     row: LogprobRow, owed: Mapping[RequestId, bool], verdicts: dict[tuple[RequestId, int], deque[bool]]
 ) -> LogprobRow | None:
-    """A token's log-probabilities are delivered with it; those of the prompt once."""
+    """The new part of an emit's log-probabilities: a token's are delivered with it, those of the prompt once."""
     request, index, row_logprobs = row
     if row_logprobs.sampled is not None:
         verdict = verdicts.get((request, index))

@@ -17,8 +17,7 @@ from baton.protocol.step import RowLogprobs, Rows, StepResult
 
 
 def absorb(board: Board, chunks: dict[Slot, int], rows: Rows, result: StepResult) -> None:
-    """`rows`: the result's rows, grouped by meaning. `chunks`: tokens that a slot computed in this step, where that is not
-    one."""
+    """Absorb a result. `rows`: its rows, grouped by meaning. `chunks`: tokens that a slot computed in this step, if not one."""
     drafted: dict[Slot, list[RowLogprobs]] = {slot: [] for slot, *_ in rows.drafted}
     for logprobs in result.logprobs:  # before the tokens, which may end their sequence
         sequence = board.slots.occupant_of(logprobs.slot, logprobs.incarnation)

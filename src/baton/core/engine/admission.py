@@ -33,7 +33,7 @@ class Room:
         "Distinct sampling settings of the new sequences, each with its row in the plan."
         self._reserves: dict[int, int] = {}
         self._asked: tuple[Sequence, int] | None = None
-        "The last sequence passed to `bytes_for`, and its size: the head that is admitted was asked about before."
+        "The last sequence passed to `bytes_for`, and its size: admission asks twice about the head."
 
     def reserve(self, board: Board, priority: int) -> int:
         """Blocks to leave for growth: summed up once per step and class, then kept up to date by `admitted`."""
@@ -73,31 +73,31 @@ Limit = Callable[[Sequence, Room, Board], HeldBack | None]
 
 
 def token_budget(head: Sequence, room: Room, board: Board) -> HeldBack | None:
-    """The step has room for at least one prompt token."""
+    """Checks that the step has room for at least one prompt token."""
     return None if room.prefill_left > 0 else "budget"
 
 
 def slots(head: Sequence, room: Room, board: Board) -> HeldBack | None:
-    """A slot is free. A slot whose drop is not acknowledged is still taken."""
+    """Checks that a slot is free. A slot whose drop is not acknowledged is still taken."""
     return None if room.slots_free > 0 else "slots"
 
 
 def order(head: Sequence, room: Room, board: Board) -> HeldBack | None:
-    """No sequence overtakes a preempted, more urgent sequence that is not back in the queue yet."""
+    """Checks that no preempted, more urgent sequence is still on its way back to the queue: none overtakes it."""
     if board.preempting and any(sequence.order < head.order for sequence in board.preempting):
         return "order"
     return None
 
 
 def plan_bytes(head: Sequence, room: Room, board: Board) -> HeldBack | None:
-    """The new sequences of a step fit into a plan. One is always admitted."""
+    """Checks that the new sequences of a step fit into a plan. One is always admitted."""
     over = room.new_bytes + room.bytes_for(head) - room.new_bytes_max
     return "plan" if over > 0 and room.new_bytes else None
 
 
 def blocks(head: Sequence, room: Room, board: Board) -> HeldBack | None:
-    """All needed blocks are available at once, besides the reserve for the growth of all holders, and those that an earlier
-    reservation waits for."""
+    """Checks that all needed blocks are available at once, besides the reserve for the growth of all holders, and those that an
+    earlier reservation waits for."""
     if head.blocks:
         return None  # the sequence has a lease on all blocks that it needs
     need = board.need(head)

@@ -35,7 +35,8 @@ from baton.protocol.output import EndError
 from baton.protocol.request import FinishReason
 
 USED_ALL: Final = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
-"""Ends that show how long an answer is. An abort, a timeout or an error ends it early and teaches the reserve nothing."""
+"""Ends that show how long an answer is. An abort, a timeout or an error ends an answer early, so the reserve learns nothing
+from it."""
 
 
 class Need:
@@ -47,7 +48,7 @@ class Need:
         self.hit = hit
         "Leading blocks found in the cache."
         self.hit_idle = hit_idle
-        "How many of the hits are idle: taking them makes them unavailable to others."
+        "Number of idle hits: taking them makes them unavailable to others."
         self.new = new
 
 
@@ -98,7 +99,7 @@ class Board:
             self.digest = CacheDigest(config.kv.digest_changes_max, self.tiers.host.__contains__)
         self.cache.digest = self.tiers.host.digest = self.digest
         self.groups: dict[RequestId, Group] = {}
-        "Requests whose client still waits for an end."
+        "Number of requests whose client still waits for an end."
         self.waiting = WaitingQueue()
         self.slots = SlotTable(config.scheduler.slots)
         self.running: list[Sequence] = []
@@ -106,7 +107,7 @@ class Board:
         self.decoding = 0
         "Number of running sequences that decode."
         self.leased: list[Sequence] = []
-        "Sequences that hold blocks while LOADING or WAITING: a lower tier fills or has filled them. Few."
+        "LOADING or WAITING sequences that hold blocks: a lower tier fills or has filled them. Few."
         self.awaiting: list[Sequence] = []
         "LOADING sequences whose reservation waits for blocks, the most urgent first (handoff/reservation_queue.py). Few."
         self.loading = 0
@@ -142,7 +143,7 @@ class Board:
         "Sequences that were never admitted, and their prompt tokens: the queue bounds limit these."
 
     def reroot(self, fingerprint: bytes) -> None:
-        """The weights or the way of computing changed: all keys get a new root. No sequence holds blocks, because there was no
+        """Give all keys a new root: the weights or the way of computing changed. No sequence holds blocks, because there was no
         worker."""
         self.cache.clear()
         self.hasher = BlockHasher(fingerprint, self.block_size)
@@ -172,7 +173,7 @@ class Board:
             self.newly_queued.append(sequence)
 
     def release_siblings(self, group: Group) -> None:
-        """Called when the leader's prompt is in the cache, or will never be."""
+        """Let the siblings join: the leader's prompt is in the cache, or will never be."""
         for sequence in group.sequences[1:]:
             if sequence.phase is Phase.HELD and not sequence.suspect:
                 self.release(sequence)
@@ -183,7 +184,7 @@ class Board:
         self._enqueue(sequence)
 
     def hold(self, sequence: Sequence) -> None:
-        """A suspect leaves the queue until its turn comes (recovery.py)."""
+        """Take a suspect out of the queue until its turn comes (recovery.py)."""
         sequence.advance(Fact.SUSPECTED)
         self.waiting.leave(sequence)
         self.drop_lease(sequence)
@@ -258,8 +259,8 @@ class Board:
         self.waiting.join(sequence)
 
     def lease(self, sequence: Sequence, room: int = 0) -> None:
-        """Take all blocks that the sequence needs to be admitted, before it has a slot: missing content is brought into them.
-        `room`: for this many tokens more."""
+        """Take all blocks that the sequence needs to be admitted, before it has a slot, to bring missing content into them.
+        `room`: tokens to have room for besides its own."""
         hit = self._take_blocks(sequence, room)
         sequence.computed = hit * self.block_size
         sequence.published = hit
@@ -277,7 +278,7 @@ class Board:
         return [s for s in self.leased if s.gives_way and s.order > behind]
 
     def revoke_lease(self, behind: QueueKey) -> bool:
-        """Blocks are short: revoke the lease of the last sequence behind this place. False: there is none."""
+        """Revoke the lease of the last sequence behind this place, because blocks are short. False: there is none."""
         idle = self.idle_leases(behind)
         if idle:
             self.drop_lease(max(idle, key=by_urgency))

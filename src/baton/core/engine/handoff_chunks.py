@@ -16,10 +16,10 @@ from typing import Final
 
 PARTS: Final = 8
 COST_MAX: Final = 0.03
-"""A chunk may take this much longer per token than larger ones."""
+"""Factor by which a chunk may take longer per token than larger ones."""
 LEARNING: Final = 0.125
 AGAIN: Final = 32
-"""One prompt of this many gets the smallest chunks, to measure them again."""
+"""Number of prompts of which one gets the smallest chunks, to measure them again."""
 
 
 class HandoffChunks:
@@ -33,7 +33,7 @@ class HandoffChunks:
         self._prompts = 0
 
     def step_done(self, tokens: int, seconds: float) -> None:
-        """Learn from a step that computed prompts only."""
+        """Measure a step that computed prompts only."""
         bits, price = tokens.bit_length(), seconds / tokens
         before = self._prices.get(bits, price)
         self._prices[bits] = before + (price - before) * LEARNING
@@ -50,7 +50,7 @@ class HandoffChunks:
         return size
 
     def _costs_more(self, size: int) -> bool:
-        """Steps of this size are slower than larger ones; or none was larger, and the next size is measured first."""
+        """Whether steps of this size are slower than larger ones, or none was larger: then the next size is measured first."""
         bits = size.bit_length()
         larger = [price for other, price in self._prices.items() if other > bits]
         return not larger or self._prices.get(bits, 0.0) > (1.0 + COST_MAX) * min(larger)

@@ -34,7 +34,7 @@ class LoadDecision(Enum):
 
     PROCEED = "proceed"
     LEFT = "left"
-    "The head loads, and has left the queue."
+    "The head is loading, and has left the queue."
     HELD = "held"
     "The head waits until there is room to load it."
 
@@ -49,7 +49,7 @@ class SequenceLoad(LoadingReason, MoveWaiter):
         self.loader = loader
         self.sequence = sequence
         self.begin = begin
-        "First place in the sequence's table that its own load fills. -1: it waits for something else."
+        "First place in the sequence's table that its own load fills. -1: the sequence waits for another move."
 
     def ended(self) -> None:
         self.loader.forget(self)
@@ -66,11 +66,11 @@ class Loader:
         self._patience: Deadlines[SequenceLoad] = Deadlines()
         "Deadlines of sequences that wait for storage. Afterwards the sequence is computed, whatever storage does."
         self._declined = 0
-        "Loads that were not worth it."
+        "Number of loads that were not worth it."
         self._held: QueueKey | None = None
         "The head that waits until there is room to load it."
         self._held_until: Instant | None = None
-        "None: the head has waited long enough."
+        "Time until which the head waits for room. None: it has waited long enough."
 
     # In the queue
 
@@ -88,7 +88,7 @@ class Loader:
             self._unasked = deque(dict.fromkeys(waiting))
 
     def _query_storage(self, sequence: Sequence, now: Instant) -> bool:
-        """Query storage for one sequence. True: it has left the queue."""
+        """Query storage for one sequence. True: the sequence has left the queue."""
         sequence.tiers_asked = True
         if not (self._tiers.config.storage and self._may_load(sequence)):
             return False
@@ -101,7 +101,7 @@ class Loader:
         if under_way is None:
             answer = self._tiers.answer_rate.seconds
             if answer is not None and answer > patience and not self._try_anyway():
-                return False  # storage answers too late for it
+                return False  # storage answers too late for this sequence
             if self._tiers.questions >= self._tiers.config.queries_max:
                 return False
             links = self._tiers.links
@@ -118,7 +118,7 @@ class Loader:
         return sequence.keys, hit, (len(sequence.tokens) - 1) // self._board.block_size
 
     def _may_load(self, sequence: Sequence) -> bool:
-        """Suspects are computed: no other sequence may delay a suspect, nor wait for it."""
+        """Whether the sequence may load. Suspects are computed: no other sequence may delay a suspect, nor wait for it."""
         return self._tiers.up and not sequence.suspect and not sequence.must_compute_prompt and not sequence.blocks
 
     def _patience_for(self, wanted: int) -> float:
@@ -149,7 +149,7 @@ class Loader:
         if tiers.loading_blocks and tiers.loading_blocks + need.new > self._board.cache.pool.total // 2:
             return LoadDecision.HELD if self._holds(head, run, now) else LoadDecision.PROCEED
         if blocks(head, room, self._board) is not None:
-            return LoadDecision.PROCEED  # admission reports the shortage itself
+            return LoadDecision.PROCEED  # admission reports the shortage
         self._board.lease(head)
         load = tiers.load(keys[have : have + run], head.blocks[have : have + run], StepNo(step - 1))
         self._note_keys(load)
@@ -157,7 +157,7 @@ class Loader:
         return LoadDecision.LEFT
 
     def _worth_loading(self, head: Sequence) -> bool:
-        """Called at each look at the head, and decided once: loads are counted, not looks."""
+        """Whether the load is worth it. Called at each check of the head, decided once: loads are counted, not checks."""
         if self._is_quicker("load"):
             return True
         if head.load_anyway is None:
@@ -165,30 +165,31 @@ class Loader:
         return head.load_anyway
 
     def _is_quicker(self, kind: Literal["load", "fetch"]) -> bool:
-        """Is the move quicker than computing, as far as both are measured?"""
+        """Whether the move is quicker than computing, as far as both are measured."""
         seconds, price = self._tiers.rates[kind].seconds, self._pace.price
         return seconds is None or price is None or seconds < price * self._board.block_size
 
     def _try_anyway(self) -> bool:
-        """Now and then a load that is not worth it happens all the same: a rate that is never used is never measured again."""
+        """Whether to load although it is not worth it. Now and then this happens: a rate that is never used is never measured
+        again."""
         self._declined += 1
         return self._declined % self._tiers.config.load_again_after == 0
 
     def _holds(self, head: Sequence, run: int, now: Instant) -> bool:
-        """Loads have used their share of the pool. The head waits for one of them to end, but not longer than computing it
-        would take: everything behind it waits too."""
+        """Whether the head waits, because loads have used their share of the pool: until one of them ends, but not longer than
+        computing it would take: everything behind it waits too."""
         if self._held != head.order:
             self._held = head.order
             self._held_until = Instant(now + self._patience_for(run))
         return self._held_until is not None and now < self._held_until
 
     def _note_keys(self, move: Move) -> None:
-        """Record that the move brings its keys, so that other sequences wait for it."""
+        """Record that the move brings these keys, so that other sequences wait for it."""
         for key in move.keys:
             self._bringing[key] = move
 
     def _wait(self, sequence: Sequence, pending: Pending, deadline: Instant | None = None, begin: int = -1) -> None:
-        """Wait for `pending`. A copy in memory needs no deadline: it ends, or the service is found to hang."""
+        """Let the sequence wait for `pending`. A copy in memory needs no deadline: it ends, or the service is found to hang."""
         load = SequenceLoad(self, sequence, begin)
         self._board.begin_loading(sequence, load)
         load.wait_for(pending)
@@ -244,7 +245,7 @@ class Loader:
                 self._board.end_loading(load.sequence)
 
     def forget(self, load: SequenceLoad) -> None:
-        """The sequence does not wait any longer. The move that it waited for continues."""
+        """End the sequence's wait. The move that it waited for continues."""
         load.leave()
         self._patience.discard(load)
 
@@ -255,7 +256,7 @@ class Loader:
         return held if patience is None else patience if held is None else min(patience, held)
 
     def expire(self, now: Instant) -> None:
-        """Sequences that have waited for storage long enough continue without it. That is no failure of storage."""
+        """Continue the sequences that have waited for storage long enough. That is no failure of storage."""
         if self._patience.earliest is not None:
             for load in self._patience.due(now):
                 load.leave()
@@ -264,7 +265,7 @@ class Loader:
             self._held_until = None
 
     def storage_late(self, now: Instant) -> None:
-        """Storage has failed to answer these queries in time."""
+        """Continue the sequences of these queries: storage has failed to answer in time."""
         for question in self._tiers.late(now):
             self._release(question.take_waiters())
 
@@ -274,7 +275,8 @@ class Loader:
                 self._end(pending, 0)
 
     def pool_changed(self) -> None:
-        """Leases are void. Storage queries continue: they do not touch the device."""
+        """Return the loading sequences to the queue: leases are void. Storage queries continue, as they do not touch the
+        device."""
         for sequence in list(self._board.leased):
             self._board.drop_lease(sequence)
             if sequence.phase is Phase.LOADING and isinstance(sequence.load, SequenceLoad):

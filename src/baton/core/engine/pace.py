@@ -1,4 +1,4 @@
-"""Limits the prompt tokens of a step while other sequences decode: as many as their next token can wait for.
+"""Limits the prompt tokens of a step while other sequences decode: their next token waits for the whole step.
 
 A fixed number is wrong on every machine but one, and for every model but one. So the price of a prompt token is learned from
 the steps themselves. A step is limited to `decode_gap_seconds`; where decoding alone takes long, to three times that time, and
@@ -37,10 +37,11 @@ SLOWDOWN_MAX: Final = 3.0
 GAP_SEEN: Final = 0.09
 """Seconds. The goal for slow machines is 99 of 100 gaps below 100 ms; a tenth is left for the variation of steps."""
 SLOWDOWN_SEEN: Final = 2.0
-"""As SLOWDOWN_MAX, for steps that take longer than GAP_SEEN: prompts still get half of the time."""
+"""SLOWDOWN_MAX for steps that take longer than GAP_SEEN: prompts still get half of the time."""
 LEARNING: Final = 0.125
 TRY_LARGER: Final = 128
-"""One step of this many with the least prompt tokens has twice as many: fewer than one in a hundred gaps is longer for it."""
+"""Number of steps with the least prompt tokens of which one has twice as many: less than one in a hundred gaps is longer for
+it."""
 
 
 class MixedSteps:
@@ -71,17 +72,17 @@ class StepPace:
         self.price: float | None = None
         "Seconds per prompt token, its share of a step's fixed cost included."
         self._small: MixedSteps | None = None
-        "Steps beside decodes with up to CHUNK_MIN prompt tokens."
+        "Averages of steps beside decodes with up to CHUNK_MIN prompt tokens."
         self._large: MixedSteps | None = None
-        "Steps beside decodes with more than CHUNK_MIN prompt tokens."
+        "Averages of steps beside decodes with more than CHUNK_MIN prompt tokens."
         self._at_least = 0
-        "Steps with CHUNK_MIN tokens since the last larger one."
+        "Number of steps with CHUNK_MIN tokens since the last larger one."
 
     def step_done(self, prompt_tokens: int, decoding: int, seconds: float, *, drafted: bool = False) -> None:
         """Learn from a step of which the worker was busy from begin to end. `drafted`: it verified drafts, which steps with
         prompts do not have: it shows how long decoding takes only while nothing else does."""
         if seconds <= 0.0:
-            return  # its result came together with the previous one
+            return  # the result came together with the previous one
         if not prompt_tokens:
             if drafted and self._decode_seconds is not None:
                 return

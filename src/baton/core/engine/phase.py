@@ -1,4 +1,4 @@
-"""A sequence's life, as a table.
+"""The phases of a sequence, as a table.
 
 HELD        waits for the leader's prompt, or for its turn  -> WAITING when the leader's first token is in (absorb.py),
             as a suspect                                       or the suspects before it are cleared (recovery.py)

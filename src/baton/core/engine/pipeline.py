@@ -45,7 +45,7 @@ class StepPipeline:
         return StepNo(self._next_step - 1)
 
     def plan(self, now: Instant) -> StepPlan | None:
-        """The next plan for a ready worker. None: the worker has enough, or there is nothing to do."""
+        """The next plan for a ready worker. None: the worker has enough plans, or no work is due."""
         if len(self.in_flight) >= self._steps_max:
             return None
         issued = self._scheduler.plan_step(self._next_step, self._worker.epoch, now)
@@ -75,7 +75,7 @@ class StepPipeline:
             self._worker.step_absorbed(now, bool(self.in_flight))
 
     def clear(self) -> None:
-        """The worker is lost, and its plans with it."""
+        """Drop the plans in flight: the worker is lost."""
         self.in_flight.clear()
         self._early.clear()
 

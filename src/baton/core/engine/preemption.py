@@ -1,4 +1,4 @@
-"""Which sequence is preempted, exactly as docs/internals/protocol.md section 5. board.py changes the state.
+"""The choice of the preempted sequence, exactly as docs/internals/protocol.md section 5. board.py changes the state.
 
 1. The victim is the tail of `running`: the least urgent, then the youngest. The oldest of the most urgent class is never it.
 2. `Board.preempt`: PREEMPTING, blocks given up, slot still taken, drop in the next plan. Tokens in flight are appended as they

@@ -1,4 +1,5 @@
-"""Which request is to blame? A lost worker costs time, never an answer, unless there is evidence against one request.
+"""Finds the request that kills workers. A lost worker costs time, never an answer, unless there is evidence against one
+request.
 
 Suspects are the sequences of the oldest plan in flight: a worker sends its result before it begins the next plan. They are
 separated by halving, beside the work of all sequences that were not in that plan:
@@ -35,7 +36,7 @@ class Suspects:
         self._active: list[Sequence] = []
         "Suspects that may run."
         self._held: list[list[Sequence]] = []
-        "Groups that wait for the active suspects to be cleared."
+        "Groups of suspects that wait for the active ones to be cleared."
 
     @property
     def any(self) -> bool:
@@ -51,7 +52,7 @@ class Suspects:
         return explained
 
     def _blame(self, board: Board, ran: list[Sequence]) -> bool:
-        """Known suspects are examined first; the others of the plan are held until then."""
+        """Hold the suspects: known ones are examined first, and the others of the plan wait until then."""
         known = [sequence for sequence in ran if sequence.suspect]
         first = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
         later = [s for s in ran if s.phase in OPEN and s not in first]

@@ -18,17 +18,17 @@ QueueKey = tuple[int, float, int]
 
 
 class LoadingReason:
-    """Why a sequence is LOADING. One object per stay: a result of an earlier stay is recognised by it."""
+    """Reason why a sequence is LOADING. One object per stay, so that a result of an earlier stay is recognised."""
 
     __slots__ = ()
 
     @property
     def gives_way(self) -> bool:
-        """May the sequence's blocks be revoked?"""
+        """Whether the sequence's blocks may be revoked."""
         return False
 
     def ended(self) -> None:
-        """Called when the sequence ends while LOADING."""
+        """End the stay: the sequence ends while LOADING."""
 
 
 class PinnedBlocks:
@@ -46,7 +46,7 @@ class PinnedBlocks:
 
     def __init__(self, sequence: Sequence, keep_seconds: float) -> None:
         self.sequence = sequence
-        "The sequence that computes them. It may have ended."
+        "The sequence that computes the blocks. It may have ended."
         self.keep_seconds = keep_seconds
         self.blocks: list[BlockId] = []
         "Leading blocks of the sequence's table, each with its own reference."
@@ -55,13 +55,13 @@ class PinnedBlocks:
         self.chunk = 0
         "Maximum of tokens per step, while no other prompt is computed (handoff_chunks.py). 0: not chosen yet."
         self.left = 0
-        "Tokens to compute when `chunk` was last used: if there are more, the prompt begins anew."
+        "Tokens to compute when `chunk` was last used. If there are more, the prompt begins anew."
         self.tokens = 0
         "Tokens that the blocks cover, once the sequence has ended."
         self.finished = False
-        "The sequence has ended."
+        "Whether the sequence has ended."
         self.void = False
-        "The blocks were given up."
+        "Whether the blocks were released."
 
 
 class Sequence:
@@ -133,11 +133,11 @@ class Sequence:
         self.attempt = request.attempt
         self.index = index
         self.order = order
-        "Place in the queue. Kept for life."
+        "Place in the queue, kept for life."
         self.priority = order[0]
         self.root = root
         self.leads = not group.sequences
-        "Siblings are held until this sequence has its next token."
+        "Sibling sequences, which are held until this sequence has its next token."
         self.phase = Phase.WAITING if self.leads else Phase.HELD
         self.tokens: list[int] = [*request.prompt, *request.delivered(index)]
         self.prompt_tokens = len(request.prompt)
@@ -145,17 +145,18 @@ class Sequence:
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.min_length = self.prompt_tokens + sampling.stop_length_min
         self.stop_position = self.prompt_tokens + sampling.max_tokens - 1
-        "Most positions to compute. The last token is sampled and never fed back, so it needs no KV."
+        "Maximum of positions to compute. The last token is sampled and never fed back, so it needs no KV."
         self.check_length = self.stop_position + 1
         """Length, prompt included, at which the sequence is checked next for an end by length or repetition (check_end). Before
         it only a stop id ends the sequence."""
         if sampling.repetition_stop is not None:
             self.check_length = self.prompt_tokens + 1
         self.queued = request.attempt == 1
-        "Not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt was accepted."
+        """Whether the sequence is not admitted yet, so it counts against the queue bounds. A replay does not: its first attempt
+        was accepted."""
         self.admissions = 0
         self.admitted_at = Instant(0.0)
-        "When it was admitted first."
+        "Time of the first admission."
         self.keys: list[BlockKey] = []
         self.blocks: list[BlockId] = []
         self.capacity = 0
@@ -168,11 +169,11 @@ class Sequence:
         "Tokens to prefill, frozen at admission for this incarnation."
         self.in_flight = 0
         self.drafts = 0
-        "Draft tokens that are planned and not answered."
+        "Number of draft tokens that are planned and not answered."
         self.drafts_max = DRAFTS_MAX if sampling.drafts_max is None else sampling.drafts_max
-        "Maximum per step, by the request."
+        "Maximum of drafts per step, by the request."
         self.drafted_tokens = self.accepted_tokens = 0
-        "Draft tokens that were verified, and accepted."
+        "Number of draft tokens that were verified, and accepted."
         self.slot = Slot(-1)
         self.incarnation = Incarnation(0)
         self.cached_tokens = 0
@@ -185,18 +186,18 @@ class Sequence:
         self.pulled_tokens = 0
         "Tokens brought by a hand-off before the first admission (handoff/destination.py)."
         self.tiers_asked = False
-        "Storage was asked since the sequence joined the queue, or need not be."
+        "Whether storage was asked since the sequence joined the queue, or need not be."
         self.load_anyway: bool | None = None
-        "Load though computing is quicker; decided once per stay in the queue. None: not decided."
+        "Whether to load though computing is quicker; decided once per stay in the queue. None: not decided."
         self.loaded_blocks = self.fetched_blocks = 0
         "Blocks brought by a lower tier before the first admission, and how many of them came from storage."
         self.host_tokens = self.storage_tokens = 0
         "Cached tokens that came from the host, and from storage."
         self.suspect = False
-        "A worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
+        "Whether a worker was lost while computing it, and it has not got past `suspect_length` since (recovery.py)."
         self.suspect_length = 0
         self.suspect_losses = 0
-        "Worker losses in a row for which it is the only suspect."
+        "Number of worker losses in a row for which it is the only suspect."
 
     def __repr__(self) -> str:
         return (
@@ -210,20 +211,20 @@ class Sequence:
 
     @property
     def must_compute_prompt(self) -> bool:
-        """Prompt log-probabilities, or the mean or the first of the hidden states, are wanted and not delivered: a cached block
-        has none of them. The leader delivers them for all siblings."""
+        """Whether the prompt must be computed: its log-probabilities, or the mean or the first of the hidden states, are wanted
+        and not delivered: a cached block has none of them. The leader delivers them for all siblings."""
         sampling = self.request.sampling
         asks = sampling.prompt_logprobs is not None or sampling.pooling in ("mean", "cls")
         return asks and self.outputs == 0 and self is self.group.leader
 
     @property
     def gives_way(self) -> bool:
-        """May the blocks of a sequence that does not run be revoked?"""
+        """Whether the blocks of a sequence that does not run may be revoked."""
         return self.phase is Phase.WAITING or (self.load is not None and self.load.gives_way)
 
     @property
     def finish(self) -> FinishReason | None:
-        """The finish reason if the tokens are complete. Only a replay of a complete answer begins with one."""
+        """The finish reason if the tokens are complete, else None. Only a replay of a complete answer begins with one."""
         if self.outputs and len(self.tokens) >= self.min_length and self.tokens[-1] in self.stop_ids:
             return FinishReason.STOP
         return self.check_end() if len(self.tokens) >= self.check_length else None
@@ -259,7 +260,7 @@ def by_urgency(sequence: Sequence) -> QueueKey:
 
 
 class Group:
-    """A request that is being served: its wanted sequences and its deadline. The first sequence leads: the others wait for the
+    """A request in service: its wanted sequences and its deadline. The first sequence leads: the others wait for the
     prompt that it computes, and find it in the cache."""
 
     __slots__ = ("deadline", "open", "private", "request", "sequences", "settings")

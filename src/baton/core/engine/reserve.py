@@ -33,7 +33,7 @@ class GrowthReserve:
         self.ratio += (min(1.0, sequence.outputs / declared) - self.ratio) * self._learning
 
     def growth_preempted(self) -> None:
-        """A running sequence had to preempt another to grow, so the ratio was too low: move it half-way to 1."""
+        """Move the ratio half-way to 1: a running sequence had to preempt another to grow, so the ratio was too low."""
         if self._learning:
             self.ratio += (1.0 - self.ratio) / 2
 

@@ -29,7 +29,8 @@ from baton.protocol.ids import BlockId, Instant, Slot, StepNo, WorkerEpoch
 from baton.protocol.step import BatchRows, NewSequence, StepPlan
 
 DRAFTING_MAX: Final = 64
-"""With more decoding sequences no drafts are planned: arithmetic then bounds a step, and one more row costs its full price."""
+"""Maximum of decoding sequences with drafts: with more of them arithmetic bounds a step, and one more row costs its full
+price."""
 
 
 class Draft:
@@ -53,7 +54,7 @@ class Draft:
         self.grown: list[tuple[Slot, BlockId]] = []
         self.preempted = False
         self.closed = False
-        "No further sequence is admitted in this step."
+        "Whether no further sequence is admitted in this step."
 
 
 class PlanInFlight(Struct, frozen=True):
@@ -61,7 +62,7 @@ class PlanInFlight(Struct, frozen=True):
 
     plan: StepPlan
     unfinished: tuple[Slot, ...]
-    "Slots whose row is a chunk that is not the last: no token is expected."
+    "Slots whose row is a chunk before the last: no token is expected."
     prompt_tokens: int = 0
     decoding: int = 0
     "Number of rows with one token."
@@ -134,7 +135,8 @@ class Scheduler:
         return min(left, self._pace.prompt_tokens()) if decoding else left
 
     def _room_for_head(self, head: Sequence) -> PrefillRoom | None:
-        """None: running prompts that are as urgent leave the head nothing in this step. Less urgent prompts come after it."""
+        """Room for the head. None: running prompts that are as urgent leave the head nothing in this step. Less urgent prompts
+        come after it."""
         prompts = [s for s in self._board.running if s.phase is Phase.PREFILL and s.priority <= head.priority]
         if not prompts:
             return self._prefill_room
@@ -151,13 +153,13 @@ class Scheduler:
         return min(sequence.target - sequence.scheduled, self._chunk_limit(sequence) - planned)
 
     def _chunk_limit(self, sequence: Sequence) -> int:
-        """Small chunks for a prompt that is handed over. Not beside other prompts: those would share the steps, and all of them
-        would be computed late."""
+        """Maximum of a chunk: small for a prompt that is handed over. Not beside other prompts, which would share the steps:
+        all of them would be computed late."""
         kept, board = sequence.kept, self._board
         if kept is None or board.waiting.waiting or len(board.running) - board.decoding > 1:
             return self._chunk_max
         left = sequence.target - sequence.scheduled
-        if not kept.chunk or left > kept.left:  # the first time, or it begins anew
+        if not kept.chunk or left > kept.left:  # its first chunk, or it begins anew
             kept.chunk = self._pace.chunks.size(left)
         kept.left = left
         return min(self._chunk_max, kept.chunk)
@@ -204,7 +206,7 @@ class Scheduler:
         return True
 
     def _make_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """Make one block available to a running sequence. False: it was itself preempted."""
+        """Make one block available to a running sequence. False: the sequence was itself preempted."""
         board = self._board
         while not board.cache.available and board.revoke_lease(behind=sequence.order):
             pass
@@ -243,7 +245,7 @@ class Scheduler:
             draft.drafts = tuple(drafts)
 
     def _room_for_drafts(self, sequence: Sequence, wanted: int, end: int, draft: Draft) -> int:
-        """How many of the drafts fit. Blocks up to `end` are taken early only if nothing waits for blocks, and if all decoding
+        """Number of drafts that fit. Blocks up to `end` are taken early only if nothing waits for blocks, and if all decoding
         sequences have enough until this one needs them for its tokens."""
         board = self._board
         if sequence.capacity < end and not (board.waiting.waiting or board.preempting or board.awaiting):
@@ -265,14 +267,14 @@ class Scheduler:
             self._add_rows(draft)
 
     def _share_running(self, draft: Draft, step: StepNo, now: Instant) -> None:
-        running = [sequence for sequence in draft.prompts if sequence.phase is Phase.PREFILL]  # growth may preempt some
+        running = [sequence for sequence in draft.prompts if sequence.phase is Phase.PREFILL]  # growth may preempt some of them
         draft.prompts = list(running)
         for priority, prompts in groupby(running, key=lambda sequence: sequence.priority):
             self._admit(draft, step, now, before=priority)
             self._share(list(prompts), draft)
 
     def _share_rest(self, draft: Draft) -> None:
-        if draft.room.prefill_left > 0:  # what the queue did not take
+        if draft.room.prefill_left > 0:  # prompt tokens that the queue did not take
             draft.closed = True
             for _, prompts in groupby(sorted(draft.prompts, key=by_urgency), key=lambda sequence: sequence.priority):
                 self._share(list(prompts), draft)
@@ -290,7 +292,8 @@ class Scheduler:
                 self._plan_chunk(sequence, count, draft)
 
     def _leaves_room(self, sequence: Sequence, draft: Draft) -> bool:
-        """Another prompt of the class waits, and not too many are under way: each holds blocks until it is computed."""
+        """Whether to leave room: another prompt of the class waits, and not too many are being computed. Each holds blocks
+        until it is computed."""
         head = self._board.waiting.head()
         if head is None or draft.closed or head.priority != sequence.priority:
             return False
@@ -327,7 +330,7 @@ class Scheduler:
                     draft.closed = True
                     return
                 if head is not board.waiting.head():
-                    continue  # the head has left the queue, to load
+                    continue  # the head has left the queue to load
             short = shortage(head, room, board)
             if short is None:
                 self._admit_head(head, draft)

@@ -1,4 +1,4 @@
-"""Does an instance accept requests? SERVING --pause--> DRAINING --drained--> PAUSED; resume leads back from both.
+"""Whether an instance accepts requests. SERVING --pause--> DRAINING --drained--> PAUSED; resume leads back from both.
 
 An order has a number, and its answer names that number: the caller waits for its own answer, not for a state that another
 caller may cause or undo. A pause is done when the instance is paused, and overtaken when it is resumed before.
@@ -21,12 +21,12 @@ class ServiceMode:
         self._pauses_max = config.pauses_max
         self.mode = Mode.SERVING
         self.drain_deadline: Instant | None = None
-        "When unfinished requests are ended."
+        "Time at which unfinished requests are ended."
         self._pauses: list[int] = []
-        "Numbers of pauses that are not done yet."
+        "Numbers of pause orders that are not answered yet."
 
     def pause(self, event: Pause, now: Instant) -> list[Effect]:
-        """Begin to drain, or join a drain under way. The order is answered when the instance is paused."""
+        """Begin to drain, or join a drain in progress. The order is answered when the instance is paused."""
         effects: list[Effect] = []
         if self.mode is Mode.SERVING:
             self.mode = Mode.DRAINING
@@ -53,7 +53,7 @@ class ServiceMode:
         return effects
 
     def drained(self) -> list[Effect]:
-        """Called when the instance is idle and every drop is acknowledged. Ends a drain; otherwise does nothing."""
+        """End the drain, if there is one: the instance is idle and every drop is acknowledged."""
         if self.mode is not Mode.DRAINING:
             return []
         self.mode = Mode.PAUSED

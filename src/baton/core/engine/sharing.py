@@ -1,4 +1,4 @@
-"""How the prompt tokens of a step are divided among the prompts of one class.
+"""Divides the prompt tokens of a step among the prompts of one class.
 
     room      |-- oldest: at least half --|---- the rest: fewest tokens left first ----|
     queue     while another prompt of the class waits, the running ones leave half of the room to it
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 
 def divide(room: int, wanted: list[int], remaining: list[int]) -> list[int]:
-    """Tokens for each prompt, oldest first. `wanted`: tokens that its chunk may have. `remaining`: tokens left of the prompt.
-    The sum is the room, or all that is wanted."""
+    """Tokens for each prompt, oldest first. `wanted`: limit of its chunk. `remaining`: tokens left of the prompt. The sum is
+    the room, or all that is wanted."""
     if sum(wanted) <= room:
         return wanted
     given = [0] * len(wanted)

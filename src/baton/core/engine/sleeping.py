@@ -25,9 +25,9 @@ class Sleeping:
         self._orders_max = config.sleep_orders_max
         self._stop_seconds_max = config.worker_stop_seconds_max
         self.deadline: Instant | None = None
-        "When the worker must have stopped; after it the waiting orders are refused."
+        "Deadline for the worker to stop. After it the waiting orders are refused."
         self._stopping = False
-        "The shell has not dispatched WorkerStopped yet."
+        "Whether the shell has not dispatched WorkerStopped yet."
         self._sleeps: list[int] = []
         self._wakes: list[int] = []
 
@@ -51,7 +51,7 @@ class Sleeping:
         return [StopWorker(self._worker.epoch)]
 
     def stopped(self, now: Instant) -> list[Effect]:
-        """The worker has exited, and its memory is free."""
+        """Answer the orders: the worker has exited, and its memory is free."""
         if not self._stopping:
             return []
         self._stopping, self.deadline = False, None
@@ -62,7 +62,8 @@ class Sleeping:
             self.deadline = Instant(now + self._stop_seconds_max)
 
     def expire(self, now: Instant) -> list[Effect]:
-        """The worker has not stopped in time. No other is started: the old one may still hold all of the memory."""
+        """Refuse the orders: the worker has not stopped in time. No other is started, because the old one may still hold all of
+        the memory."""
         if self.deadline is None or now < self.deadline:
             return []
         self.deadline = None

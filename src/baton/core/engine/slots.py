@@ -15,7 +15,8 @@ class SlotTable:
     def __init__(self, slots: int) -> None:
         self.slot_owners: list[Sequence | None] = [None] * slots
         self.incarnations = [0] * slots
-        "Incarnation of the present or last occupant. Never decreases, so a late row of an earlier occupant is recognised."
+        """Incarnation of the slot's present or last sequence. Never decreases, so a late row of an earlier sequence is
+        recognised."""
         self._free = [Slot(slot) for slot in reversed(range(slots))]
 
     @property
@@ -46,19 +47,19 @@ class SlotTable:
         sequence.slot = Slot(-1)
 
     def rows_match(self, rows: tuple[Slot, ...], result: StepResult) -> bool:
-        """The result's first rows belong to the present occupants, and its further rows to none of them."""
+        """Whether the result's first rows are for the present sequences, and its further rows for none of them."""
         count, incarnations = len(rows), self.incarnations
         if list(result.incarnations[:count]) != [incarnations[slot] for slot in rows]:
             return False
         return not any(map(self.occupant_of, result.slots[count:], result.incarnations[count:]))
 
     def occupant_of(self, slot: Slot, incarnation: Incarnation) -> Sequence | None:
-        """The sequence that a row belongs to; None if that occupant has left."""
+        """The sequence of a row. None: it has left the slot."""
         present = 0 <= slot < len(self.incarnations) and self.incarnations[slot] == incarnation
         return self.slot_owners[slot] if present else None
 
     def slot_owner(self, slot: Slot) -> Sequence:
-        """The sequence in the slot. The caller has checked that a planned row belongs to the present occupant."""
+        """The sequence in the slot. The caller has checked that the row is for the present one."""
         sequence = self.slot_owners[slot]
         if sequence is None:
             raise InvariantBroken(f"slot {slot} was planned for and is empty", invariant=25)

@@ -8,7 +8,7 @@ from baton.protocol.request import FinishReason, RefusalReason
 from baton.protocol.step import StepResult
 
 HeldBack = Literal["budget", "slots", "order", "plan", "blocks", "loading"]
-"""The resource that the head of the queue was short of."""
+"""Resource that the head of the queue was short of."""
 
 
 class Stats:
@@ -49,7 +49,7 @@ class Stats:
         self.folded_blocks = 0
         "Blocks that two sequences computed at the same time, now shared."
         self.stale_rows = 0
-        "Rows of an occupant that has left its slot: ignored."
+        "Rows of a sequence that has left its slot: ignored."
         self.stale_results = 0
         "Results that were repeated, or came from an earlier worker: ignored."
         self.worker_losses = 0
@@ -58,7 +58,7 @@ class Stats:
         self.handed_over = 0
         "Prompts that were computed for another instance (handoff/source.py)."
         self.not_kept = 0
-        "Handed-over prompts whose blocks had been given up when their release was asked for."
+        "Handed-over prompts whose blocks were gone when their release was requested."
         self.adopted = self.not_adopted = 0
         "Prompts that another instance computed: their blocks were used, or were void and the prompt was computed here."
         self.ended: dict[FinishReason, int] = dict.fromkeys(FinishReason, 0)

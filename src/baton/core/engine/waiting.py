@@ -11,7 +11,8 @@ from baton.errors import InvariantBroken
 
 
 class WaitingQueue:
-    """Ordered by `Sequence.order`, which a sequence keeps for life: a preempted sequence returns to its old place."""
+    """The queue, ordered by `Sequence.order`, which a sequence keeps for life: a preempted sequence returns to its old
+    place."""
 
     __slots__ = ("_heap", "returned", "waiting")
 
@@ -31,7 +32,7 @@ class WaitingQueue:
         self.returned += not sequence.queued
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence has ended, or is about to be admitted; its entry is dropped when it comes to the head."""
+        """Remove a sequence, which has ended or is about to be admitted. Its entry is dropped when it comes to the head."""
         self.waiting -= 1
         self.returned -= not sequence.queued
         if len(self._heap) > 2 * self.waiting + 64:
@@ -48,7 +49,7 @@ class WaitingQueue:
         return None
 
     def pop(self) -> None:
-        """Remove the head: it is admitted."""
+        """Remove and return the head, which is admitted."""
         self.leave(heappop(self._heap)[1])
 
     def check(self, waiting: list[Sequence], leased: list[Sequence]) -> None:

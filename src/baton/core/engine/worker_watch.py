@@ -1,4 +1,4 @@
-"""Is the worker alive? One life after the other, each with an epoch; every wait has a deadline.
+"""The state of the worker, one life after the other, each with an epoch. Every wait has a deadline.
 
 STARTING --ready--> READY --lose--> STARTING (next epoch) ... after too many losses in a row: GONE
 
@@ -22,7 +22,7 @@ from baton.protocol.ids import Instant, WorkerEpoch
 
 HEALTHY_STEPS: Final = 16
 LONGEST_STEPS: Final = 20
-"""A step that shows progress may take this many times `step_seconds_max`."""
+"""Factor on `step_seconds_max` for a step that shows progress."""
 
 
 class WorkerState(Enum):
@@ -30,7 +30,7 @@ class WorkerState(Enum):
     READY = "ready"
     GONE = "gone"
     ASLEEP = "asleep"
-    "No worker is wanted: sleeping.py."
+    "Asleep: no worker is wanted (sleeping.py)."
 
 
 class WorkerWatch:
@@ -55,15 +55,15 @@ class WorkerWatch:
         self._served = 0.0
         "Seconds for which earlier lives were ready."
         self._kills: list[float] = []
-        "Recent kills from outside, in seconds of service."
+        "Times of recent kills from outside, in seconds of service."
         self._ready_at: Instant | None = None
-        "When the present life became ready."
+        "Time when the present life became ready."
         self._steps = 0
-        "Steps absorbed in this life."
+        "Number of steps absorbed in this life."
         self._begun = Instant(0.0)
-        "When the time of the oldest plan began."
+        "Time from which the limit of the oldest plan counts."
         self.deadline: Instant | None = None
-        "When the result of the oldest plan, or the new worker, is due. The start-up table limits the first start."
+        "Deadline for the result of the oldest plan, or for the new worker. The start-up table limits the first start."
 
     @property
     def losses(self) -> int:
@@ -71,7 +71,7 @@ class WorkerWatch:
 
     @property
     def overdue(self) -> str:
-        """The reason to log when the deadline passes."""
+        """The reason for the log when the deadline passes."""
         waited = "no result of a step" if self.state is WorkerState.READY else "not ready"
         return f"{waited} in time"
 
@@ -116,7 +116,7 @@ class WorkerWatch:
         self.epoch = WorkerEpoch(self.epoch + 1)
         self.state = WorkerState.ASLEEP
         self.deadline = None
-        self._ready_at = None  # its time of service is not counted
+        self._ready_at = None  # the life's time of service is not counted
 
     def wake(self, now: Instant) -> None:
         self.state = WorkerState.STARTING
@@ -127,13 +127,13 @@ class WorkerWatch:
             self._begin_step(now)
 
     def progressed(self, now: Instant) -> None:
-        """The worker computes, if slowly: a large step of a large model on few cores takes minutes."""
+        """Extend the deadline: the worker computes, if slowly. A large step of a large model on few cores takes minutes."""
         if self.state is WorkerState.READY and self.deadline is not None:
             seconds = self._config.step_seconds_max
             self.deadline = Instant(min(now + seconds, self._begun + LONGEST_STEPS * seconds))
 
     def step_absorbed(self, now: Instant, more_in_flight: bool) -> None:
-        """A result arrived: the next plan's time runs from now, because it could not begin before."""
+        """Record a result: the next plan's time runs from now, because it could not begin before."""
         self._steps += 1
         if self._steps == HEALTHY_STEPS:
             self._restarts.clear()

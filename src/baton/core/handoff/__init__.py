@@ -1,1 +1,1 @@
-"""Both ends of a hand-off: a prefilled prompt moves from one instance to another."""
+"""The two ends of a hand-off: a prefilled prompt moves from one instance to another."""

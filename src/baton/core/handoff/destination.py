@@ -37,7 +37,7 @@ ROOM: Final = 1
 
 
 class Pull(MoveWaiter):
-    """A pull under way, and the range of the table that it fills."""
+    """A pull in progress, and the range of the table that it fills."""
 
     __slots__ = ("count", "first", "reservation")
 
@@ -70,7 +70,7 @@ class Reservation(LoadingReason):
         self.destination = destination
         self.sequence = sequence
         self.waits_since: Instant | None = now
-        "None: it has got its blocks."
+        "The wait for blocks. None: the reservation has its blocks."
         self.fence = StepNo(0)
         "The last plan that may still write to its blocks."
         self.lease_seconds = lease_seconds
@@ -79,18 +79,18 @@ class Reservation(LoadingReason):
         self.offered = 0
         "Leading blocks that the other instance has computed."
         self.pulls: list[Pull] = []
-        "Pulls under way."
+        "Pulls in progress."
         self.pulled: dict[int, tuple[int, int]] = {}
         "Ended pulls: first place in the table, blocks that arrived, blocks that were requested."
         self.fault = ""
-        "Why a pull failed; the first reason of several."
+        "Reason why a pull failed; of several the first."
         self.tokens = 0
-        "Tokens that the last offer covers."
+        "Number of tokens that the last offer covers."
         self.last = False
-        "All blocks are offered, and the client's tokens are known."
+        "Whether all blocks are offered, and the client's tokens are known."
         self.asked = False
         self.void = False
-        "The copied blocks are not to be used."
+        "Whether the copied blocks must not be used."
 
     @property
     def gives_way(self) -> bool:
@@ -152,7 +152,7 @@ class Destination:
         return BlockClaim(sequence, wanted, hits)
 
     def begin(self, group: Group, lease_seconds: float, wait_seconds: float, now: Instant) -> None:
-        """Take the leader out of the queue. `grant` gives it its blocks."""
+        """Begin a reservation: the leader leaves the queue. `grant` gives it its blocks."""
         sequence = group.leader
         reservation = Reservation(self, sequence, lease_seconds, now)
         self._board.begin_loading(sequence, reservation)
@@ -181,7 +181,7 @@ class Destination:
         return None if last is None else self._reservations[last.request.id]
 
     def renew(self, request: RequestId, lease_seconds: float, now: Instant) -> None:
-        """Renew the lease. If the request has continued meanwhile, Adopted is on its way."""
+        """Renew the lease. If the request has continued meanwhile, Adopted was sent."""
         reservation = self._reservations.get(request)
         if reservation is not None and reservation.waits_since is None:
             reservation.lease_seconds = lease_seconds
@@ -218,11 +218,11 @@ class Destination:
             self._board.end(sequence, finish)
             return
         if not offer.tokens or len(sequence.tokens) != reserved:
-            self._give_up(reservation)  # the source keeps nothing, or sent more tokens than there is room for
+            self._give_up(reservation)  # the source keeps no blocks, or sent more tokens than there is room for
         self._ask_when_copied(reservation, now)
 
     def _pull(self, reservation: Reservation, message: PeerOffer) -> None:
-        """Pull the offered blocks that follow those already here. Blocks that cannot be copied are computed."""
+        """Pull the offered blocks that follow the present ones. Blocks that cannot be copied are computed."""
         offer, table = message.offer, reservation.sequence.blocks
         end = min(offer.place + len(offer.blocks), len(table))
         if offer.place > reservation.offered or end <= reservation.offered:
@@ -237,7 +237,7 @@ class Destination:
             reservation.pulls.append(pull)
 
     def pulled(self, move: Move, now: Instant) -> None:
-        """A pull has ended, complete or not."""
+        """Record the end of a pull, complete or not."""
         for pull in move.take_waiters():
             if isinstance(pull, Pull):
                 reservation = pull.reservation
@@ -287,7 +287,7 @@ class Destination:
         if not sequence.blocks:
             tokens = board.need(sequence).hit * board.block_size
             if board.tiers.enabled:
-                board.newly_queued.append(sequence)  # a lower tier may have what was not handed over
+                board.newly_queued.append(sequence)  # a lower tier may have blocks that were not handed over
         self._outgoing.append(Adopted(sequence.request.id, sequence.attempt, tokens, reservation.fault))
 
     def _adopt(self, reservation: Reservation) -> None:
@@ -306,7 +306,7 @@ class Destination:
         sequence.pulled_tokens = tokens - begin * size
 
     def _is_whole(self, reservation: Reservation) -> bool:
-        """Have all full blocks of the sequence's tokens arrived?"""
+        """Whether all full blocks of the sequence's tokens have arrived."""
         tokens = min(reservation.tokens, len(reservation.sequence.tokens) - 1)
         return reservation.whole() >= tokens // self._board.block_size
 
@@ -329,7 +329,7 @@ class Destination:
         del self._reservations[reservation.sequence.request.id]
 
     def ended(self, reservation: Reservation) -> None:
-        """The sequence has ended. Other sequences of the request continue without the copy."""
+        """End the reservation of an ended sequence. Other sequences of the request continue without the copy."""
         self._close(reservation)
         sequence = reservation.sequence
         if sequence.group.open > 1:
@@ -348,13 +348,13 @@ class Destination:
         return [reservation for reservation in due if not reservation.last]
 
     def service_lost(self, now: Instant) -> None:
-        """The cache service is lost: pulls end, blocks that have arrived stay."""
+        """End all pulls: the cache service is lost. Arrived blocks stay."""
         for reservation in list(self._reservations.values()):
             self._leave_pulls(reservation)
             self._ask_when_copied(reservation, now)
 
     def pool_changed(self) -> None:
-        """The pool was replaced, or its keys have changed: discard all copies."""
+        """Discard all copies: the pool was replaced, or its keys have changed."""
         for reservation in [each for each in self._reservations.values() if each.waits_since is None]:
             self._give_up(reservation)
             if reservation.last:
@@ -373,7 +373,7 @@ class Destination:
                     raise InvariantBroken(f"{reservation.sequence!r} waits for a pull that is not under way", invariant=17)
 
     def _find(self, request: RequestId, attempt: int) -> Reservation | None:
-        """The reservation of this attempt. Nothing can be copied for one that waits for room."""
+        """The reservation of this attempt. None also for one that waits for room: nothing can be copied for it."""
         reservation = self._reservations.get(request)
         if reservation is None or reservation.sequence.attempt != attempt or reservation.waits_since is not None:
             return None

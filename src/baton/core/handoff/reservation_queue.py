@@ -28,7 +28,7 @@ class ReservationQueue:
         return self._waiting[0] if self._waiting else None
 
     def join(self, sequence: Sequence) -> None:
-        """Add the sequence. There may be one too many then: see `surplus`."""
+        """Add the sequence. The queue may exceed its bound by one then: see `surplus`."""
         insort(self._waiting, sequence, key=by_urgency)
 
     def surplus(self) -> Sequence | None:

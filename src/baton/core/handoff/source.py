@@ -66,14 +66,14 @@ class Source:
         self._outgoing.append(offer)
 
     def _bound(self) -> None:
-        """Keep at most `kept_max` prompts: the next to expire is dropped first."""
+        """Keep at most `kept_max` prompts: the one that expires next is dropped first."""
         while len(self._board.kept_until) > self._config.kept_max:
             self._board.drop_kept(self._board.kept_until.first())
 
-    # Their end
+    # Release
 
     def asked(self, message: Release) -> None:
-        """The copy is complete: answer whether the blocks were kept all the time, and release them."""
+        """Release the blocks, because the copy is complete, and answer whether they were kept all the time."""
         kept = self._board.kept.get(message.request)
         mine = kept is not None and kept.finished and kept.sequence.attempt == message.attempt
         if kept is not None and mine:

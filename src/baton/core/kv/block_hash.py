@@ -18,7 +18,7 @@ from baton.protocol.request import Extra
 
 
 def _joined(parts: Iterable[bytes]) -> bytes:
-    """Length before content, so that no two lists of parts give the same bytes."""
+    """The parts as bytes, each with its length before it, so that no two lists of parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
@@ -33,7 +33,7 @@ class BlockHasher:
         self._pack = Struct(f"<{block_size}I").pack
 
     def root(self, salt: bytes, private: bytes = b"") -> BlockKey:
-        """Root of a chain. `private` splits off a separate name space (for one request, say)."""
+        """Root of a chain. `private` splits off a separate name space, for example for one request."""
         return BlockKey(sha256(_joined([b"baton.root.v1", self.fingerprint, salt, private])).digest())
 
     def key(self, parent: BlockKey, tokens: Sequence[int], extra: bytes = b"") -> BlockKey:

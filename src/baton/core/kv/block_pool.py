@@ -34,7 +34,7 @@ class BlockPool:
         held = self.total - self.free - self._idle
         return f"<BlockPool {self.total}: {self.free} free, {self._idle} cached, {held} held>"
 
-    # Questions
+    # Queries
 
     @property
     def free(self) -> int:
@@ -42,7 +42,7 @@ class BlockPool:
 
     @property
     def idle(self) -> int:
-        """Blocks that only the cache holds."""
+        """Number of blocks that only the cache holds."""
         return self._idle
 
     def is_idle(self, block: BlockId) -> bool:
@@ -104,7 +104,7 @@ class BlockPool:
     # Moves
 
     def pin(self, blocks: Iterable[BlockId]) -> None:
-        """A move holds these blocks until it ends; another holder must exist already."""
+        """Hold these blocks for a move until it ends; another holder must exist already."""
         for block in blocks:
             if not (self._requests[block] or self._moves[block] or self._cached[block]):
                 raise InvariantBroken(f"block {block} is pinned but has no holder", invariant=3)
@@ -113,7 +113,7 @@ class BlockPool:
             self._moves[block] += 1
 
     def unpin(self, blocks: Iterable[BlockId]) -> list[BlockId]:
-        """A move has ended. Returns the blocks that only the cache holds now."""
+        """End a move's hold. Returns the blocks that only the cache holds now."""
         idle: list[BlockId] = []
         for block in blocks:
             if not self._moves[block]:
@@ -126,13 +126,13 @@ class BlockPool:
     # The cache
 
     def cache(self, block: BlockId) -> None:
-        """The cache holds the block from now on; a request does too, so it is not idle yet."""
+        """Hold the block for the cache; a request does too, so it is not idle yet."""
         if self._cached[block] or not self._requests[block]:
             raise InvariantBroken(f"block {block} enters the cache twice or without an owner", invariant=14)
         self._cached[block] = 1
 
     def uncache(self, block: BlockId) -> None:
-        """The cache releases an idle block: it is free."""
+        """Release an idle block from the cache: it is free."""
         if not self.is_idle(block):
             raise InvariantBroken(f"block {block} is evicted while it is held", invariant=15)
         self._cached[block] = 0
@@ -149,7 +149,7 @@ class BlockPool:
         return idle
 
     def _rest(self, block: BlockId, idle: list[BlockId]) -> None:
-        """The last request or move has released the block."""
+        """Record that the last request or move has released the block."""
         if self._cached[block]:
             self._idle += 1
             idle.append(block)
@@ -159,7 +159,7 @@ class BlockPool:
     # Proof
 
     def idle_flags(self) -> list[bool]:
-        """`is_idle` of every block."""
+        """Whether each block is idle, by block."""
         holders = zip(self._cached, self._requests, self._moves, strict=True)
         return [bool(cached) and not requests and not moves for cached, requests, moves in holders]
 

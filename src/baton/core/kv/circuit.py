@@ -38,7 +38,7 @@ class Circuit:
         self._failures = 0
         self._wait = self.config.open_seconds
         self._until: Instant | None = None
-        "Open: when a probe may be sent. Half open: when the probe is given up."
+        "Time of the next probe if open; deadline of the probe if half open."
         self._permits: dict[Permit, None] = {}
         "Permits of the present state that have not ended, the oldest first."
         self._numbers = count(1)
@@ -55,7 +55,7 @@ class Circuit:
         if self._until is None or now < self._until:
             return None
         if self.state == "half_open":
-            self._open(now)  # the probe never came back
+            self._open(now)  # the probe has no result
             return None
         self._change("half_open", Instant(now + self.config.probe_seconds_max))
         return self._issue_permit()
@@ -86,7 +86,8 @@ class Circuit:
             self._change("open", Instant(now + self._wait))
 
     def cancelled(self, permit: Permit, now: Instant) -> None:
-        """The call will never be answered, for a reason unrelated to the backend. Another probe may be sent at once."""
+        """Forget the call, which will never be answered for a reason unrelated to the backend. Another probe may be sent at
+        once."""
         if self._close_permit(permit) and self.state == "half_open":
             self._change("open", now)
 

@@ -27,7 +27,7 @@ class CacheDigest:
     def __init__(self, changes_max: int, in_host: Callable[[BlockKey], bool] = lambda key: False) -> None:
         """`changes_max`: changes that are remembered for feeds that are behind, at least."""
         self._in_host = in_host
-        "Does the host tier have this block?"
+        "Whether the host tier has this block."
         self._held: dict[bytes, int] = {}
         "Tiers that have each marked block, as bits."
         self._changes: list[bytes] = []
@@ -42,11 +42,12 @@ class CacheDigest:
     # Changes
 
     def add(self, key: BlockKey) -> None:
-        """The device has this marked block from now on. The host tier may have had it before its place was known."""
+        """Record that the device has this marked block from now on. The host tier may have had it before its place was
+        known."""
         self._add(key[:KEY_BYTES], DEVICE | HOST if self._in_host(key) else DEVICE)
 
     def add_to_host(self, key: BlockKey, *, marked: bool) -> None:
-        """The host tier has this block from now on. `marked`: its place is marked, as far as is known."""
+        """Record that the host tier has this block from now on. `marked`: its place is marked, as far as is known."""
         short = key[:KEY_BYTES]
         if marked or short in self._held:
             self._add(short, HOST)
@@ -58,7 +59,7 @@ class CacheDigest:
             self._change(short)
 
     def remove(self, key: BlockKey, tier: int) -> None:
-        """The tier does not have this block any more. Blocks without a mark are ignored."""
+        """Record that the tier has dropped this block. Blocks without a mark are ignored."""
         short = key[:KEY_BYTES]
         tiers = self._held.get(short, 0)
         if tiers & ~tier:
@@ -68,7 +69,7 @@ class CacheDigest:
             self._change(short)
 
     def clear(self, tier: int) -> None:
-        """The tier was cleared. Every feed begins anew."""
+        """Clear the tier. Every feed begins anew."""
         self._held = {key: tiers & ~tier for key, tiers in self._held.items() if tiers & ~tier}
         self._first += len(self._changes) + 1
         self._changes.clear()
@@ -79,7 +80,7 @@ class CacheDigest:
             del self._changes[: self._changes_max]
             self._first += self._changes_max
 
-    # Questions
+    # Queries
 
     @property
     def first(self) -> int:
@@ -94,7 +95,7 @@ class CacheDigest:
         return list(self._held)
 
     def changed(self, start: int, count: int) -> list[bytes]:
-        """At most `count` changes from number `start` on."""
+        """Changes from number `start` on, at most `count`."""
         return self._changes[start - self._first : start - self._first + count]
 
     def has(self, short: bytes) -> bool:
@@ -112,7 +113,7 @@ class CacheDigest:
 
 
 class DigestFeed:
-    """The digest as one router gets it."""
+    """The digest for one router."""
 
     __slots__ = ("_digest", "_next", "_sent", "_snapshot")
 
@@ -122,7 +123,7 @@ class DigestFeed:
         "Number of the next change to send."
         self._snapshot: list[bytes] = []
         self._sent = 0
-        "Keys of the snapshot that were sent."
+        "Number of keys of the snapshot that were sent."
 
     def next(self, keys_max: int = CACHED_KEYS_MAX) -> CachedKeys | None:
         """The next message. None: the router knows everything."""

@@ -1,4 +1,4 @@
-"""State of the host pool: the key of each block, which blocks are being written, which are being read.
+"""State of the host pool: the key of each block, and the blocks that are being written or read.
 
     free      unused                                      take ->    writing
     writing   a move copies into it; it has no key yet    insert ->  cached,  discard ->  free
@@ -29,19 +29,19 @@ class HostTier:
         "Digest for routers. None: no router is configured."
         self._free = [HostBlockId(block) for block in reversed(range(total))]
         self._block_of: dict[BlockKey, HostBlockId] = {}
-        "Ordered by last use."
+        "Blocks by key, ordered by last use."
         self._key_of: list[BlockKey | None] = [None] * total
         self._pins = [0] * total
         self._writing = bytearray(total)
         self._stored = bytearray(total)
-        "Storage has the block too, as far as we know."
+        "Whether storage has the block too, as far as is known."
         self._unstored: dict[BlockKey, None] = {}
-        "Keys that storage does not have, ordered by last use. Few or many, they are found without visiting the others."
+        "Keys that storage does not have, ordered by last use. They are found without visiting the others."
 
     def __len__(self) -> int:
         return len(self._block_of)
 
-    # Questions
+    # Queries
 
     @property
     def free(self) -> int:
@@ -54,7 +54,7 @@ class HostTier:
         return self._block_of.get(key)
 
     def run(self, keys: Sequence[BlockKey], start: int, limit: int) -> int:
-        """How many of keys[start:limit] are here, without a hole."""
+        """Number of keys[start:limit] that are here, without a hole."""
         place = start
         while place < limit and keys[place] in self._block_of:
             place += 1
@@ -114,7 +114,7 @@ class HostTier:
     # Reading
 
     def pin(self, keys: Iterable[BlockKey]) -> list[HostBlockId]:
-        """A move reads these blocks: they stay until the move ends."""
+        """Hold these blocks for a move that reads them, until it ends."""
         blocks = [self._block_of[key] for key in keys]
         for block in blocks:
             self._pins[block] += 1
@@ -145,7 +145,7 @@ class HostTier:
                     self._unstored[key] = None
 
     def clear(self) -> None:
-        """The memory was replaced: forget everything. No move may be under way."""
+        """Forget everything, because the memory was replaced. No move may be in progress."""
         if any(self._pins) or any(self._writing):
             raise InvariantBroken("the host tier is cleared while a move is under way", invariant=15)
         self.evict(len(self._block_of))

@@ -1,4 +1,4 @@
-"""Marked places of a chain of blocks, and the short form of keys: all that routers know of a cache.
+"""Marked places of a chain of blocks, and the short form of keys, which are all that routers know of a cache.
 
     places   1, 2, 4, 8, 16, 32 and every 32nd after: a prefix is known to within half of its length, or 32 blocks
 
@@ -23,7 +23,7 @@ Mark = tuple[int, int]
 
 
 def is_mark(place: int) -> bool:
-    """`place` counts from 1."""
+    """Whether the place is marked. `place` counts from 1."""
     return not place % SPACING or place in FIRST
 
 

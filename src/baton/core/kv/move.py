@@ -1,4 +1,4 @@
-"""Storage queries and block moves under way, their waiters, and counters. tiers.py owns the state."""
+"""Storage queries and block moves in progress, their waiters, and counters. tiers.py owns the state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from baton.protocol.ids import BlockId, BlockKey, Generation, HostBlockId, Insta
 from baton.protocol.moves import BlockMove, MoveKind
 
 PUT_PATIENCE: Final = 10.0
-"""A put may take this many times longer than a fetch."""
+"""Factor by which a put may take longer than a fetch."""
 
 
 class Pending:
-    """A query or move that the cache service has not answered yet. It owns its waiters: they are listed in `waiters` and
-    nowhere else, until it ends or the waiter gives up."""
+    """A query or move that the cache service has not answered yet. The object owns its waiters: they are listed in `waiters`
+    and nowhere else, until it ends or the waiter gives up."""
 
     __slots__ = ("id", "keys", "permit", "waiters")
 
@@ -38,7 +38,7 @@ class Pending:
 
 
 class MoveWaiter:
-    """Waits for one query or move at a time."""
+    """A sequence that waits for one query or move at a time."""
 
     __slots__ = ("pending",)
 
@@ -57,7 +57,7 @@ class MoveWaiter:
 
 
 class Question(Pending):
-    """How many of these keys does storage have?"""
+    """A query to storage: how many of these keys it has."""
 
     __slots__ = ("asked_at", "run")
 
@@ -69,7 +69,7 @@ class Question(Pending):
 
 
 class Move(Pending):
-    """A move that is under way, or kept back by its fence."""
+    """A move in progress, or kept back by its fence."""
 
     __slots__ = ("device", "fault", "fence", "generations", "host", "kind", "links", "on_to_storage", "peer", "void", "whole")
 
@@ -81,7 +81,7 @@ class Move(Pending):
         self.generations: list[Generation] = []
         "Store only: generations of the device blocks when the move began."
         self.on_to_storage: list[bool] = []
-        "Store only: which blocks are put after their arrival."
+        "Store only: places of the blocks that are put after their arrival."
         self.links: Sequence[ChainLink | None] = ()
         "Store and fetch, if storage wants token ids: one link per key."
         self.fence: StepNo | None = None
@@ -89,15 +89,15 @@ class Move(Pending):
         self.peer: Peer | None = None
         "Pull only: the source."
         self.void = False
-        "The content is not used on arrival: the device pool was replaced, or the host tier was cleared."
+        "Whether the content is not used on arrival: the device pool was replaced, or the host tier was cleared."
         self.fault = ""
-        "After the end: why not all blocks arrived, as text for the log."
+        "Reason why not all blocks arrived, as text for the log; set after the end."
         self.whole = 0
-        "After the end: number of leading blocks that arrived."
+        "Number of leading blocks that arrived; set after the end."
 
     @property
     def by_key(self) -> bool:
-        """The move reads or writes storage."""
+        """Whether the move reads or writes storage."""
         return self.kind in ("put", "fetch")
 
 
@@ -105,7 +105,7 @@ class Peer(NamedTuple):
     """Blocks of another instance."""
 
     address: str
-    "Addresses of the messengers that serve them, a line for each rank."
+    "Addresses of the messengers that serve the blocks, a line for each rank."
     pool: PoolIncarnation
     blocks: tuple[BlockId, ...]
 
@@ -132,7 +132,7 @@ def message_of(move: Move, pool: PoolIncarnation, config: TierConfig, tokens: by
 
 
 def seconds_max(kind: MoveKind, config: TierConfig) -> float:
-    """Longest time that the service may take. No request waits for a put."""
+    """Maximum of seconds that the service may take. No request waits for a put."""
     if kind == "put":
         return PUT_PATIENCE * config.storage_seconds_max
     if kind == "pull":
@@ -156,7 +156,7 @@ class TierStats:
 
     def __init__(self) -> None:
         self.stored = self.loaded = self.put = self.fetched = self.pulled = 0
-        "Blocks moved."
+        "Number of blocks moved."
         self.lost_stores = 0
         "Copies of blocks that were reassigned before the copy was complete."
         self.skipped_stores = 0

@@ -1,4 +1,4 @@
-"""Which device pool the cache describes, and whether its blocks match their keys.
+"""Records which device pool the cache describes, and whether its blocks match their keys.
 
     before the first worker   no pool, not trusted
     WorkerReady               that pool, trusted: it is the same one as before, or the cache was cleared for it
@@ -33,11 +33,11 @@ class PoolTrust:
         return self.incarnation if self.trusted else NO_POOL
 
     def is_still(self, pool: PoolIncarnation) -> bool:
-        """Equal incarnations are one pool: the cache still describes it, unless the trust was lost."""
+        """Whether the cache still describes this pool: the incarnations are equal, and the trust was not lost."""
         return self.trusted and pool == self.incarnation
 
     def begin(self, pool: PoolIncarnation) -> None:
-        """A worker is ready with this pool, and the cache describes it."""
+        """Begin with the pool of a ready worker: the cache describes it."""
         self.incarnation = pool
         self.trusted = True
 

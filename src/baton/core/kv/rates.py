@@ -9,7 +9,8 @@ STEP: Final = 0.2
 
 
 class BlockRate:
-    """Seconds per block of one direction between tiers. Rises much when a move was slower, falls a little when it was not."""
+    """Seconds per block of one direction between tiers. The rate rises much when a move was slower, and falls a little when it
+    was not."""
 
     __slots__ = ("seconds",)
 

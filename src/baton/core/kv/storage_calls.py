@@ -1,4 +1,4 @@
-"""Storage calls under way: whether one may be sent, when storage is late, and when a call will never return.
+"""Storage calls in progress: decides whether one may be sent, when storage is late, and when a call will never return.
 
     sent      its circuit gave a permit, which is open until the call ends or is late
     late      a query or fetch is not answered storage_seconds_max after it was sent: storage has failed, which is counted
@@ -41,12 +41,12 @@ class StorageCalls:
         pending.permit = permit
         self._out[pending] = units = int(PUT_PATIENCE) if put else 1
         self._owed += units
-        if not put:  # puts wait for each other in the service, and nothing waits for them
+        if not put:  # puts wait for each other in the service, and no request waits for them
             self._late.set(pending, Instant(now + self._config.storage_seconds_max))
         return Instant(now + self._owed * self._config.storage_seconds_max + self._config.memory_seconds_max)
 
     def ended(self, pending: Pending, error: str | None, now: Instant) -> None:
-        """Storage has answered, or the service for it. A late call was counted as failed before."""
+        """Record an answer of storage, or of the service for it. A late call was counted as failed before."""
         if pending.permit is not None:
             self._circuit(pending).ended(pending.permit, error, now)
         self._forget(pending)
@@ -68,11 +68,11 @@ class StorageCalls:
             pending.permit = None
 
     def abandon(self, pending: Pending) -> None:
-        """Give up a late call."""
+        """Stop waiting for a late call."""
         self._forget(pending)
 
     def clear(self, now: Instant) -> None:
-        """The service is dead, and all its calls with it. That is no failure of storage."""
+        """Forget all calls: the service is dead. That is no failure of storage."""
         for pending in list(self._out):
             if pending.permit is not None:
                 self._circuit(pending).cancelled(pending.permit, now)

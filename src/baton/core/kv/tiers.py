@@ -1,4 +1,4 @@
-"""One key over device, host and storage: which blocks are copied where, and when a copy may be trusted.
+"""Copies of blocks on device, host and storage under one key: what is copied, and when a copy may be trusted.
 
     device --store--> host --put--> storage          prepare: blocks are chosen and held, a BlockMove is sent
            <--load---      <-fetch-                   complete: its result arrives, the target can be found; or nothing happened
@@ -56,13 +56,13 @@ class Tiers:
         self.outgoing: list[BlockMove | StorageQuery] = []
         "Messages for the cache service, in order."
         self.up = False
-        "The cache service is connected."
+        "Whether the cache service is connected."
         self.answer_rate = BlockRate()
-        "Seconds until storage answers a query."
+        "Measured seconds until storage answers a query."
         self.storage_calls = StorageCalls(config)
         self.read_circuit, self.write_circuit = self.storage_calls.read_circuit, self.storage_calls.write_circuit
         self.links: TokenLinks | None = None
-        "Token ids of blocks; None if storage does not want them."
+        "Token ids of blocks. None: storage does not want them."
         self._block_size = block_size
         self._cache = cache
         self._pool = pool
@@ -73,7 +73,7 @@ class Tiers:
         self._storing = 0
         self._putting = 0
         self.loading_blocks = 0
-        "Device blocks that loads fill."
+        "Number of device blocks that loads fill."
         self._overdue: Deadlines[Move] = Deadlines()
         "Deadlines of moves. A move that misses its deadline will never end: the service hangs."
 
@@ -152,7 +152,7 @@ class Tiers:
         return len(self._questions)
 
     def query(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Question | None:
-        """Ask storage how many of these keys it has. None: it is not asked, because it has failed too often."""
+        """Ask storage how many of these keys it has. None: not asked, because storage has failed too often."""
         permit = self.read_circuit.admit(now)
         if permit is None:
             return None
@@ -165,7 +165,7 @@ class Tiers:
     def fetch(self, keys: Sequence[BlockKey], run: TokenChain, now: Instant) -> Move | None:
         """Copy from storage to the host, as much as there is room for. None: there is no room."""
         host = self.host.take(min(len(keys), max(1, self.host.total // 2)))
-        permit = self.read_circuit.admit(now) if host else None  # asked last: a probe that is not sent counts as failed
+        permit = self.read_circuit.admit(now) if host else None  # checked last: a probe that is not sent counts as failed
         if permit is None:
             for block in host:
                 self.host.discard(block)
@@ -185,7 +185,7 @@ class Tiers:
         return self._hold_back(move, targets, fence)
 
     def pull(self, peer: Peer, targets: Sequence[BlockId], fence: StepNo) -> Move:
-        """Copy from another instance to these device blocks, as with a load."""
+        """Copy blocks of another instance to these device blocks, as with a load."""
         move = Move(self._number(), "pull", (), [])
         move.peer = peer
         return self._hold_back(move, targets, fence)
@@ -311,8 +311,8 @@ class Tiers:
         return late if overdue is None else overdue if late is None else min(overdue, late)
 
     def hangs(self, now: Instant) -> str | None:
-        """Why the service is given up; None: it is not. A move took far too long. Blocks that it may write to stay held until
-        it is dead."""
+        """The reason to restart the service, which hangs: a move took far too long. None: it does not hang. Blocks that it may
+        write to stay held until it is dead."""
         overdue = self._overdue.due(now) if self.up else []
         if not overdue:
             return None
@@ -324,7 +324,7 @@ class Tiers:
         return "a copy in memory did not end in time"
 
     def service_ready(self, *, kept: bool, wants_tokens: bool = False) -> None:
-        """`kept`: the host memory still has the contents that `host` lists."""
+        """Begin with a new service. `kept`: the host memory still has the contents that `host` lists."""
         self.up = True
         if wants_tokens != (self.links is not None):
             self.links = TokenLinks(self._cache, self.host, self._block_size) if wants_tokens else None
@@ -332,7 +332,7 @@ class Tiers:
             self.host.clear()
 
     def service_lost(self, now: Instant) -> list[Pending]:
-        """The service process is dead: every move and query ends. Completed copies stay valid."""
+        """End every move and query: the service process is dead. Completed copies stay valid."""
         self.up = False
         ended = [*self._moves.values(), *self._questions.values()]
         for move in self._moves.values():
@@ -347,8 +347,8 @@ class Tiers:
         return ended
 
     def pool_changed(self) -> list[Move]:
-        """The device's pool was replaced. Copies under way may continue, into or out of a pool that is no longer used. Moves
-        that their fence still kept back end, and are returned."""
+        """The device's pool was replaced. Copies in progress may continue, into or out of the unused pool. Moves that their
+        fence still kept back end, and are returned."""
         self.void_device_moves()
         never_sent, self._fenced = self._fenced, []
         for move in never_sent:
@@ -357,7 +357,7 @@ class Tiers:
         return never_sent
 
     def void_device_moves(self) -> None:
-        """The device's pool was replaced, or is not trusted: no copy out of it or into it counts."""
+        """Void all copies out of or into the device's pool, which was replaced or is not trusted."""
         self.writes.to_store.clear()
         for move in self._moves.values():
             move.void = move.void or bool(move.device)
@@ -388,7 +388,7 @@ class Tiers:
         return held
 
     def _host_blocks(self) -> tuple[dict[HostBlockId, int], dict[HostBlockId, int]]:
-        """Host blocks that moves read, and those that they write."""
+        """Host blocks that moves read, and host blocks that they write."""
         read: dict[HostBlockId, int] = {}
         written: dict[HostBlockId, int] = {}
         for move in self._moves.values():
@@ -418,7 +418,7 @@ class Tiers:
                 raise InvariantBroken(f"{move.kind} {move.id} is under way without a deadline", invariant=17)
 
     def is_pending(self, pending: Pending) -> bool:
-        """The move or query is under way, or kept back by its fence."""
+        """Whether the move or query is in progress, or kept back by its fence."""
         return self._moves.get(pending.id) is pending or self._questions.get(pending.id) is pending
 
     def pending(self) -> list[Pending]:

@@ -31,12 +31,12 @@ class ChainLink(NamedTuple):
 
 
 class TokenChain(NamedTuple):
-    """Token ids of keys that follow each other in one chain."""
+    """Token ids of consecutive keys of one chain."""
 
     before: bytes
     "Packed ids of all blocks before the first key."
     links: tuple[ChainLink, ...]
-    "One link per key."
+    "Links, one per key."
 
     def first(self, count: int) -> TokenChain:
         return TokenChain(self.before, self.links[:count])
@@ -47,7 +47,7 @@ class TokenChain(NamedTuple):
 
 
 NO_RUN = TokenChain(b"", ())
-"""For a storage backend that does not want token ids."""
+"""Stands for the token ids if a storage backend does not want them."""
 
 
 class TokenLinks:
@@ -63,7 +63,7 @@ class TokenLinks:
     # Links of blocks
 
     def published(self, keys: Sequence[BlockKey], place: int, block: BlockId, tokens: Sequence[int]) -> None:
-        """A sequence with these tokens has published this block under keys[place]."""
+        """Record that a sequence with these tokens has published this block under keys[place]."""
         self._of_device[block] = self._link(keys, place, tokens)
 
     def on_device(self, block: BlockId) -> ChainLink | None:
@@ -71,7 +71,8 @@ class TokenLinks:
         return self._of_device[block]
 
     def inserted(self, block: HostBlockId, link: ChainLink | None) -> None:
-        """The host tier has the block now. None: its ids are unknown, because it was computed before they were wanted."""
+        """Record that the host tier has the block. None: its ids are unknown, because it was computed before they were
+        wanted."""
         self._of_host[block] = link
 
     def _link(self, keys: Sequence[BlockKey], place: int, tokens: Sequence[int]) -> ChainLink:

@@ -1,4 +1,4 @@
-"""Which blocks are copied down, and when (TierConfig.write).
+"""Chooses blocks to copy down, and when (TierConfig.write).
 
     through     each block when it is computed
     selective   a block that was hit `write_hits` times
@@ -28,32 +28,32 @@ class WritePolicy:
         self._cache = cache
         self._host = host
         self.to_store: dict[BlockKey, tuple[BlockId, Generation, bool]] = {}
-        "Blocks chosen in this event: block, its generation then, whether storage gets it at once."
+        "Blocks chosen in this event: block, its generation at that time, and whether storage gets it at once."
         self.to_put: dict[BlockKey, None] = {}
         "Keys on the host that storage should get."
         self._storing: dict[BlockKey, tuple[Move, int]] = {}
-        "Stores under way: the move, and the key's place in it."
+        "Stores in progress: the move, and the key's place in it."
         self._cleaned = -1
 
     def published(self, key: BlockKey, block: BlockId, *, prompt: bool) -> None:
-        """A computed block was cached under this key."""
+        """Record that a computed block was cached under this key."""
         if self._config.write == "through" and (prompt or self._config.write_outputs) and key not in self._host:
             self._want(key, block, self._config.storage)
 
     def adopted(self, key: BlockKey, block: BlockId) -> None:
-        """A block that another instance computed was cached. That instance puts it on storage, if any does."""
+        """Record that a block computed by another instance was cached. That instance puts it on storage, if any does."""
         if self._config.write == "through" and key not in self._host:
             self._want(key, block, False)
 
     def found(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """Blocks of the device were hit."""
+        """Record that blocks of the device were hit."""
         if self._config.write == "selective":
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self._host and self._cache.hits_of(block) >= self._config.write_hits:
                     self._want(key, block, self._config.storage)
 
     def park(self, keys: Sequence[BlockKey], blocks: Sequence[BlockId]) -> None:
-        """A sequence was preempted: copy its published blocks before they are evicted."""
+        """Copy the published blocks of a preempted sequence before they are evicted."""
         if self._config.preempted != "drop":
             self._host.touch(keys)
             for key, block in zip(keys, blocks, strict=True):
@@ -93,6 +93,6 @@ class WritePolicy:
         generation = self._cache.pool.generation(block)
         move, place = self._storing.get(key, (None, 0))
         if move is not None and not move.void and (move.device[place], move.generations[place]) == (block, generation):
-            move.on_to_storage[place] |= on_to_storage  # this very content is on its way
+            move.on_to_storage[place] |= on_to_storage  # this content is being stored already
             return
         self.to_store[key] = (block, generation, on_to_storage)
