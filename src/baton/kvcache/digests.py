@@ -32,7 +32,7 @@ _PLACE: Final = struct.Struct("!QQ")
 
 
 class Running(Protocol):
-    """The digest of one piece, while its bytes pass."""
+    """Interface of the digest of one piece, which is fed its bytes as they pass."""
 
     def update(self, content: memoryview | bytes, /) -> None: ...
 
@@ -40,7 +40,7 @@ class Running(Protocol):
 
 
 Digest = Callable[[int], Running]
-"""Begins the digest of the next piece of the session. The argument is its first block."""
+"""Begins the digest of the session's next piece. The argument is the piece's first block."""
 
 
 def checksum(first: int) -> Running:
@@ -77,13 +77,12 @@ def _seconds(begin: Callable[[int], Running], sample: bytes) -> float:
 
 
 def chosen(offered: Sequence[str], otherwise: str) -> str:
-    """The algorithm of a session: the best one of the reader's that this build has. `otherwise`: of readers that offer
-    none."""
+    """The algorithm of a session: the reader's best one that this build has. `otherwise`: for readers that offer none."""
     return next((name for name in offered if name in ALGORITHMS), otherwise)
 
 
 class KeyedDigest:
-    """Both sides count the pieces of their session."""
+    """Digests keyed by the session. Both sides count the pieces."""
 
     def __init__(self, session_key: bytes, algorithm: str) -> None:
         """Raises ProtocolError if this build does not have the algorithm."""
@@ -100,7 +99,7 @@ class KeyedDigest:
 
 
 def wants_keyed(choice: TransferDigest, stream: SocketStream) -> bool:
-    """Whether a reader asks for keyed digests. auto: unless the connection stays on this machine."""
+    """Whether a reader wants keyed digests. auto: unless the connection stays on this machine."""
     if stream.tls is not None or choice == "checksum":
         return False
     return choice == "keyed" or not ipaddress.ip_address(stream.sock.getpeername()[0].partition("%")[0]).is_loopback

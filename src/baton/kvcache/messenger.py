@@ -28,11 +28,11 @@ logger = logging.getLogger("baton.cache")
 COPIED: Final = "copied"
 DETACHED: Final = "detached"
 RUN_BYTES: Final = 16 << 20
-"""Most bytes copied between two checks of the deadline: some milliseconds."""
+"""Maximum of bytes copied between two checks of the deadline: some milliseconds."""
 
 
 class Messenger:
-    """Runs on one loop. `transports`: by scheme, the best first; the messenger closes them."""
+    """The messenger, on one loop. `transports`: by scheme, the best first; the messenger closes them."""
 
     def __init__(
         self, transports: Mapping[str, Transport], report: Callable[[MoveResult], None], wire: WireConfig | None = None
@@ -48,11 +48,11 @@ class Messenger:
 
     @property
     def address(self) -> str:
-        """Where others may read our pool."""
+        """Addresses at which others read our pool."""
         return " ".join(transport.address for transport in self._transports.values() if transport.address)
 
     def readers(self) -> dict[str, int]:
-        """Connections of others that read our pool, by transport and outcome."""
+        """Number of others' connections that read our pool, by transport and outcome."""
         return {
             f"{scheme}/{event}": count
             for scheme, transport in self._transports.items()
@@ -65,7 +65,7 @@ class Messenger:
             transport.attach(pool)
 
     def detach(self) -> None:
-        """When this returns nothing is copied to the pool any more, and no peer may begin to read it."""
+        """Detach the pool. When this returns no copy to it is in progress, and no peer may begin to read it."""
         self._device = None
         for transport in self._transports.values():
             transport.detach()
@@ -77,7 +77,7 @@ class Messenger:
         return task
 
     def close(self) -> None:
-        """Cancel the pulls under way, without results."""
+        """Cancel the pulls in progress, without results."""
         for task in self._under_way:
             task.cancel()
         self._device = None
@@ -117,7 +117,7 @@ class Messenger:
 
 
 def _verify(move: BlockMove, peer: PeerPool, device: Pool) -> None:
-    """A peer's block ids come from another instance: an invalid one must not become a read of other memory."""
+    """Verify a peer's block ids, which come from another instance: an invalid one must not become a read of other memory."""
     if peer.fingerprint != device.layout.fingerprint():
         raise PeerUnreadable("the peer's KV pool has another layout")
     if len(move.peer_blocks) != len(move.device):
@@ -133,7 +133,7 @@ class Pulls:
     def __init__(self) -> None:
         self._repeats = Repeats()
         self.outcomes: Counter[str] = Counter()
-        "Pulls by transport and outcome, as `tcp/copied`."
+        "Number of pulls by transport and outcome, as `tcp/copied`."
         self.nbytes: Counter[str] = Counter()
         self.microseconds: Counter[str] = Counter()
         "Copied bytes (`nbytes`) and the time of the copies, by transport."

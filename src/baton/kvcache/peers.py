@@ -27,7 +27,7 @@ from baton.repeats import Repeats, printable
 logger = logging.getLogger("baton.cache")
 
 PeerKey = tuple[str, PoolIncarnation]
-"""Address and pool."""
+"""Key of an open pool: address and incarnation."""
 
 
 class _Peer:
@@ -46,14 +46,14 @@ class Peers:
         self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._peers: dict[PeerKey, _Peer] = {}
-        "Ordered by last use."
+        "Open pools, ordered by last use."
 
     def __len__(self) -> int:
         return len(self._peers)
 
     async def opened(self, key: PeerKey, fingerprint: bytes, deadline: Deadline) -> PeerPool:
-        """Return the open pool. Raises PeerUnreadable with the reason. Read from it at once: it may be closed after any
-        wait."""
+        """Return the open pool. Raises PeerUnreadable with the reason. The caller must read at once: the pool may be closed
+        after any wait."""
         peer = self._peers.pop(key, None)
         if peer is None:
             self._make_room()

@@ -40,7 +40,7 @@ BACKLOG: Final = 64
 
 
 class PoolServer:
-    """Runs on one loop. Listens from its creation; while no pool is served every reader is refused."""
+    """Serves our pool to readers, on one loop. Listens from its creation; while no pool is served every reader is refused."""
 
     def __init__(self, path: Path, wire: WireConfig | None = None) -> None:
         self._wire = wire or WireConfig()
@@ -77,7 +77,7 @@ class PoolServer:
     def close(self) -> None:
         self.withdraw()
         self._readers.close()
-        with contextlib.suppress(OSError):  # the engine may have removed it first
+        with contextlib.suppress(OSError):  # the engine may have removed the socket first
             self._path.unlink(missing_ok=True)
 
     def on_accept_failed(self, error: OSError) -> None:
@@ -117,7 +117,7 @@ class PoolServer:
         self.counts["opened"] += 1
         if (task := asyncio.current_task()) is not None:
             self._served.add(task)
-        if await self._loop.sock_recv(sock, 1):  # empty at its end
+        if await self._loop.sock_recv(sock, 1):  # empty when the reader closes
             raise ProtocolError("it sent more than was asked of it")
 
     def _refusal(self, asked: ReadPool) -> str:

@@ -32,11 +32,11 @@ from baton.protocol.ids import PoolIncarnation
 from baton.protocol.pool import PoolReady, ReadPool, ReadRefused
 
 SCHEME: Final = "unix"
-"""An address is `unix:` and the path of a socket, in a private directory that exists as long as its server."""
+"""Prefix of addresses: `unix:` and the path of a socket, in a private directory that exists as long as its server."""
 
 
 class SharedMemory:
-    """A Transport (transport.py). Without an address it only reads."""
+    """A Transport (transport.py) through mapped memory. Without an address it only reads."""
 
     def __init__(self, address: str = "", wire: WireConfig | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class SharedMemory:
             self._server.serve(pool)
 
     def detach(self) -> None:
-        self._copier.submit(_nothing).result()  # the copy under way stops at its next run, later ones do not begin
+        self._copier.submit(_nothing).result()  # the present copy stops at its next run, later ones do not begin
         if self._server is not None:
             self._server.withdraw()
 
@@ -92,7 +92,7 @@ class SharedMemory:
 
 
 def _map(content: bytes, fds: list[int], pool: PoolIncarnation, fingerprint: bytes) -> Pool:
-    """Verify and map the peer's answer: it may be wrong, or come from another program."""
+    """Verify and map the peer's pool. The answer may be wrong, or come from another program."""
     try:
         if not content:
             raise PeerUnreadable("the peer has hung up", "unreachable")
@@ -127,7 +127,7 @@ class MappedPool:
         self._loop.add_reader(sock, self._ended)
 
     def _ended(self) -> None:
-        """The peer sends nothing after its answer, so this is the end of the connection, or a protocol error."""
+        """Record the end of the connection, or a protocol error: the peer sends nothing after its answer."""
         self._loop.remove_reader(self._sock)
         self._on_lost()
 
@@ -147,7 +147,7 @@ class MappedPool:
         self._sock.close()
         try:
             self._copier.submit(_nothing).add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._pool.close))
-        except RuntimeError:  # it was shut down: there are no copies
+        except RuntimeError:  # the threads were shut down: there are no copies
             self._pool.close()
 
 

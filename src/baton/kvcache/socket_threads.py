@@ -27,7 +27,7 @@ class Beside(Protocol):
 
 
 class SocketThreads:
-    """Used on one loop. `most`: connections at once."""
+    """Threads for the sockets of one loop. `most`: connections at once."""
 
     def __init__(self, most: int) -> None:
         self._threads = ThreadPoolExecutor(2 * most, "baton-bytes")
@@ -39,7 +39,8 @@ class SocketThreads:
         future = self._submit(partial(work, self._submit))
         self._running[future] = sock  # type: ignore[index]
         result = asyncio.wrap_future(future)
-        result.add_done_callback(lambda done: done.cancelled() or done.exception())  # unread after a cancellation
+        # the error is not retrieved after a cancellation
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(result)
         finally:
@@ -52,7 +53,7 @@ class SocketThreads:
         return self._threads.submit(_without_locals, work)
 
     def stop(self) -> None:
-        """Stop all. Their `run` raises the error of a lost connection, or returns."""
+        """Stop all threads. Their `run` raises the error of a lost connection, or returns."""
         for sock in self._running.values():
             shut_down(sock)
         wait(self._running)
@@ -63,8 +64,8 @@ class SocketThreads:
 
 
 def one_ahead(beside: Beside, work: Callable[[A], T], items: Sequence[A], drop: Callable[[T], None]) -> Generator[T]:
-    """`work` of each item, in order. While the caller uses a result, the next one is made beside it. Closing the iterator
-    waits for that one, and drops it."""
+    """Results of `work` for each item, in order. While the caller uses a result, the next one is made beside it. Closing the
+    iterator waits for that one, and drops it."""
     ahead: Future[T] | None = None
     try:
         for number, item in enumerate(items, 1):
@@ -91,5 +92,5 @@ def _without_locals(work: Callable[[], T]) -> T:
 
 def shut_down(sock: socket.socket) -> None:
     """End the connection. The descriptor stays: the thread that uses it may be within a call."""
-    with contextlib.suppress(OSError):  # it has ended already
+    with contextlib.suppress(OSError):  # the connection has ended already
         sock.shutdown(socket.SHUT_RDWR)

@@ -37,14 +37,14 @@ from baton.trust.credentials import Credentials
 from baton.trust.dialling import connected
 
 SCHEME: Final = "tcp"
-"""An address is tcp://HOST:PORT."""
+"""Prefix of addresses: tcp://HOST:PORT."""
 PIECES: Final = "pieces"
-"""The capability (protocol/versions.py) of a peer: a piece may have several runs."""
+"""Name of a peer's capability (protocol/versions.py): a piece may have several runs."""
 
 
 class Tcp:
-    """A Transport (transport.py). Without an address it only reads; with one it serves once it gets the socket that listens
-    there."""
+    """A Transport (transport.py) over TCP. Without an address it only reads; with one it serves once it gets the socket that
+    listens there."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Tcp:
         name: str = "",
         digest: TransferDigest = "auto",
     ) -> None:
-        """`name`: of our instance. `digest`: of the blocks that we read."""
+        """`name`: of our instance. `digest`: algorithm for blocks that we read."""
         self._credentials = credentials
         self._name = name
         self._digest = digest
@@ -84,7 +84,7 @@ class Tcp:
             self._server.serve(pool)
 
     def detach(self) -> None:
-        """Detach the pool. Reads under way end, and write nothing more."""
+        """Detach the pool. Reads in progress end, and write nothing more."""
         self._threads.stop()
         if self._bytes is not None:
             self._bytes.close()
@@ -99,7 +99,7 @@ class Tcp:
             self._server.close()
 
     def bytes_of(self, pool: Pool) -> BlockBytes | None:
-        """None: that pool is not attached any more."""
+        """Memory of these blocks. None: that pool is not attached any more."""
         return self._bytes if pool is self._pool else None
 
     async def open(self, address: str, pool: PoolIncarnation, fingerprint: bytes, on_lost: Callable[[], None]) -> PeerPool:
@@ -151,7 +151,7 @@ class RemotePool:
         on_lost: Callable[[], None],
         revoked: Callable[[], str],
     ) -> None:
-        """`revoked`: why the peer must not be read any more, or empty."""
+        """`revoked`: the reason why the peer must not be read any more, or empty."""
         self.blocks = ready.blocks
         self.fingerprint = ready.fingerprint
         self._joins_runs = PIECES in ready.capabilities
@@ -162,7 +162,7 @@ class RemotePool:
         self._revoked = revoked
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Lock()
-        "Reads take turns: they share one connection anyway."
+        "Lock by which reads take turns, since they share one connection."
         self._over = self._closed = False
         self._loop.add_reader(session.sock, self._ended)
 
@@ -206,14 +206,14 @@ class RemotePool:
                 self._loop.add_reader(self._session.sock, self._ended)
 
     def _ended(self) -> None:
-        """The peer sends nothing unasked, so this is the end of the connection, or a protocol error."""
+        """Record the end of the connection, or a protocol error: the peer sends nothing unasked."""
         if not self._over:
             self._over = True
             self._loop.remove_reader(self._session.sock)
             self._on_lost()
 
     def close(self) -> None:
-        """Close. A read under way fails, and closes the socket itself."""
+        """Close. A running read fails, and closes the socket itself."""
         if self._closed:
             return
         self._closed = True

@@ -18,12 +18,12 @@ from baton.kvpool.copies import CopySpan
 from baton.protocol.pool import ReadBlocks
 
 Piece = Sequence[CopySpan]
-"""Blocks with one digest."""
+"""Number of blocks with one digest."""
 
 
 class Reading:
-    """`revoked`: why the peer must not be read any more, or empty; asked before every piece, as `may_go_on` is. `joins_runs`:
-    the peer has the capability `pieces`."""
+    """One read. `revoked`: the reason why the peer must not be read any more, or empty; checked before every piece, as
+    `may_go_on` is. `joins_runs`: the peer has the capability `pieces`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Reading:
         "Number of leading blocks that are complete."
 
     def run(self, beside: Beside) -> bool:
-        """False: it may not go on. Raises PeerUnreadable, ProtocolError or OSError."""
+        """Read all pieces. False: the read may not continue. Raises PeerUnreadable, ProtocolError or OSError."""
         try:
             with self._session.stream.blocking():
                 for request, pieces in _requests(self._pieces, joined=self._joins_runs):

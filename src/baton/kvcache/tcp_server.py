@@ -39,7 +39,7 @@ from baton.trust.credentials import Credentials
 logger = logging.getLogger("baton.cache")
 
 LOG_SECONDS: Final = 10.0
-"""Failures of one kind are logged at most this often: anyone who reaches the port could fill the disk."""
+"""Least seconds between two log lines of one kind of failure: any host that reaches the port could fill the disk."""
 
 
 class _Reader:
@@ -48,12 +48,12 @@ class _Reader:
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.asked_at = now
-        "Time of its last request, or of its connection."
+        "Time of the reader's last request, or of its connection."
         self.sending = False
 
 
 class TcpServer:
-    """Runs on one loop. `listener` listens already. While no pool is served every reader is refused."""
+    """Serves our pool over TCP, on one loop. `listener` listens already. While no pool is served every reader is refused."""
 
     def __init__(
         self, listener: socket.socket, credentials: Credentials, wire: WireConfig | None = None, name: str = ""
@@ -117,7 +117,7 @@ class TcpServer:
         reading.add_done_callback(self._ended)
 
     def _make_room_to_read(self) -> None:
-        """At the limit, close the reader that has been idle longest; unless all are receiving blocks."""
+        """Close the reader that has been idle longest, if the limit is reached; unless all are receiving blocks."""
         there = {task: reader for task, reader in self._readers.items() if not task.cancelling()}
         idle = [task for task, reader in there.items() if not reader.sending]
         if len(there) < self._wire.readers_max or not idle:
@@ -136,7 +136,7 @@ class TcpServer:
         if task.cancelled():
             return False
         error = task.exception()
-        if error is not None and not (isinstance(error, LinkFailed) and error.reason == "closed"):  # the usual end
+        if error is not None and not (isinstance(error, LinkFailed) and error.reason == "closed"):  # the usual end of a reader
             self._note("a reader of the KV pool is closed", error)
         return error is None
 
@@ -168,7 +168,7 @@ class TcpServer:
             ready = PoolReady(asked.fingerprint, asked.pool, pool.blocks, None, CAPABILITIES, self._name, keyed)
             await session.send(ready)
             self.counts["opened"] += 1
-        while not session.stream.key_is_used_up:  # otherwise the reader connects again when it needs to
+        while not session.stream.key_is_used_up:  # otherwise the reader connects again when needed
             reader.sending = False
             async with asyncio.timeout(self._wire.reader_idle_seconds):
                 wanted = await session.receive()
@@ -184,7 +184,7 @@ class TcpServer:
     def _send(
         self, session: TcpSession, wanted: ReadBlocks, content: BlockBytes, names: tuple[str, ...], beside: Beside
     ) -> str:
-        """In a thread: send all pieces, and hash the next one meanwhile. Returns early with the reason if the reader was
+        """Send all pieces in a thread, and hash the next one meanwhile. Returns early with the reason if the reader was
         revoked."""
 
         def load(runs: Runs) -> tuple[list[memoryview], bytes]:

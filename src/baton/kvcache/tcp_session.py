@@ -29,12 +29,12 @@ from baton.trust.stream import SocketStream, open_stream
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 RUNS_MAX: Final = 8192
-"""Runs of one request. As numbers they fit into a message."""
+"""Maximum of runs per request. As numbers they fit into a message."""
 PIECE_BYTES: Final = 1 << 20
-"""Bytes with one digest, or one block if that is more. Small: the first piece is hashed before anything is sent, the last one
-after everything has arrived."""
+"""Number of bytes with one digest, or one block if that is more. Small: the first piece is hashed before anything is sent, the
+last one after everything has arrived."""
 ALIVE_SECONDS: Final = 30
-"""After this long without traffic the kernel probes the other machine, three times."""
+"""Seconds without traffic after which the kernel probes the other machine, three times."""
 
 
 def piece_blocks(block_bytes: int) -> int:
@@ -42,7 +42,7 @@ def piece_blocks(block_bytes: int) -> int:
 
 
 class TcpSession:
-    """One task or thread at a time uses it. Failures raise ProtocolError or OSError."""
+    """A session, used by one task or thread at a time. Failures raise ProtocolError or OSError."""
 
     def __init__(
         self, stream: SocketStream, sealer: Sealer, unsealer: Unsealer, version: int = VERSIONS.newest, bytes_key: bytes = b""
@@ -56,7 +56,7 @@ class TcpSession:
         self._bytes_key = bytes_key
         self._digest: Digest = checksum
         self._spares = [bytearray(), bytearray()]
-        "For all pieces: fresh memory for each would take longer than to fill it."
+        "Memory for all pieces: to allocate it for each would take longer than to fill it."
 
     @classmethod
     async def as_peer(cls, sock: socket.socket, credentials: Credentials) -> TcpSession:
@@ -73,7 +73,7 @@ class TcpSession:
         return cls(stream, Sealer(ours), Unsealer(theirs, FROM_PEER), version, theirs)
 
     def use_keyed_digests(self, algorithm: str) -> None:
-        """Called on both sides before the first bytes. Raises ProtocolError."""
+        """Key the digests. Called on both sides before the first bytes. Raises ProtocolError."""
         self._digest = KeyedDigest(self._bytes_key, algorithm)
 
     async def send(self, message: Message) -> None:
@@ -89,7 +89,7 @@ class TcpSession:
                 return message
 
     def _unsealed(self, frame: bytearray) -> Message | None:
-        """None: the frame holds only kinds that this build does not know."""
+        """The message in a frame. None: the frame holds only kinds that this build does not know."""
         messages = list(self._unsealer.messages(memoryview(frame)))
         if len(messages) > 1:
             raise LinkFailed("malformed", f"{len(messages)} messages came where one was due")
@@ -102,10 +102,10 @@ class TcpSession:
             self._spares[0] = bytearray(nbytes)
         return memoryview(self._spares[0])[:nbytes]
 
-    # In a thread
+    # Called in a thread
 
     def digest(self, content: Sequence[memoryview], first: int) -> bytes:
-        """The digest of the next piece, which begins with this block. Both sides call it in the order of the pieces."""
+        """Digest of the next piece, which begins with this block. Both sides call it in the order of the pieces."""
         running = self._digest(first)
         for view in content:
             running.update(view)
@@ -131,7 +131,7 @@ class TcpSession:
         return follows.digest
 
     def verify(self, content: Sequence[memoryview], first: int, digest: bytes) -> None:
-        """Raises ProtocolError. See `digest`."""
+        """Compare the digest of a received piece (`digest`). Raises ProtocolError."""
         if not hmac.compare_digest(self.digest(content, first), digest):
             raise ProtocolError("blocks were damaged on their way")
 

@@ -27,7 +27,7 @@ logger = logging.getLogger("baton.cache")
 
 STORAGE_THREADS: Final = 4
 Report = Callable[[MoveResult | StorageAnswer], None]
-"""Called on any thread, once per message."""
+"""Callback for results, called on any thread, once per message."""
 
 
 class Transfer:
@@ -37,7 +37,7 @@ class Transfer:
         self._report = report
         self._device: Pool | None = None
         self._copies: TierCopies | None = None
-        "Used only on the memory thread."
+        "Copies blocks; used only on the memory thread."
         self._memory = ThreadPoolExecutor(1, "baton-copy")
         self._slow = ThreadPoolExecutor(STORAGE_THREADS, "baton-storage")
 
@@ -46,7 +46,7 @@ class Transfer:
         self._memory.submit(self._set_device, pool).result()
 
     def detach(self) -> Pool | None:
-        """When this returns nothing is copied from or to the pool any more."""
+        """Detach the pool. When this returns no copy from or to it is in progress."""
         gone: Pool | None = self._memory.submit(self._set_device, None).result()
         return gone
 
@@ -60,7 +60,7 @@ class Transfer:
     def submit(self, message: BlockMove | StorageQuery) -> Future[None]:
         if not isinstance(message, StorageQuery) and message.kind in ("store", "load"):
             return self._memory.submit(self._copy, message)
-        deadline = Deadline.after(message.seconds_max)  # from now on, and not from the moment when a thread is free
+        deadline = Deadline.after(message.seconds_max)  # from now on, not from the moment when a thread is free
         if isinstance(message, StorageQuery):
             return self._slow.submit(self._query, message, deadline)
         return self._slow.submit(self._move, message, deadline)

@@ -56,7 +56,7 @@ class LayoutName:
     "Size of one block's payload."
     rank: int = 0
     block_tokens: int = 16
-    "Only for backends that want token ids."
+    "Tokens per block; only for backends that want token ids."
     identity: bytes = b""
     """Digest of everything that the blocks' content depends on (worker/identity.py). Keys cover it already; in names and
     headers it is a label, by which operators find the blocks of a model. Empty: unknown, and the layout is the label."""
@@ -72,15 +72,16 @@ class LayoutName:
         return (self.identity or self.fingerprint)[:LABEL_BYTES]
 
     def object_name(self, key: bytes) -> str:
-        """Unique among all models, layouts and ranks that share a store. The header holds the whole fingerprint."""
+        """Name of an object, unique among all models, layouts and ranks that share a store. The header holds the whole
+        fingerprint."""
         return f"{key.hex()}-{self.label.hex()}-r{self.rank}"
 
 
 class StorageBackend(Protocol):
     wants_tokens: bool
-    """Calls must carry `tokens`: all ids from the start of the sequence to the end of the last named block, of which the last
-    `len(keys)` blocks are meant. The keys of such a call form one chain. Read once, when the backend is opened. `tokens` is
-    None for other backends. Ids are prompts: they must not appear in logs or errors."""
+    """Whether calls must carry `tokens`: all ids from the start of the sequence to the end of the last named block, of which
+    the last `len(keys)` blocks are meant. The keys of such a call form one chain. Read once, when the backend is opened.
+    `tokens` is None for other backends. Ids are prompts: they must not appear in logs or errors."""
 
     def contains_prefix(self, keys: Sequence[bytes], deadline: Deadline, tokens: Sequence[int] | None = None) -> int: ...
 
@@ -104,9 +105,9 @@ class IdentifiedBackend(StorageBackend, Protocol):
     """A backend that labels its objects."""
 
     def identify(self, identity: bytes) -> None:
-        """From now on blocks are of this identity. Called before the first one, and after the weights have changed."""
+        """Set the identity of the blocks from now on. Called before the first block, and after the weights have changed."""
         ...
 
 
 Opener = Callable[[StorageURL, LayoutName], StorageBackend]
-"""The function that an entry point names, under its scheme."""
+"""Function that an entry point names, under its scheme."""

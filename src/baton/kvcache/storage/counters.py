@@ -6,7 +6,8 @@ import threading
 from typing import Literal
 
 Counter = Literal["hits", "misses", "corrupt", "bytes_read", "stored", "present", "bytes_written", "evicted", "bytes_evicted"]
-"""hits, misses, corrupt: objects requested by `get`. stored: objects written; present: objects that were stored already."""
+"""Names of counters. hits, misses, corrupt: objects requested by `get`. stored: objects written; present: objects that were
+stored already."""
 
 
 class Counters:

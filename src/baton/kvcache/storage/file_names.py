@@ -15,7 +15,7 @@ SUFFIX = ".kv"
 _NAME = re.compile(r"([0-9a-f]{64})-([0-9a-f]{16})-r(\d{1,5})\.kv")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{12}-\d+\.tmp")
 TEMPORARY_SECONDS_MAX = 600.0
-"""An older temporary file has no writer any more: it died."""
+"""Age of a temporary file in seconds above which its writer has died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Entry:
     path: str
     nbytes: int
     used_at: float
-    "Seconds of the wall clock: the modification time, which a read renews."
+    "Time of last use in seconds of the wall clock: the modification time, which a read renews."
 
     @property
     def key(self) -> str:
@@ -31,7 +31,7 @@ class Entry:
 
     @property
     def identity(self) -> str:
-        """Identity and rank, as in the name."""
+        """Identity and rank, as in the object's name."""
         return os.path.basename(self.path)[65:].removesuffix(SUFFIX)
 
 

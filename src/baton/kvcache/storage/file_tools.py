@@ -33,7 +33,7 @@ class FileListing:
         removed = 0
         for number, entry in enumerate(found, 1):
             advance(number, 0)
-            with suppress(FileNotFoundError):  # a server was faster
+            with suppress(FileNotFoundError):  # a server has removed the file first
                 if os.stat(entry.place, follow_symlinks=False).st_mtime == entry.used_at:
                     os.unlink(entry.place)
                     removed += 1

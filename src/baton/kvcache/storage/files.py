@@ -30,12 +30,12 @@ from baton.kvcache.storage.url import StorageURL
 
 QUOTA_GIB = 10.0
 FILES_AHEAD = 16
-"""Files that are open and requested while one is read."""
+"""Number of files that are open and requested while one is read."""
 TOUCH_SECONDS = 60.0
-"""Precision of a file's time of last use; renewing it on every read would write an inode per hit."""
+"""Precision in seconds of a file's time of last use; renewing it on every read would write an inode per hit."""
 TOUCHED_MAX = 65_536
 OBJECTS_FREED = 8
-"""Least number of objects freed when the disk is full."""
+"""Minimum of objects freed when the disk is full."""
 
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a foreign FIFO must not block us
 NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux: only what is in memory; elsewhere nothing counts as cold
@@ -48,7 +48,7 @@ REASONS: dict[int, StorageReason] = {
     **dict.fromkeys((errno.ETIMEDOUT, errno.EAGAIN), "timeout"),
 }
 NO_OBJECT = (errno.ENOENT, errno.EISDIR, errno.ESPIPE, errno.ELOOP, errno.EINVAL, errno.ENXIO)
-"""Errors of open or read if there is no file, or something that is no regular file."""
+"""Error numbers of open or read for a missing file, or for anything but a regular file."""
 
 logger = logging.getLogger("baton.cache")
 
@@ -61,7 +61,7 @@ def open_files(url: StorageURL, layout: LayoutName) -> StorageBackend:
 
 
 def file_settings(url: StorageURL) -> tuple[Path, int]:
-    """The directory and its quota in bytes. Nothing is opened."""
+    """Directory and quota in bytes. Nothing is opened."""
     url.allow("quota_gib")
     return directory_of(url), int(url.number("quota_gib", QUOTA_GIB, 1e-6, 1e9) * 2**30)
 
@@ -94,7 +94,7 @@ class FileBackend:
         self._quota = Quota(self.root, quota_bytes, self.object_bytes, self._count_evicted)
         self._suffix = layout.object_name(b"") + SUFFIX
         self._touched: dict[bytes, float] = {}
-        "When this process last checked an object's time of last use."
+        "Time at which this process last checked an object's time of last use, by object."
         self._writer, self._numbers = os.urandom(6).hex(), count()  # names of temporary files, unique also between machines
 
     def identify(self, identity: bytes) -> None:
@@ -102,7 +102,8 @@ class FileBackend:
         self._suffix = self.layout.object_name(b"") + SUFFIX
 
     def _warn_of_writers(self) -> None:
-        """Anyone who can write there can change answers: a checksum is no signature (docs/security.md)."""
+        """Warn if others may write to the directory: they can change answers, since a checksum is no signature
+        (docs/security.md)."""
         with suppress(OSError):
             found = os.stat(self.root)
             others = "all users" if found.st_mode & 0o002 else "its group" if found.st_mode & 0o020 else ""
@@ -152,7 +153,7 @@ class FileBackend:
         return reading.done
 
     def _read(self, reading: _FileRead, key: bytes, block: memoryview) -> bool:
-        """True: the block is in place, complete and verified. A damaged file is removed."""
+        """Read one object. True: the block is in place, complete and verified. A damaged file is removed."""
         descriptor = reading.next_file()
         if descriptor is None:
             return False
@@ -172,13 +173,13 @@ class FileBackend:
             os.close(descriptor)
 
     def _remove_damaged(self, key: bytes) -> None:
-        """If another engine has just rewritten it, a good file is lost: one more miss."""
+        """Remove a damaged file. If another engine has just rewritten it, a good file is lost: one more miss."""
         self._counters.add("corrupt")
         with suppress(OSError):
             os.unlink(self.path_of(key))
 
     def _touch(self, key: bytes, file: int | str) -> None:
-        """Renew the time of last use."""
+        """Renew the file's time of last use."""
         now = time()
         if now - self._touched.get(key, 0.0) < TOUCH_SECONDS:
             return
@@ -260,7 +261,7 @@ class FileBackend:
         return self._counters.totals()
 
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        """Nothing to close: no file is open between calls."""
 
 
 class _FileRead:
@@ -295,7 +296,7 @@ class _FileRead:
                 if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                     raise
             self._cold = True
-        with suppress(OSError):  # the error is raised at that file's turn: this one is complete
+        with suppress(OSError):  # a later file's error is raised at its turn: the present file is complete
             self._open(FILES_AHEAD)
         return os.preadv(descriptor, parts, 0)
 

@@ -63,4 +63,4 @@ class ForeignBackend:
         try:
             self._backend.close()
         except Exception:
-            return  # it is gone either way
+            return  # the object is closed either way

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Advance = Callable[[int, int], None]
-"""Called with progress: steps done, and their number or 0."""
+"""Progress callback: steps done, and their number or 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class StoredObject:
     "Label and rank: blocks of one model, as one kernel variant computes them (backend.py: LayoutName.identity)."
     nbytes: int
     used_at: float | None
-    "Seconds of the wall clock. None: the store does not know."
+    "Time of last use in seconds of the wall clock. None: the store does not know."
 
 
 @dataclass(slots=True)
 class IdentityTotals:
-    """All objects of one identity and rank."""
+    """Totals over all objects of one identity and rank."""
 
     identity: str
     objects: int = 0
@@ -49,7 +49,7 @@ class IdentityTotals:
 
 class Listing(Protocol):
     place: str
-    "The store, without a password."
+    "Name of the store, without a password."
 
     def objects(self, advance: Advance) -> Iterator[StoredObject]: ...
 

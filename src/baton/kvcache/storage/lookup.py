@@ -15,16 +15,16 @@ Found = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
 """Results of `getaddrinfo`."""
 
 _running: dict[tuple[str, int], Future[Found]] = {}
-"""Lookups that have not ended. Later calls wait for them: a silent name server holds one thread per name."""
+"""Lookups in progress. Later calls wait for them: a silent name server holds one thread per name."""
 
 
 def resolve(host: str, port: int, deadline: Deadline) -> Found:
-    """Raises OSError; TimeoutError after the deadline, and the lookup continues in its thread."""
+    """Addresses of a host. Raises OSError; TimeoutError after the deadline, and the lookup continues in its thread."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
-        pass  # it is a name
-    except UnicodeError as error:  # in the name: too long, say
+        pass  # the host is a name
+    except UnicodeError as error:  # the name is invalid: too long, say
         raise OSError(str(error)) from None
     fresh: Future[Found] = Future()
     future = _running.setdefault((host, port), fresh)

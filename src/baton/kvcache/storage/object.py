@@ -25,18 +25,18 @@ _FIELDS = Struct("<8sHHI32s32sQ16s8s")
 HEADER_BYTES = _FIELDS.size + 16
 
 Fault = Literal["magic", "version", "header", "key", "layout", "length", "payload"]
-"""The fault of an object, in the order of the checks."""
+"""Faults of an object, in the order of the checks."""
 
 
 def seal(key: bytes, layout: LayoutName, payload: memoryview) -> bytes:
-    """The header for this payload."""
+    """Header for this payload."""
     digest, rank, identity = xxh3_128_digest(payload), layout.rank, layout.identity[:LABEL_BYTES]
     fields = _FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, rank, key, layout.fingerprint, payload.nbytes, digest, identity)
     return fields + xxh3_128_digest(fields)
 
 
 def fault_of(header: bytes | bytearray | memoryview, key: bytes, layout: LayoutName, payload: memoryview) -> Fault | None:
-    """None if these bytes are the complete object of that key and layout: exactly what `seal` would write."""
+    """The fault of these bytes as the object of that key and layout. None: they are exactly what `seal` would write."""
     sealed = seal(key, layout, payload)
     return None if header == sealed else _difference(header, sealed)
 

@@ -14,17 +14,19 @@ from baton.kvcache.storage.url import EXAMPLES, StorageURL, parse_url
 
 GROUP = "baton.kv_storage"
 REMEDIES: Final = {"mooncake": "its master evicts what is not used, and has metrics"}
-"""By scheme, where blocks cannot be listed."""
+"""Advice by scheme, for stores whose blocks cannot be listed."""
 
 
 def open_backend(url: str, layout: LayoutName) -> StorageBackend:
-    """Raises InvalidConfig for an address that can never work. A store that is only unreachable now is no error here."""
+    """Open the store at the address. Raises InvalidConfig for an address that can never work. A store that is only unreachable
+    now is no error here."""
     parsed = parse_url(url)
     return opener(parsed)(parsed, layout)
 
 
 def check_address(url: str) -> None:
-    """Raises InvalidConfig for an address that can never work. Nothing is opened; called before anything is loaded."""
+    """Check the address before anything is loaded, and open nothing. Raises InvalidConfig for an address that can never
+    work."""
     parsed = parse_url(url)
     opener(parsed)
     if parsed.scheme == "file":
@@ -42,7 +44,7 @@ def check_address(url: str) -> None:
 
 
 def opener(url: StorageURL) -> Opener:
-    """Imports only the module of the scheme."""
+    """The function that opens a store. Imports only the module of the scheme."""
     if url.scheme == "file":
         from baton.kvcache.storage.files import open_files
 
@@ -66,7 +68,8 @@ def opener(url: StorageURL) -> Opener:
 
 
 def open_listing(url: str) -> Listing:
-    """`url`: as for --kv-storage, or a directory. Raises InvalidConfig if the store cannot be listed."""
+    """List the store's objects. `url`: as for --kv-storage, or a directory. Raises InvalidConfig if the store cannot be
+    listed."""
     from baton.kvcache.storage.file_tools import FileListing
     from baton.kvcache.storage.files import file_settings
 

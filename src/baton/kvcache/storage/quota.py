@@ -38,7 +38,7 @@ class Quota:
         self._evicted = evicted
 
     def make_room(self, folder: int, nbytes: int) -> None:
-        """Call before an object is written. Raises OSError if the directory cannot be read."""
+        """Remove old objects before one is written, if the directory is full. Raises OSError if it cannot be read."""
         group, size = folder // self._folders_per_group, on_disk(nbytes)
         used = self._used[group]
         if used is None or used + size > self.share or self._written[group] > self.share // 8:
@@ -84,9 +84,9 @@ class Quota:
             try:
                 os.unlink(entry.path)
                 count, nbytes = count + 1, nbytes + entry.nbytes
-            except FileNotFoundError:  # another engine was faster
+            except FileNotFoundError:  # another engine has removed the file first
                 pass
-            except OSError:  # not removable by us: the next one is removed instead
+            except OSError:  # we may not remove it: the next one is removed instead
                 continue
             used -= on_disk(entry.nbytes)
         self._evicted(count, nbytes)

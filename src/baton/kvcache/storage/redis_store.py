@@ -22,9 +22,9 @@ from baton.kvcache.storage.url import StorageURL
 
 PORT = 6379
 NAMES = b"baton:kv:"
-"""Names of objects begin with this."""
+"""Prefix of the names of objects."""
 BYTES_IN_FLIGHT = 8 * 2**20
-"""Bytes requested, or sent, and not yet answered."""
+"""Maximum of bytes requested, or sent, and not yet answered."""
 KEYS_PER_QUESTION = 512
 IDLE_CONNECTIONS_MAX = 16
 
@@ -37,7 +37,7 @@ def open_redis(url: StorageURL, layout: LayoutName) -> StorageBackend:
 
 
 def redis_settings(url: StorageURL) -> tuple[RedisAddress, int]:
-    """The address, and the seconds after which objects expire. Nothing is opened except the file with the password."""
+    """Address, and seconds after which objects expire. Nothing is opened except the file with the password."""
     url.allow("ttl_hours", "password_file", *(["ca_file"] if url.scheme == "rediss" else []))
     ttl_seconds = int(url.number("ttl_hours", 0, 0, 10**6) * 3600)
     return address_of(url), ttl_seconds
@@ -98,7 +98,7 @@ class RedisBackend:
         return done
 
     def _present(self, keys: Sequence[bytes], deadline: Deadline, done: int) -> list[bool]:
-        """For each key: does the server have an object of the full length?"""
+        """Whether the server has an object of the full length, for each key."""
 
         def ask(connection: Connection) -> list[bool]:
             connection.send([b"".join(command(b"STRLEN", self._name(key)) for key in keys)])
@@ -129,7 +129,7 @@ class RedisBackend:
         try:
             self._on_a_connection(remove, deadline, lambda: 0)
         except StorageFailed:
-            return  # it stays, and is found damaged again
+            return  # the object stays, and is found damaged again
 
     def put(
         self, keys: Sequence[bytes], blocks: Sequence[memoryview], deadline: Deadline, tokens: Sequence[int] | None = None
@@ -167,7 +167,7 @@ class RedisBackend:
         return NAMES + self.layout.object_name(key).encode()
 
     def _on_a_connection(self, work: Callable[[Connection], Answer], deadline: Deadline, done: Callable[[], int]) -> Answer:
-        """Run `work` on a connection. A server may drop idle connections: then once more, on the next one."""
+        """Run `work` on a connection, and once more on another if that one was dropped: a server may drop idle connections."""
         while True:
             connection, was_idle = None, False
             try:
@@ -196,7 +196,7 @@ class RedisBackend:
             return answer
 
     def _idle_or_new(self, deadline: Deadline) -> tuple[Connection, bool]:
-        """A connection, and whether it was idle (then the server may have closed it)."""
+        """A connection, and whether it was idle, so that the server may have closed it."""
         try:
             return self._idle.pop(), True
         except IndexError:
@@ -217,7 +217,7 @@ class RedisBackend:
 
 
 class _RedisRead:
-    """The state of one `get`. `run` continues on a second connection if the first one is dead."""
+    """The state of one `get`, which continues on a second connection if the first one is dead."""
 
     def __init__(self, backend: RedisBackend, keys: Sequence[bytes], into: Sequence[memoryview], deadline: Deadline) -> None:
         self._backend, self._keys, self._into, self._deadline = backend, keys, into, deadline
@@ -240,14 +240,14 @@ class _RedisRead:
                 asked = upto
             connection.arm(self._deadline)
             if not self._one(connection):
-                # Remaining replies would be read for nothing: the connection is closed instead.
+                # Remaining replies are not needed: the connection is closed instead.
                 connection.in_step = connection.in_step and asked == self.done + 1
                 break
             self.done += 1
         return self.done
 
     def _one(self, connection: Connection) -> bool:
-        """True: the next reply was the object, complete and verified."""
+        """Read the next reply. True: it was the object, complete and verified."""
         key, block = self._keys[self.done], self._into[self.done]
         connection.receive([self._begin])
         if self._begin != self._usual[:5]:
@@ -270,7 +270,7 @@ class _RedisRead:
         line = connection.read_rest_of_line(bytes(self._begin))
         if line.startswith(WRONG_TYPE):
             self.damaged = key
-        elif re.match(rb"\$[0-9]+(\r|$)", line):  # another length; a short object may be in what was read
+        elif re.match(rb"\$[0-9]+(\r|$)", line):  # another length; a short object may be in the bytes read
             self.damaged, connection.in_step = key, False
         else:
             raise connection.error(line) if line.startswith(b"-") else connection.unexpected(line)
