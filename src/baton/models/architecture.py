@@ -22,28 +22,29 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 
 
 class Architecture(ABC):
-    """One subclass per family; never instantiated."""
+    """A family of models: one subclass each, never instantiated."""
 
     name: ClassVar[str]
-    "ModelConfig.architecture."
+    "Our name of the architecture (ModelConfig.architecture)."
     hf_names: ClassVar[tuple[str, ...]]
-    "`architectures` in a Hugging Face config.json."
+    "Class names in `architectures` of a Hugging Face config.json."
     gguf_names: ClassVar[tuple[str, ...]]
-    "`general.architecture` in a GGUF file."
+    "Names in `general.architecture` of a GGUF file."
     hf_pairs: ClassVar[RotaryPairs] = "halves"
     gguf_pairs: ClassVar[RotaryPairs] = "halves"
     activation: ClassVar[Activation] = "silu"
     "The family's only activation."
     norm_plus_one: ClassVar[bool] = False
-    "Norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
+    "Whether norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
     hf_stacked_experts: ClassVar[bool] = False
-    "A Hugging Face folder stores all experts of a layer in one tensor, in floats or MXFP4 (loaders/stacked_experts.py)."
+    """Whether a Hugging Face folder stores all experts of a layer in one tensor, in floats or MXFP4
+    (loaders/stacked_experts.py)."""
     gguf_yarn_truncates: ClassVar[bool] = True
-    "YarnScaling.truncate, which GGUF files lack."
+    "Value of YarnScaling.truncate, which GGUF files lack."
     hf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     "Our names of layer parameters whose names differ from those in loaders/safetensors.py."
     gguf_layer_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    "The same for loaders/gguf.py."
+    "Our names of layer parameters whose names differ from those in loaders/gguf.py."
     hf_extra_heads: ClassVar[tuple[str, ...]] = ()
     "Prefixes of tensors of heads that predict further tokens: not run. (Others store such heads as layers behind the last.)"
     hf_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -74,7 +75,7 @@ class Architecture(ABC):
 
     @classmethod
     def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
-        """Traits.layer_ropes. `rope`: the file's own rotary settings, with their scaling."""
+        """Rotary settings by layer, for Traits.layer_ropes. `rope`: the file's own settings, with their scaling."""
         return ()
 
     @classmethod
@@ -97,7 +98,7 @@ def windows_by_kind(fields: ConfigFields, window: int | None) -> tuple[int | Non
 
 
 def layer_kinds(fields: ConfigFields) -> list[str]:
-    """`layer_types`: sliding or full attention, by layer."""
+    """Kind of attention by layer, sliding or full, from `layer_types`."""
     return fields.texts("layer_types", ("sliding_attention", "full_attention"), fields.layer_count("num_hidden_layers"))
 
 

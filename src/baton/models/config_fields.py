@@ -9,7 +9,7 @@ from baton.errors import ModelFileBroken, ModelUnsupported
 
 LAYERS_MAX = 10_000
 INTEGER_MAX = 2**63
-"""Larger ones are no size of a model, and no float."""
+"""Bound of numbers: larger ones are no size of a model, and no float."""
 POSITIVE_MIN, POSITIVE_MAX = 1e-30, 1e30
 """Bounds of factors, so that their squares and quotients are numbers."""
 
@@ -29,14 +29,15 @@ class ConfigFields:
         return self._typed(key, default, int, "a whole number")  # type: ignore[no-any-return]
 
     def layer_count(self, key: str) -> int:
-        """Limited, because objects are built for every layer before any tensor could contradict the number."""
+        """The number of layers. It is bounded, because objects are built for every layer before any tensor could contradict
+        it."""
         count = self.integer(key)
         if count > LAYERS_MAX:
             raise ModelFileBroken(f"{self.origin}: {self.prefix + key} is {count}; more than {LAYERS_MAX} is no model")
         return count
 
     def integer_or_none(self, key: str, default: int | None) -> int | None:
-        """A null key means None; an absent key means `default`."""
+        """An integer. A null key means None; an absent key means `default`."""
         return None if self.get(key, default) is None else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -74,7 +75,7 @@ class ConfigFields:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Ids from one id, a list of ids, or null."""
+        """Token ids from one id, a list of ids, or null."""
         value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):

@@ -18,7 +18,8 @@ from baton.models.text_part import text_config
 def config_from_hf(
     raw: Mapping[str, Any], origin: str = "config.json", generation: Mapping[str, Any] | None = None
 ) -> ModelConfig:
-    """`raw`: config.json. `generation`: generation_config.json if there is one. `origin`: the name in errors."""
+    """The config of a model's folder. `raw`: config.json. `generation`: generation_config.json if there is one. `origin`: the
+    name in errors."""
     raw = text_config(raw, origin)
     model = supported_architecture(raw, origin)
     fields = ConfigFields({**model.hf_defaults, **raw}, origin)

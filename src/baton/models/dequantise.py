@@ -30,18 +30,18 @@ from baton.models.raw_tensor import Bytes, Floats, RawTensor
 from baton.models.tensor_types import SCALE_BLOCK
 
 CHUNK_ELEMENTS = 1 << 16
-"""Values per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
+"""Number of values per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
 
 
 def dequantise(raw: RawTensor) -> Floats:
-    """The values in a new array."""
+    """The tensor's values in a new array."""
     values = np.empty(raw.shape, np.float32)
     dequantise_into(raw, values)
     return values
 
 
 def dequantise_into(raw: RawTensor, out: Floats) -> None:
-    """`out`: dense, in the tensor's shape."""
+    """Writes the tensor's values to `out`, which is dense and in the tensor's shape."""
     if out.shape != raw.shape or not out.flags.c_contiguous:
         raise ValueError(f"a dense array of shape {raw.shape} is needed, not one of shape {out.shape}")
     kind, fill = raw.type, _FILL[raw.type.name]
@@ -61,14 +61,14 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _nibbles(packed: Bytes, out: Floats) -> None:
-    """packed [..., bytes] -> out [..., 2 * bytes]: all low nibbles, then all high ones."""
+    """Unpacks 4-bit numbers: packed [..., bytes] -> out [..., 2 * bytes], all low nibbles, then all high ones."""
     count = packed.shape[-1]
     out[..., :count] = packed & 0x0F
     out[..., count:] = packed >> 4
 
 
 def _fifth_bits(blocks: Bytes, at: int) -> Bytes:
-    """16 for every value whose bit in the four bytes from `at` on is set, else 0: [n, 32]."""
+    """Fifth bits as 16 or 0: 16 for every value whose bit in the four bytes from `at` on is set; [n, 32]."""
     bits = (blocks[:, at : at + 4, None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)
     return (bits << np.uint8(4)).reshape(-1, 32)
 
@@ -86,12 +86,12 @@ def _f16(blocks: Bytes, out: Floats) -> None:
 
 
 def _bf16(blocks: Bytes, out: Floats) -> None:
-    """A bfloat16 is the upper half of a float32."""
+    """Values of bfloat16 numbers, which are the upper halves of float32 numbers."""
     np.left_shift(blocks.view(np.uint16), 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
 def _e4m3_values() -> Floats:
-    """Values of all 256 bytes. Exponent 0 marks subnormals; the largest encoding would be 480, and is NaN."""
+    """Values of e4m3 by byte. Exponent 0 marks subnormals; the largest encoding would be 480, and is NaN."""
     byte = np.arange(256)
     exponent, fraction = byte >> 3 & 15, byte & 7
     size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
@@ -180,7 +180,7 @@ def _q5_k(blocks: Bytes, out: Floats) -> None:
 
 
 def _q6_k(blocks: Bytes, out: Floats) -> None:
-    # Both halves of a block are alike: 64 bytes of ql and 32 of qh hold 128 values, in four runs of 32.
+    # The halves of a block are alike: 64 bytes of ql and 32 of qh hold 128 values, in four runs of 32.
     # run      0              1               2              3
     # ql       low of 0..31   low of 32..63   high of 0..31  high of 32..63
     # qh bits  0-1            2-3             4-5            6-7

@@ -58,7 +58,7 @@ def folder_bytes(folder: Path) -> int:
 def _file_bytes(path: Path) -> int:
     try:
         stat = path.lstat()
-    except OSError:  # renamed or removed in the meantime
+    except OSError:  # the file was renamed or removed in the meantime
         return 0
     return stat.st_size if path.is_file() and not path.is_symlink() else 0
 

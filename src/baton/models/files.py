@@ -27,7 +27,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def refuse_git_lfs_pointer(path: Path) -> None:
-    """Raises for the text file that a clone without LFS leaves in place of a large file."""
+    """Refuses the text file that a clone without LFS leaves in place of a large file."""
     with path.open("rb") as file:
         if file.read(len(GIT_LFS_MAGIC)) == GIT_LFS_MAGIC:
             raise ModelFileBroken(f"{path}: only a Git LFS pointer, not the file itself; run `git lfs pull`")

@@ -22,7 +22,8 @@ from baton.errors import ModelFileBroken
 from baton.protocol.request import OPENAI_SAMPLING, SamplingParams
 
 HF_NAMES = {**{name: name for name in OPENAI_SAMPLING}, "max_new_tokens": "max_tokens"}
-"""max_new_tokens is the default length of an answer, as in vLLM; a request may ask for more."""
+"""Our names of settings by their name in the file. max_new_tokens is the default length of an answer, as in vLLM; a request may
+set more."""
 
 UNADVISED_SAMPLING: Mapping[str, int | float] = MappingProxyType(
     {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.0}

@@ -32,7 +32,7 @@ HUB_NAME = re.compile(
 WEIGHTS = "*.safetensors"
 TEXT_FILES = ["*.json", "*.jinja"]
 NOT_NEEDED = ["consolidated*", "original/*"]
-"""Copies of the same weights in their authors' own format."""
+"""Patterns of files that repeat the same weights in their authors' own format."""
 HEAD_SECONDS_MAX = 20.0
 QUANT_DEFAULT = "Q4_K_M"
 QUANT = re.compile(r"(?:^|[-._])((?:I?Q\d\w*)|BF16|F16|F32)$", re.IGNORECASE)
@@ -46,14 +46,14 @@ class HubName:
     repo: str
     quant: str | None = None
     revision: str | None = None
-    "None: the main branch."
+    "Branch, tag or commit. None: the main branch."
 
     def __str__(self) -> str:
         return self.repo + (f":{self.quant}" if self.quant else "") + (f"@{self.revision}" if self.revision else "")
 
 
 def hub_name(text: str) -> HubName | None:
-    """None: not a hub name. A path that ends in .gguf is a missing file."""
+    """The name's parts. None: not a hub name. A path that ends in .gguf is a missing file."""
     found = HUB_NAME.fullmatch(text)
     if found is None or found["repo"].endswith(".gguf") or ".." in (found["revision"] or ""):
         return None
@@ -76,7 +76,7 @@ def fetch_from_hub(name: HubName, listener: Listener = SILENT, *, weights: bool 
         return _downloaded(name, listener, [*TEXT_FILES, WEIGHTS] if weights else TEXT_FILES)
     except (ModelFileBroken, ModelNotFound, ModelUnsupported):
         raise
-    except Exception as error:  # the hub's client passes on the errors of several HTTP libraries
+    except Exception as error:  # the hub's client raises errors of several HTTP libraries
         if (cached := find_cached(name, weights=weights)) is not None:
             return cached
         raise ModelNotFound(
@@ -134,7 +134,7 @@ def _first_bytes(name: HubName, file: str, count: int) -> bytes:
     session = library.get_session()
     head = b""
     try:
-        if hasattr(session, "stream"):  # httpx, since version 1 of the hub's library; before it was requests
+        if hasattr(session, "stream"):  # httpx, since version 1 of the hub's library; requests before
             opened = session.stream("GET", url, headers=headers, timeout=HEAD_SECONDS_MAX, follow_redirects=True)
         else:
             opened = session.get(url, headers=headers, timeout=HEAD_SECONDS_MAX, stream=True)
@@ -144,7 +144,7 @@ def _first_bytes(name: HubName, file: str, count: int) -> bytes:
                 head += piece
                 if len(head) >= count:
                     break
-    except Exception:  # as above: errors of several HTTP libraries
+    except Exception:  # errors of several HTTP libraries, as in fetch_from_hub
         return b""
     return head[:count]
 
@@ -167,7 +167,7 @@ def find_cached(name: HubName, *, weights: bool = True) -> Path | None:
 
 
 def matches_name(name: HubName, model: CachedModel) -> bool:
-    """Does the name refer to this cached model?"""
+    """Whether the name refers to this cached model."""
     if name.repo != model.repo:
         return False
     if name.revision is not None and name.revision not in model.revisions and not model.commit.startswith(name.revision):

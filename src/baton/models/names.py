@@ -30,9 +30,9 @@ def resolve(
     listener: Listener = SILENT,
     weights: bool = True,
 ) -> Path:
-    """A folder with a config.json, or a .gguf file. `revision`: for a hub name without one. `listener`: called during a
-    download. Without `weights` those of a folder are not downloaded. Raises ModelNotFound."""
-    if not str(name).strip():  # e.g. from an unset variable: not the current folder
+    """Path of the named model: a folder with a config.json, or a .gguf file. `revision`: for a hub name without one.
+    `listener`: called during a download. Without `weights` those of a folder are not downloaded. Raises ModelNotFound."""
+    if not str(name).strip():  # an empty name, e.g. from an unset variable, is not the current folder
         raise ModelNotFound("the name of the model is empty")
     path = Path(name).expanduser()
     if revision:

@@ -36,7 +36,7 @@ from baton.models.tensor_types import F8_E4M3
 from baton.models.text_part import is_wrapper, text_config, text_name
 
 EXTRA_LAYERS_MAX = 16
-"""Layers behind the last that predict further tokens; models have one."""
+"""Maximum of layers behind the last that predict further tokens; models have one."""
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +53,12 @@ class OpenedModel:
     pooling: str = ""
     "The authors' pooling of embeddings (models/pooling.py). Empty: not stated."
     scoring: str = ""
-    "How the model scores a pair of texts (models/scoring.py). Empty: it was not trained for that."
+    "How the model scores a pair of texts (models/scoring.py). Empty: the model was not trained for that."
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEncoder:
-    """The same of an encoder (models/encoders/)."""
+    """An opened encoder (models/encoders/)."""
 
     path: Path
     config: EncoderConfig
@@ -67,14 +67,14 @@ class OpenedEncoder:
     pooling: str = ""
     scoring: str = ""
     recommended: Mapping[str, Any] = field(default_factory=dict)
-    "Nothing is sampled."
+    "Recommended sampling: none, because an encoder samples nothing."
 
 
 Opened = OpenedModel | OpenedEncoder
 
 
 def open_any(path: Path) -> Opened:
-    """A decoder or an encoder."""
+    """Opens the model at this path, a decoder or an encoder."""
     if path.is_dir() and encoder_family(read_json(path / "config.json")) is not None:
         return open_encoder(path)
     return open_model(path)
@@ -130,7 +130,8 @@ def _require_little_endian() -> None:
 
 
 def _rename(model: type[Architecture], raw: Mapping[str, Any], layers: int) -> Callable[[str], str]:
-    """`raw`: config.json; the files may also hold tensors for images, and heads that predict further tokens."""
+    """Our name of a tensor, as a function. `raw`: config.json; the files may also hold tensors for images, and heads that
+    predict further tokens."""
     rename = partial(our_name, layer_names={**OUR_LAYER_NAMES, **model.hf_layer_names})
     if is_wrapper(raw):
         return lambda name: rename(text_name(name))

@@ -12,20 +12,20 @@ from baton.errors import ModelUnsupported
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """quantization_config of config.json."""
+    """Settings of packed matrices: quantization_config of config.json."""
 
     method: str
     group: int
     "Inputs that share a scale. -1: all."
     less_one: bool = False
-    "Stored zeros are 1 less than the real ones."
+    "Whether stored zeros are 1 less than the real ones."
     symmetric: bool = True
-    "With compressed-tensors: there need be no zeros."
+    "Whether the numbers are symmetric, so that there need be no zeros (compressed-tensors)."
 
 
 def packing_of(settings: Any, origin: str) -> Packing | None:
-    """`settings`: quantization_config of config.json. None: another method, or none. Raises ModelUnsupported for settings of
-    these methods that are not supported."""
+    """Settings of packed matrices. `settings`: quantization_config of config.json. None: another method, or none. Raises
+    ModelUnsupported for settings of these methods that are not supported."""
     if not isinstance(settings, Mapping):
         return None
     method = settings.get("quant_method")

@@ -18,7 +18,7 @@ from baton.errors import ModelFileBroken
 from baton.models.files import read_json, read_json_list
 
 UNSTATED: Final = "mean"
-"""Default for models without a statement."""
+"""Pooling of models without a statement."""
 
 OUR_NAMES: Final[Mapping[str, str]] = {
     "cls": "cls",
@@ -27,18 +27,18 @@ OUR_NAMES: Final[Mapping[str, str]] = {
     "last": "last",
     "mean": "mean",
     "mean_tokens": "mean",
-    "mean_sqrt_len_tokens": "mean",  # of another length, and every vector is scaled to length 1
+    "mean_sqrt_len_tokens": "mean",  # differs in length only, and every vector is scaled to length 1
     "mean_sqrt_len": "mean",
 }
 GGUF_NAMES: Final[Mapping[int, str]] = {0: "", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
-"""llama.cpp's enum; 0 means no pooling."""
+"""Values of llama.cpp's enum; 0 means no pooling."""
 MODE: Final = "pooling_mode"
 HARMLESS_MODULES: Final = ("Transformer", "Pooling", "Normalize")
 """Modules of sentence-transformers that do not change a vector's direction; all vectors are scaled to length 1."""
 
 
 def pooling_by_hf(folder: Path) -> str:
-    """Empty: the folder has no statement."""
+    """Pooling of a Hugging Face folder. Empty: the folder has no statement."""
     path = folder / "1_Pooling"
     if (folder / "modules.json").is_file():
         modules = [module for module in read_json_list(folder / "modules.json") if isinstance(module, dict)]
@@ -52,7 +52,8 @@ def pooling_by_hf(folder: Path) -> str:
 
 
 def _of_config(path: Path) -> str:
-    """A name under `pooling_mode`, or a flag per mode. Several modes mean concatenated vectors. Raises ModelFileBroken."""
+    """Pooling of a module's config: a name under `pooling_mode`, or a flag per mode. Several modes mean concatenated vectors.
+    Raises ModelFileBroken."""
     config = read_json(path)
     if isinstance(named := config.get(MODE), str):
         return OUR_NAMES.get(named, named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Context, Decimal
 
 DIGITS = Context(prec=40)
-"""More than twice the digits of a float64, so that the second rounding changes nothing."""
+"""Number of digits: more than twice those of a float64, so that the second rounding changes nothing."""
 
 
 def power(base: float, exponent: float) -> float:

@@ -17,7 +17,7 @@ from baton.models.raw_tensor import Floats
 Doubles = NDArray[np.float64]
 
 ANGLE_MAX = 1.6e6
-"""Radians: 2^20 quarter turns. Beyond, products with the parts of a quarter turn are no longer exact."""
+"""Largest angle in radians: 2^20 quarter turns. Beyond, products with the parts of a quarter turn are no longer exact."""
 
 QUARTERS_PER_RADIAN = float.fromhex("0x1.45f306dc9c883p-1")
 QUARTER = (
@@ -25,7 +25,7 @@ QUARTER = (
     float.fromhex("0x1.0b4611a6p-34"),
     float.fromhex("0x1.3198a2e037073p-69"),
 )
-"""pi / 2 in parts of 33, 33 and 53 bits."""
+"""Parts of pi / 2, with 33, 33 and 53 bits."""
 SINE = tuple(
     float.fromhex(text)
     for text in (

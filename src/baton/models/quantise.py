@@ -22,7 +22,7 @@ from baton.models.tensor_types import F32, MXFP4, Q4_0, Q4_1, Q4_K, Q8_0, Tensor
 
 BLOCK = 32
 CHUNK_BLOCKS = 2048
-"""Blocks per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
+"""Number of blocks per pass: 256 KiB of float32, so that the passes over a chunk hit the cache."""
 SHRINKS = (0.0, 0.01, 0.02, 0.03)
 """Shares of the range that are clipped at both ends. The first wins a tie, so numbers on a grid of 16 are unchanged."""
 
@@ -47,7 +47,7 @@ def type_for(raw: TensorFacts, name: str, quantization: Quantization) -> TensorT
     Vectors, matrices whose rows are not whole blocks, and matrices with rows so long that integer sums would overflow 32 bits,
     are always float32.
     """
-    if name.endswith((".mlp.router.weight", ".mlp.shared_gate.weight")):  # small, and errors in routing are costly
+    if name.endswith((".mlp.router.weight", ".mlp.shared_gate.weight")):  # routers are small, and errors in routing are costly
         return F32
     if quantization in ("none", "fp8") or len(raw.shape) < 2 or raw.row_elements % BLOCK or raw.row_elements > ROW_MOST:
         return F32
@@ -68,7 +68,7 @@ def weights_as(raw: RawTensor, name: str, quantization: Quantization) -> RawTens
 
 
 def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
-    """`kind`: F32, Q8_0 or Q4_1, or the tensor's own type."""
+    """The tensor in type `kind`: F32, Q8_0 or Q4_1, or the tensor's own type."""
     if kind == F32:
         return _as_float32(raw)
     if kind == raw.type:
@@ -79,19 +79,19 @@ def converted(raw: RawTensor, kind: TensorType) -> RawTensor:
 
 
 def _as_float32(raw: RawTensor) -> RawTensor:
-    """Float32 tensors are not copied, unless they are unaligned."""
+    """The tensor as float32. A float32 tensor is not copied, unless it is unaligned."""
     if raw.type != F32:
         return RawTensor.of_floats(dequantise(raw))
     return RawTensor(F32, raw.shape, np.require(raw.data.view(np.float32), requirements="A").view(np.uint8))
 
 
 def to_q8_0(values: Floats) -> RawTensor:
-    """values: [rows, a multiple of 32]."""
+    """The values as Q8_0. values: [rows, a multiple of 32]."""
     return _in_chunks(values, Q8_0, _q8_0)
 
 
 def to_q4_1(values: Floats) -> RawTensor:
-    """values: [rows, a multiple of 32]."""
+    """The values as Q4_1. values: [rows, a multiple of 32]."""
     return _in_chunks(values, Q4_1, _q4_1)
 
 
@@ -119,7 +119,7 @@ def _in_chunks(values: Floats, kind: TensorType, fill: Callable[[Floats, Bytes],
 
 
 def _q8_0(x: Floats, out: Bytes) -> None:
-    """x: [32, blocks]; out: [blocks, bytes of one]."""
+    """Writes blocks of Q8_0. x: [32, blocks]; out: [blocks, bytes of one]."""
     d = _rounded_to_half(np.abs(x).max(0) / np.float32(127))
     q = np.rint(x / _divisor(d)).clip(-127, 127)
     _put_half(out, 0, d)
@@ -160,7 +160,7 @@ def _rounded_to_half(x: Floats) -> Floats:
 
 
 def _divisor(d: Floats) -> Floats:
-    """A block with scale 0 has only zeros, whatever the divisor."""
+    """Divisor of a block. With scale 0 it has only zeros, whatever the divisor."""
     return np.where(d == 0, np.float32(np.inf), d)
 
 

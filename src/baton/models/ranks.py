@@ -13,16 +13,17 @@ from baton.models.config import ModelConfig
 @runtime_checkable
 class TensorCollective(Protocol):
     def sum(self, rows: Tensor) -> None:
-        """Replaces dense rows by their sums over ranks: the same bits on every rank."""
+        """Replaces dense rows by their sums over ranks, which have the same bits on every rank."""
         ...
 
     def gather(self, part: Tensor) -> Tensor:
-        """[ranks, *shape of the part]: the parts of all ranks, which have one shape."""
+        """Gathers the parts of all ranks, which have one shape: [ranks, *shape of the part]."""
         ...
 
 
 def gather_logits(config: ModelConfig, collective: TensorCollective, part: Tensor) -> Tensor:
-    """[rows, vocabulary] from the ranks' parts, [rows, tokens of the rank]. The parts differ in width by one unit at most."""
+    """Gathers logits: [rows, vocabulary] from the ranks' parts, [rows, tokens of the rank]. The parts differ in width by one
+    unit at most."""
     shares = config.all_head_rows
     widest = max(len(share) for share in shares)
     padded = torch.nn.functional.pad(part, (0, widest - part.shape[1]))

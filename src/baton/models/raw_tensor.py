@@ -39,9 +39,9 @@ class RawTensor:
     shape: tuple[int, ...]
     "Shape of the values. The last dimension is a row: a vector is one row."
     data: Bytes
-    "[rows, bytes of a row]. Often a view of the mapped file: must not be written to, and may be unaligned."
+    "Bytes, [rows, bytes of a row]. Often a view of the mapped file: must not be written to, and may be unaligned."
     scales: Floats | None = None
-    "For an fp8 matrix: the factor of each SCALE_BLOCK x SCALE_BLOCK block; the last ones may be smaller."
+    "Scales of an fp8 matrix: the factor of each SCALE_BLOCK x SCALE_BLOCK block; the last ones may be smaller."
 
     def __post_init__(self) -> None:
         if self.data.shape != (self.rows, self.type.row_bytes(self.row_elements)):
@@ -51,7 +51,7 @@ class RawTensor:
 
     @classmethod
     def of_floats(cls, values: Floats) -> RawTensor:
-        """Copies only if the array is not dense."""
+        """A tensor of these floats. The array is copied only if it is not dense."""
         rows, width = prod(values.shape[:-1]), values.shape[-1]
         return cls(F32, values.shape, np.ascontiguousarray(values, np.float32).reshape(rows, width).view(np.uint8))
 

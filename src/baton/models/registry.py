@@ -55,7 +55,7 @@ def architecture_of_gguf(name: str, origin: str) -> type[Architecture]:
 
 
 def _look_up(table: dict[str, type[Architecture]], name: str, origin: str, also: Iterable[str] = ()) -> type[Architecture]:
-    """`also`: names that are supported and stand in another table."""
+    """The architecture with this name. `also`: names that are supported and stand in another table."""
     if name not in table:
         raise ModelUnsupported(f"{origin}: architecture {name} is not supported; supported are {', '.join([*table, *also])}")
     return table[name]

@@ -16,11 +16,11 @@ from baton.models.portable_logarithm import logarithm
 SUPPORTED = "default, linear, llama3, yarn and, within the original context, longrope"
 
 DIMENSIONS_MAX = 2**31
-"""More are refused anyway (ModelConfig)."""
+"""Maximum of dimensions that is read; more are refused anyway (ModelConfig)."""
 
 
 def rope_from_hf(fields: ConfigFields, kind: str = "") -> RopeConfig:
-    """`kind`: the kind of layers, if the file has a table per kind."""
+    """Rotary settings of a config.json. `kind`: the kind of layers, if the file has a table per kind."""
     raw = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     if isinstance(raw, dict) and kind and kind in raw:
         raw = raw[kind]

@@ -1,15 +1,4 @@
-"""How a model scores a pair of texts, according to its files.
-
-    yes_no    a decoder of Qwen3-Reranker's kind: a question by template, and the logits of "yes" and "no" after it
-    vectors   an embedding model: the cosine of two vectors
-    sigmoid   an encoder that reads both texts at once and has one class: the sigmoid of its logit (encoders/)
-    logit     the same, and the logit itself
-    softmax   an encoder with several classes, of which one holds: it classifies texts and scores no pairs
-    sigmoids  the same, and any number of classes may hold
-
-For other models a request for scores is refused (api/rerank/). Qwen3-Reranker's folder looks like an ordinary decoder: it is
-recognised by its name, or by a module of sentence-transformers.
-"""
+"""The way in which a model scores a pair of texts, according to its files."""
 
 from __future__ import annotations
 
@@ -43,7 +32,7 @@ def scoring_by_gguf(path: Path, architecture: str, metadata: Mapping[str, Any]) 
 
 
 def scoring_of_head(head: ClassHead | None) -> Scoring:
-    """How an encoder scores, by its head."""
+    """The scoring of an encoder, by its head."""
     if head is None:
         return "vectors"
     if len(head.labels) > 1:

@@ -23,12 +23,12 @@ class Shard:
         return self.ranks == 1
 
     def share(self, size: int, unit: int = 1) -> range:
-        """This rank's part of `size`, in whole units. The shares of two ranks differ by one unit at most; the last unit may be
-        smaller."""
+        """Part of `size` that this rank has, in whole units. The shares of two ranks differ by one unit at most; the last unit
+        may be smaller."""
         units = -(-size // unit)
         first, last = (units * rank // self.ranks * unit for rank in (self.rank, self.rank + 1))
         return range(min(first, size), min(last, size))
 
 
 WHOLE = Shard()
-"""The only rank."""
+"""Shard of the only rank."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class TensorType:
     number: int
-    "The number in a GGUF file. Negative: not in GGUF files."
+    "Number of the type in a GGUF file. Negative: not in GGUF files."
     name: str
     block_elements: int
     block_bytes: int
@@ -27,10 +27,10 @@ F16 = TensorType(1, "F16", 1, 2)
 BF16 = TensorType(30, "BF16", 1, 2)
 F8_E4M3 = TensorType(-1, "F8_E4M3", 1, 1)
 U8 = TensorType(-2, "U8", 1, 1)
-"""Bytes: parts of MXFP4 in safetensors (loaders/stacked_experts.py)."""
+"""Type of single bytes: parts of MXFP4 in safetensors (loaders/stacked_experts.py)."""
 I32 = TensorType(-3, "I32", 1, 4)
 I64 = TensorType(-4, "I64", 1, 8)
-"""Parts of matrices in 4 bits (loaders/packed_int4.py): words of eight numbers, and shapes."""
+"""Types of parts of matrices in 4 bits (loaders/packed_int4.py): words of eight numbers, and shapes."""
 Q4_0 = TensorType(2, "Q4_0", 32, 18)
 Q4_1 = TensorType(3, "Q4_1", 32, 20)
 Q5_0 = TensorType(6, "Q5_0", 32, 22)
@@ -47,4 +47,4 @@ TENSOR_TYPES: dict[int, TensorType] = {
 """Types supported in GGUF files, by their number."""
 
 SCALE_BLOCK = 128
-"""Rows and columns of an fp8 matrix that share a scale."""
+"""Number of rows and columns of an fp8 matrix that share a scale."""

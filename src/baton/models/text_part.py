@@ -16,7 +16,7 @@ WRAPPERS: dict[str, dict[str, str]] = {
     "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM"},
     "Qwen2_5_VLForConditionalGeneration": {"qwen2_5_vl_text": "Qwen2ForCausalLM", "qwen2_5_vl": "Qwen2ForCausalLM"},
 }
-"""By the name of the wrapper: the decoder of each `model_type` of its text part."""
+"""Wrappers by name, each with the decoder of each `model_type` of its text part."""
 OF_THE_WHOLE = ("bos_token_id", "eos_token_id", "quantization_config")
 """Settings that a wrapper may state outside of its text part."""
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
@@ -26,7 +26,7 @@ VISION_PREFIXES = tuple(
 
 
 def is_wrapper(raw: Mapping[str, Any]) -> bool:
-    """`raw`: config.json."""
+    """Whether the model wraps a text model. `raw`: config.json."""
     names = raw.get("architectures")
     return isinstance(names, list) and any(name in WRAPPERS for name in names if isinstance(name, str))
 
@@ -44,13 +44,13 @@ def text_config(raw: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
         raise ModelUnsupported(f"{origin}: {wrapper} around {kind} is not supported; supported is {', '.join(kinds)}")
     outside = {key: raw[key] for key in OF_THE_WHOLE if raw.get(key) is not None}
     found = {**outside, **{key: value for key, value in inner.items() if value is not None or key not in outside}}
-    if raw.get("tie_word_embeddings") is not None:  # transformers asks the wrapper, not its text part
+    if raw.get("tie_word_embeddings") is not None:  # transformers reads this setting from the wrapper, not from its text part
         found["tie_word_embeddings"] = raw["tie_word_embeddings"]
     return {**found, **_plain_rope(inner), "architectures": [kinds[kind]]}
 
 
 def _plain_rope(inner: Mapping[str, Any]) -> dict[str, Any]:
-    """Positions of text are the same in all sections of `mrope`: then it is the plain rotation."""
+    """Rotary settings with `mrope` as plain rotation: positions of text are the same in all of its sections."""
     found = {}
     for key in ("rope_parameters", "rope_scaling"):
         settings = inner.get(key)

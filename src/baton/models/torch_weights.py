@@ -37,7 +37,7 @@ class Weights:
         return self.stacked([self.take_raw(name) for name in names])
 
     def take_raw(self, name: str) -> RawTensor:
-        """The parameter in its compute type: in blocks only if the product is quantised."""
+        """A parameter in its compute type: in blocks only if the product is quantised."""
         raw = self._raw.take(name)
         # fp8 is unpacked directly into its destination: floats of all experts of a layer would take gigabytes more.
         stays = self.quantization == "none" and (raw.type in PLAIN_TYPES or raw.type == F8_E4M3)
@@ -53,7 +53,7 @@ class Weights:
         return torch.from_numpy(np.concatenate([raw.data for raw in parts])).to(self.device)
 
     def stacked(self, parts: Sequence[RawTensor]) -> Tensor:
-        """The values, whatever their stored type."""
+        """The values of these parameters, stacked, whatever their stored type."""
         rows = [raw.shape[0] for raw in parts]
         out = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=self.dtype, device=self.device)
         for raw, place in zip(parts, torch.split(out, rows), strict=True):

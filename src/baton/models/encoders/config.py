@@ -13,18 +13,20 @@ EncoderActivation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassHead:
-    """Turns the pooled state into one logit per class: a dense layer, an activation, a norm (ModernBERT), the classes."""
+    """The classes of an encoder: a dense layer, an activation and a norm (ModernBERT) turn the pooled state into one logit per
+    class."""
 
     labels: tuple[str, ...]
-    "Names of the classes. A reranker has one."
+    "Names of the classes, of which a reranker has one."
     activation: EncoderActivation
     pooling: Literal["cls", "mean"] = "cls"
     dense_bias: bool = True
     norm: bool = False
     sigmoid: bool = True
-    "The score of a reranker is the sigmoid of its logit; else the logit itself (sentence-transformers' Identity)."
+    """Whether the score of a reranker is the sigmoid of its logit; else it is the logit itself (sentence-transformers'
+    Identity)."""
     multi_label: bool = False
-    "Classes are independent: probabilities are sigmoids. Else they are a softmax."
+    "Whether classes are independent: probabilities are sigmoids. Else they are a softmax."
 
     def __post_init__(self) -> None:
         _require(len(self.labels) >= 1, "a classification head without classes")
@@ -33,7 +35,7 @@ class ClassHead:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderConfig:
     architecture: str
-    "Our name of the family: a key of families.FAMILIES."
+    "Name of the family: a key of families.FAMILIES."
     vocab_size: int
     layers: int
     hidden_size: int
@@ -42,7 +44,8 @@ class EncoderConfig:
     norm_eps: float
     activation: EncoderActivation
     modern: bool = False
-    "ModernBERT: norms before attention and MLP, rotary positions, gated MLP. Else BERT's: norms after them, learned positions."
+    """Whether the family is ModernBERT: norms before attention and MLP, rotary positions, gated MLP. Else BERT's: norms after
+    them, learned positions."""
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
@@ -53,17 +56,17 @@ class EncoderConfig:
     types: int = 0
     "Rows of the table of token types. 0: the family has none."
     windows: tuple[int | None, ...] = ()
-    "By layer: tokens to either side that a token attends to. None: all. Empty: all, in every layer."
+    "Number of tokens to either side that a token attends to, by layer. None: all. Empty: all, in every layer."
     thetas: tuple[float, ...] = ()
     "Rotary base of each layer."
     pair_separator: int | None = None
-    "Tokens after the first one of this id have type 1. None: every token has type 0."
+    "Id of the separator: tokens after the first one have type 1. None: every token has type 0."
     head: ClassHead | None = None
-    "None: the model computes vectors."
+    "The classes. None: the model computes vectors."
     normalised: bool = True
-    "Vectors are scaled to length 1. False: sentence-transformers' modules.json has no Normalize."
+    "Whether vectors are scaled to length 1. False: sentence-transformers' modules.json has no Normalize."
     context_tokens_max: int
-    "The longest input and one token more: the engine counts an answer of one token."
+    "Length of the longest input and one token more: the engine counts an answer of one token."
 
     def __post_init__(self) -> None:
         for field in ("vocab_size", "layers", "hidden_size", "heads", "intermediate_size"):
@@ -84,7 +87,7 @@ class EncoderConfig:
 
     @property
     def tied_embeddings(self) -> bool:
-        """An encoder has no output head to tie."""
+        """Whether head and embedding are tied: an encoder has no output head."""
         return False
 
 

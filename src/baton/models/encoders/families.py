@@ -58,7 +58,7 @@ _MODERN_LAYER: Final = {
     "mlp_norm": "mlp_norm",
 }
 OLD_NORM_NAMES: Final = {"gamma": "weight", "beta": "bias"}
-"""Norms of checkpoints that were converted from TensorFlow."""
+"""Names of norms in checkpoints that were converted from TensorFlow, and today's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class EncoderFamily:
     top_names: Mapping[str, str]
     layer_names: Mapping[str, str]
     head_names: Mapping[str, str]
-    "With ForSequenceClassification. Other classes may store the same tensors, which are then left out."
+    """Names of the head's tensors with ForSequenceClassification. Other classes may store the same tensors, which are then left
+    out."""
     unused: tuple[str, ...]
     "Prefixes of the names of tensors that no vector depends on."
 
@@ -81,7 +82,7 @@ class EncoderFamily:
         return tuple(f"{name}{kind}" for name in self.classes for kind in (*VECTOR_KINDS, CLASS_KIND))
 
     def our_name(self, theirs: str, *, classifies: bool) -> str:
-        """Our name of a tensor. Empty: it is not needed. An unknown name is returned unchanged."""
+        """Our name of a tensor. Empty: the model does without it. An unknown name is returned unchanged."""
         name = theirs.removeprefix(self.prefix)
         module, _, kind = name.rpartition(".")
         kind = OLD_NORM_NAMES.get(kind, kind)
@@ -98,7 +99,7 @@ class EncoderFamily:
 
 
 VECTOR_KINDS: Final = ("Model", "ForMaskedLM")
-"""sentence-transformers serves a masked language model without its head."""
+"""Endings of class names that compute vectors: sentence-transformers serves a masked language model without its head."""
 CLASS_KIND: Final = "ForSequenceClassification"
 _BUFFERS: Final = ("embeddings.position_ids", "embeddings.token_type_ids")
 BERT: Final = EncoderFamily(
@@ -229,7 +230,7 @@ def _modernbert(fields: ConfigFields) -> EncoderConfig:
 
 
 def _theta(fields: ConfigFields, kind: str, older: str, default: float) -> float:
-    """`rope_parameters` has a table per kind of layer since transformers 5."""
+    """The rotary base of a kind of layers. `rope_parameters` has a table per kind since transformers 5."""
     table = fields.get("rope_parameters")
     of_kind = table.get(kind) if isinstance(table, dict) else None
     settings = ConfigFields(of_kind if isinstance(of_kind, dict) else {}, fields.origin)
@@ -258,7 +259,7 @@ def _head(fields: ConfigFields, activation: EncoderActivation, **settings: Any) 
 
 
 def _labels(fields: ConfigFields) -> tuple[str, ...]:
-    """Names of the classes. transformers' default is two."""
+    """Names of the classes. transformers' default is two classes."""
     named = fields.get("id2label")
     if isinstance(named, dict) and all(str(key).isdecimal() for key in named) and named:
         return tuple(str(named[key]) for key in sorted(named, key=lambda key: int(key)))

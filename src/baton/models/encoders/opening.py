@@ -14,11 +14,11 @@ from baton.models.encoders.pair_types import pair_separator
 from baton.models.files import read_json, read_json_list
 
 LENGTHS: Final = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-"""Files with the maximum input length of sentence-transformers; the first that has it counts."""
+"""Names of files with the maximum input length of sentence-transformers; the first that has it counts."""
 
 
 def encoder_config(folder: Path, raw: Mapping[str, Any], origin: str) -> EncoderConfig:
-    """`raw`: config.json."""
+    """The config of an encoder, with sentence-transformers' settings. `raw`: config.json."""
     config = encoder_config_from_hf(raw, origin)
     longest = min(config.context_tokens_max - 1, _longest_input(folder) or config.context_tokens_max)
     separator = pair_separator(folder) if config.head is not None and config.types > 1 else None
@@ -34,7 +34,7 @@ def _longest_input(folder: Path) -> int | None:
 
 
 def _normalises(folder: Path) -> bool:
-    """Without modules.json vectors have length 1, as those of decoders."""
+    """Whether vectors are scaled to length 1. Without modules.json they are, as those of decoders."""
     if not (folder / "modules.json").is_file():
         return True
     modules = [module for module in read_json_list(folder / "modules.json") if isinstance(module, dict)]

@@ -1,7 +1,4 @@
-"""Where the second text of a pair begins, as tokenizer.json's post-processor marks it with token types.
-
-The engine transports only token ids. A model with token types finds the second text after the first separator.
-"""
+"""The begin of the second text of a pair, as tokenizer.json's post-processor marks it with token types."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ TYPES_KEY = "token_type_ids"
 
 
 def pair_separator(folder: Path) -> int | None:
-    """Tokens after the first one of this id have type 1. None: all tokens of a pair have type 0."""
+    """Id of the separator: tokens after the first one have type 1. None: all tokens of a pair have type 0."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None

@@ -57,7 +57,7 @@ class Groups:
             begin = self.groups[-1].end
 
     def mask(self, length: int, window: int | None) -> Tensor | None:
-        """True where a token attends: at most `window` tokens to either side. None: everywhere."""
+        """Mask that is True where a token attends: at most `window` tokens to either side. None: everywhere."""
         if window is None or length <= window + 1:
             return None
         if (length, window) not in self._masks:
@@ -67,7 +67,7 @@ class Groups:
 
 
 class Product:
-    """A linear layer, of the rows of one or more parameters."""
+    """A linear layer, from the rows of one or more parameters."""
 
     __slots__ = ("bias", "weight")
 
@@ -94,7 +94,7 @@ class EncoderLayer:
         self.down = Product(weights, [f"{prefix}mlp.down"], bias=config.mlp_bias)
 
     def __call__(self, hidden: Tensor, groups: Groups, angles: Angles | None) -> Tensor:
-        if self.modern:  # norms before
+        if self.modern:  # norms before attention and MLP
             normed = hidden if self.attention_norm is None else self.attention_norm(hidden)
             hidden = hidden + self._attention(normed, groups, angles)
             return hidden + self._mlp(self.mlp_norm(hidden))
@@ -154,7 +154,8 @@ class Encoder:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """token_ids: integers [tokens] of sequences of these lengths -> states [tokens, hidden_size], after the last norm."""
+        """Hidden states of tokens. token_ids: integers [tokens] of sequences of these lengths -> states [tokens, hidden_size],
+        after the last norm."""
         groups = Groups(lengths, self.device)
         positions = torch.cat([torch.arange(length) for length in lengths])
         hidden = F.embedding(token_ids, self.embedding)
@@ -176,7 +177,7 @@ class Encoder:
         return self.classes(pooled)
 
     def _types(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Token types: 1 after the first separator of a sequence."""
+        """Token types: 1 after the first separator of a sequence, else 0."""
         separator = self.config.pair_separator
         if separator is None:
             return torch.zeros_like(token_ids)

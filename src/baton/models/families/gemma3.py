@@ -70,7 +70,7 @@ class Gemma3(Architecture):
         hidden, heads = fields.integer("embedding_length"), max(fields.integer("attention.head_count"), 1)
         return _traits(
             tuple(None if whole else window for whole in full),
-            (),  # layer_ropes_from_gguf
+            (),  # set by layer_ropes_from_gguf
             hidden,
             # llama.cpp uses the head width for all sizes but the largest (27B), whose scale derives from its hidden size.
             hidden / heads if len(full) == LAYERS_OF_27B else fields.positive("attention.key_length"),
@@ -78,7 +78,7 @@ class Gemma3(Architecture):
 
     @classmethod
     def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
-        """The file's scaling is that of full layers."""
+        """Rotary settings by layer. The file's scaling is that of full layers."""
         local = RopeConfig(theta=fields.number("rope.freq_base_swa", LOCAL_THETA), dimensions=rope.dimensions)
         return tuple(rope if whole else local for whole in _full_layers(fields))
 

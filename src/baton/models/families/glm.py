@@ -12,7 +12,7 @@ from baton.models.config import Experts, Traits
 from baton.models.config_fields import ConfigFields
 
 SIGMOID = 2
-"""`expert_gating_func` of a GGUF file."""
+"""Values of `expert_gating_func` of a GGUF file."""
 HALF = MappingProxyType({"partial_rotary_factor": 0.5})
 
 
@@ -80,7 +80,7 @@ class Glm4Moe(Architecture):
 
     @classmethod
     def layers_from_gguf(cls, fields: ConfigFields) -> int:
-        """A file counts the layers that predict more tokens at once among the others, behind them. They are not run."""
+        """Number of layers to run. A file also counts layers that predict more tokens at once, behind the others."""
         count, further = fields.layer_count("block_count"), fields.integer("nextn_predict_layers", 0)
         if not 0 <= further < max(count, 1):
             raise ModelFileBroken(f"{fields.origin}: {further} of {count} layers predict further tokens (nextn_predict_layers)")

@@ -9,7 +9,7 @@ from baton.models.config import Experts, Traits
 from baton.models.config_fields import ConfigFields
 
 MISTRAL_WINDOW_DEFAULT = 4096
-"""Default for a Mistral config.json without the key. A null there means no window."""
+"""Default window of a Mistral config.json without the key. A null there means no window."""
 
 
 class Llama(Architecture):

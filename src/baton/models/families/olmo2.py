@@ -57,7 +57,8 @@ def _is_third(fields: ConfigFields) -> bool:
 
 
 def _rope(fields: ConfigFields, kind: str) -> RopeConfig:
-    """Files of transformers 4 have one `rope_scaling`, which is that of full layers."""
+    """Rotary settings of layers with full attention or windows. Files of transformers 4 have one `rope_scaling`, which is that
+    of full layers."""
     if not _is_third(fields):
         return rope_from_hf(fields)
     theta = fields.number("rope_theta", THETA_OF_THIRD)

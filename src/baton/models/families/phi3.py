@@ -32,5 +32,5 @@ class Phi3(Architecture):
 
 
 def _windowed(window: int | None, context: int, layers: int) -> Traits:
-    """A window as long as the context is ignored."""
+    """Windows by layer. A window as long as the context is ignored."""
     return Traits(layer_windows=(window,) * layers if window and window < context else ())

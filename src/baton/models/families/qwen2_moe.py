@@ -57,7 +57,7 @@ class Qwen2Moe(Architecture):
 
 
 def sparse_layers(fields: ConfigFields) -> tuple[bool, ...]:
-    """Which layers have experts. Empty: all."""
+    """Layers that have experts. Empty: all."""
     dense, every = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step", 1)
     layers = fields.layer_count("num_hidden_layers")
     sparse = tuple(layer not in dense and (layer + 1) % max(every, 1) == 0 for layer in range(layers))

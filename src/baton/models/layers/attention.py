@@ -18,7 +18,7 @@ from baton.models.torch_weights import Weights
 
 
 class AttentionContext(Protocol):
-    """One step's attention: knows the sequence of each row and the place of its keys and values.
+    """The attention of one step: knows the sequence of each row and the place of its keys and values.
 
     Called once per layer. Stores k and v, and lets every row of q attend to all rows of its own sequence up to and including
     itself (within ModelConfig.window(layer), if set), with scores times ModelConfig.attention_scale. The head's sink, if any,
@@ -26,7 +26,8 @@ class AttentionContext(Protocol):
     """
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, /) -> Tensor:
-        """q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim] -> [tokens, heads * head_dim].
+        """Attend with one layer. q: [tokens, heads, head_dim], k and v: [tokens, kv_heads, head_dim] -> [tokens, heads *
+        head_dim].
 
         The inputs are already rotated. They may be views with gaps between rows; only the last dimension is dense.
         """

@@ -22,7 +22,7 @@ class ExpertMixture:
     def __init__(
         self, experts: Experts, weights: Weights, layer: int, activation: Activation = "silu", own: range | None = None
     ) -> None:
-        """`own`: the experts of this rank. Without it, all."""
+        """`own`: the experts of this rank. None: all."""
         self.experts = experts
         self.own = range(experts.count) if own is None else own
         prefix = f"layers.{layer}.mlp."
@@ -60,7 +60,7 @@ class ExpertMixture:
 
 
 def pick_experts(logits: Tensor, experts: Experts, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Picked experts and their float32 shares for each row of the router's logits [rows, experts]. Both [rows, per_token]."""
+    """Picked experts and their float32 shares, both [rows, per_token], for each row of the router's logits [rows, experts]."""
     all_shares = logits.float().softmax(-1) if experts.scoring == "softmax" else logits.float().sigmoid()
     picked = (all_shares if correction is None else all_shares + correction).topk(experts.per_token, -1).indices
     shares = all_shares.gather(-1, picked)

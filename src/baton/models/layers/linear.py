@@ -15,7 +15,7 @@ from baton.models.tensor_types import Q8_0
 from baton.models.torch_weights import Weights, is_quantised
 
 GROUP = 32
-"""Adjacent activations that share a scale: as many as a block of weights holds."""
+"""Number of adjacent activations that share a scale: as many as a block of weights holds."""
 NARROW_MOST, WIDE_MOST = 127.0, 8159.0
 WIDE_OVER, MEAN_DEPTH = 9 << 19, 16 << 23
 """Constants of csrc/matmul_q4.h."""
@@ -40,7 +40,7 @@ class Linear:
 
 
 class Wide(Enum):
-    """Which groups of activations are rounded to two-byte numbers."""
+    """The groups of activations that are rounded to two-byte numbers."""
 
     NONE = auto()
     LARGE = auto()
@@ -49,8 +49,9 @@ class Wide(Enum):
 
 
 class QuantisedLinear(Linear):
-    """Simulates a kernel that multiplies rounded activations with blocks of weights: both sides are rounded as in the kernel
-    (csrc/matmul_q4.h), and the product is computed in float32. The oracle of such kernels, and their fallback."""
+    """A linear layer that simulates a kernel that multiplies rounded activations with blocks of weights: both sides are rounded
+    as in the kernel (csrc/matmul_q4.h), and the product is computed in float32. The oracle of such kernels, and their
+    fallback."""
 
     __slots__ = ("wide",)
 
@@ -72,12 +73,13 @@ def wide_for(stored: RawTensor) -> Wide:
 
 
 def linear_of(stored: RawTensor, weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`stored`: the source of the weight. Quantised weights are multiplied with quantised activations."""
+    """A linear layer with this weight. `stored`: the weight's source. Quantised weights are multiplied with quantised
+    activations."""
     return QuantisedLinear(weight, bias, wide_for(stored)) if is_quantised(stored) else Linear(weight, bias)
 
 
 def head_beside(head: Linear, others: Iterable[Linear]) -> Linear:
-    """An 8-bit output head in a model with 4-bit linears gets two-byte activations (native/packing.py)."""
+    """An output head beside 4-bit linears: if it has 8 bits it gets two-byte activations (native/packing.py)."""
     of_four_bits = any(isinstance(each, QuantisedLinear) and each.wide == Wide.LARGE for each in others)
     if isinstance(head, QuantisedLinear) and head.wide == Wide.NONE and of_four_bits:
         return QuantisedLinear(head.weight, head.bias, Wide.ALL)
@@ -85,8 +87,8 @@ def head_beside(head: Linear, others: Iterable[Linear]) -> Linear:
 
 
 def rounded_activations(x: Tensor, wide: Wide) -> Tensor:
-    """x: float32 [rows, a multiple of 32]; each group of 32 is rounded to multiples of its own scale: up to 127, or 8159 if the
-    group is wide.
+    """Rounds activations. x: float32 [rows, a multiple of 32]; each group of 32 is rounded to multiples of its own scale: up to
+    127, or 8159 if the group is wide.
 
     Ties round to even. A group with a NaN or infinity becomes NaN as a whole.
     """
@@ -96,13 +98,13 @@ def rounded_activations(x: Tensor, wide: Wide) -> Tensor:
     if wide == Wide.LARGE:
         most[wide_groups(largest[..., 0])] = WIDE_MOST
     inverse = most / largest
-    inverse.masked_fill_(inverse.isinf(), 0.0)  # all zero, or so small that its scale rounds to zero
+    inverse.masked_fill_(inverse.isinf(), 0.0)  # all numbers are zero, or so small that their scale rounds to zero
     whole = torch.minimum(torch.maximum((groups * inverse).round_(), -most), most)
     return whole.mul_(largest / most).flatten(1)
 
 
 def wide_groups(largest: Tensor) -> Tensor:
-    """Which groups are larger than most groups of their row.
+    """Mask of the groups that are larger than most groups of their row.
 
     largest: [rows, groups]. The bits of a float grow nearly with its logarithm, so this compares with about the geometric mean,
     in integers.

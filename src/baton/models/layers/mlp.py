@@ -11,7 +11,7 @@ from baton.models.torch_weights import Weights
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """act(gate) * up. swiglu_oai: both are clamped, the sigmoid is steeper, and 1 is added to up (gpt-oss)."""
+    """The activation act(gate) * up. swiglu_oai: both are clamped, the sigmoid is steeper, and 1 is added to up (gpt-oss)."""
     if activation == "swiglu_oai":
         gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
         return (gate * OAI_SLOPE).sigmoid_().mul_(gate).mul_(up + 1.0)
@@ -25,7 +25,7 @@ class MLP:
     def __init__(
         self, weights: Weights, prefix: str, width: int, *, bias: bool = False, activation: Activation = "silu"
     ) -> None:
-        """`prefix`: of its parameters' names."""
+        """`prefix`: of the parameters' names."""
         self.width, self.activation = width, activation
         self.gate_up = Linear.load(weights, [f"{prefix}gate", f"{prefix}up"], bias=bias)
         self.down = Linear.load(weights, [f"{prefix}down"], bias=bias)

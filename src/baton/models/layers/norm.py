@@ -59,7 +59,7 @@ class HeadNorm:
         self.width = [q_weight.shape[0]]
 
     def __call__(self, qk: Tensor) -> Tensor:
-        """qk: [tokens, heads + kv_heads, head_dim]."""
+        """The normalised heads of qk, [tokens, heads + kv_heads, head_dim]."""
         return F.rms_norm(qk, self.width, None, self.eps).mul_(self.weight)
 
 
@@ -72,7 +72,7 @@ class RowNorm:
         self.q_weight, self.k_weight, self.heads, self.eps = q_weight, k_weight, heads, eps
 
     def __call__(self, qk: Tensor) -> Tensor:
-        """qk: [tokens, heads + kv_heads, head_dim]."""
+        """The normalised rows of qk, [tokens, heads + kv_heads, head_dim]."""
         out = qk.new_empty(qk.shape)
         for part, weight in ((slice(0, self.heads), self.q_weight), (slice(self.heads, None), self.k_weight)):
             rows = qk[:, part].flatten(1)

@@ -20,7 +20,7 @@ class Angles(NamedTuple):
 
     cos: Tensor
     signed_sin: Tensor
-    "-sin in the first half, +sin in the second: the factor of the swapped halves."
+    "Sines, negative in the first half: the factor of the swapped halves."
 
 
 class Rope:
@@ -31,7 +31,7 @@ class Rope:
         self.device = device
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """positions: [tokens]. The angles are float32, whatever the model's dtype."""
+        """Angles of these positions, [tokens]. They are float32, whatever the model's dtype."""
         cos, sin = (
             torch.from_numpy(numbers).to(self.device, dtype)[:, None]
             for numbers in rotary_angles(self.frequencies, self.attention_factor, positions.cpu().numpy())
@@ -40,6 +40,6 @@ class Rope:
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """heads: [tokens, any number of heads, head_dim]. Rolling by half the width swaps the two halves."""
+    """The rotated heads, [tokens, any number of heads, head_dim]. Rolling by half the width swaps the two halves."""
     swapped = heads.roll(heads.shape[-1] // 2, -1)
     return (heads * angles.cos).addcmul_(swapped, angles.signed_sin)

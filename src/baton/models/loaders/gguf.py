@@ -48,9 +48,9 @@ OUR_LAYER_NAMES = {
 }
 LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 YES_NO_ROWS = "cls.output.weight"
-"""Two rows of the output head, repeated, in a reranker of Qwen3's kind."""
+"""Tensor in a reranker of Qwen3's kind: two rows of the output head, repeated."""
 DERIVED = (ROPE_DIVISORS, LONG_FACTORS, SHORT_FACTORS, YES_NO_ROWS)
-"""Tensors that are part of the config (config_from_gguf.py), or duplicates."""
+"""Names of tensors that are part of the config (config_from_gguf.py), or duplicates."""
 
 
 def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str:
@@ -65,7 +65,8 @@ def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str
 
 class GGUFWeights:
     def __init__(self, file: GGUFFile, model: type[Architecture], layers: int) -> None:
-        """`layers`: of the model. A family may have further ones behind them in its files (Architecture.layers_from_gguf)."""
+        """`layers`: number of the model's layers. Files of a family may have further ones behind them
+        (Architecture.layers_from_gguf)."""
         self.origin = str(file.path)
         self._file = file
         self._ahead = ReadAhead(file.buffer)

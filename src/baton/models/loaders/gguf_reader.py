@@ -27,10 +27,10 @@ class GGUFTensor:
 
     name: str
     shape: tuple[int, ...]
-    "Slowest dimension first, as in Python; the file has the reverse order."
+    "Shape, slowest dimension first, as in Python; the file has the reverse order."
     type: TensorType
     offset: int
-    "From the start of the file."
+    "Offset in bytes from the start of the file."
     nbytes: int
 
 

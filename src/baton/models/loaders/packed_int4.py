@@ -34,21 +34,21 @@ Numbers = NDArray[np.uint8]
 
 PER_WORD: Final = 8
 MIDDLE: Final = 8
-"""The zero of symmetric quantisation."""
+"""Zero of symmetric quantisation."""
 AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 PART = re.compile(r"(.+)\.(qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_zero_point|weight_shape)")
 CODES: Final = {"awq": "qweight", "gptq": "qweight", "compressed-tensors": "weight_packed"}
-"""The part with the numbers, by quant_method."""
+"""Name of the part with the numbers, by quant_method."""
 FURTHER: Final = {
     "awq": ("scales", "qzeros", "g_idx"),
     "gptq": ("scales", "qzeros", "g_idx"),
     "compressed-tensors": ("weight_scale", "weight_zero_point", "weight_shape"),
 }
-"""The other parts."""
+"""Names of the other parts."""
 
 
 class PackedInt4:
-    """A WeightSource that wraps another."""
+    """A WeightSource that unpacks the matrices of another."""
 
     def __init__(self, source: WeightSource, config: ModelConfig, packing: Packing) -> None:
         self.origin = source.origin
@@ -110,7 +110,7 @@ class PackedInt4:
         return StoredTensor(kind, (outputs, inputs), nbytes, main.origin)
 
     def _check(self, module: str, outputs: int, inputs: int) -> None:
-        """The sizes of all parts follow from those of the matrix."""
+        """Checks the sizes of all parts, which follow from those of the matrix."""
         parts, size = self._parts[module], self._group(inputs)
         if inputs % size:
             raise ModelFileBroken(f"{module}: {inputs} inputs are no whole groups of {size}")
@@ -153,7 +153,7 @@ class PackedInt4:
         return Q4_0 if zeros is None or bool((zeros == MIDDLE).all()) else Q4_1
 
     def _has_float16_scales(self, module: str) -> bool:
-        """Blocks of 32 have their scale in float16."""
+        """Whether blocks of 32 have their scale in float16."""
         name = FURTHER[self._packing.method][0]
         if self._parts[module][name].type == F16:
             return True
@@ -165,7 +165,7 @@ class PackedInt4:
         return inputs if self._packing.group == -1 else self._packing.group
 
     def _drop_empty_biases(self, config: ModelConfig) -> None:
-        """Older GPTQ folders have a bias of zeros beside every matrix."""
+        """Drops biases of zeros, which older GPTQ folders have beside every matrix."""
         expected = expected_shapes(config)
         for module in self._parts:
             name, outputs = f"{module}.bias", self._stored[f"{module}.weight"].shape[0]
@@ -197,7 +197,7 @@ class PackedInt4:
         )
 
     def _zeros(self, module: str) -> Numbers | None:
-        """[outputs, groups]. None: all are MIDDLE."""
+        """Zeros [outputs, groups]. None: all are MIDDLE."""
         parts = self._parts[module]
         if self._packing.method == "compressed-tensors":
             if "weight_zero_point" not in parts:
@@ -224,7 +224,8 @@ class PackedInt4:
 
 
 def _numbers(words: NDArray[np.uint32], order: tuple[int, ...] | None = None) -> Numbers:
-    """[rows, words] -> [rows, 8 * words]. `order`: place in its eight of each number of a word, lowest bits first."""
+    """Numbers of packed words, [rows, words] -> [rows, 8 * words]. `order`: place in its eight of each number of a word, lowest
+    bits first."""
     out = np.empty((*words.shape, PER_WORD), np.uint8)
     for at in range(PER_WORD):
         out[..., at if order is None else order[at]] = (words >> np.uint32(4 * at)) & np.uint32(15)

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 AHEAD_BYTES = 256 << 20
 PIECE_BYTES = 128 << 10
-"""Linux prefetches per call at most its read-ahead setting (128 KiB by default)."""
+"""Bytes per call. Linux prefetches per call at most its read-ahead setting (128 KiB by default)."""
 
 
 class ReadAhead:

@@ -81,14 +81,14 @@ def our_name(name: str, layer_names: Mapping[str, str] = OUR_LAYER_NAMES) -> str
 
 
 class SafetensorsWeights:
-    """The files stay memory-mapped as long as this object or one of its tensors lives."""
+    """Weights of a folder. The files stay memory-mapped as long as this object or one of its tensors lives."""
 
     def __init__(self, folder: Path, rename: Callable[[str], str]) -> None:
         """`rename`: our name of a tensor, its own where we have none, empty where the model does without the tensor."""
         self.origin = str(folder)
         self._rename = rename
         self.left_out: set[str] = set()
-        "Tensors that the model does without."
+        "Names of tensors that the model does without."
         self._stored: dict[str, StoredTensor] = {}
         self._places: dict[str, tuple[SafetensorsFile, str]] = {}
         self.files = tuple(SafetensorsFile(path) for path in _files(folder))
@@ -114,7 +114,7 @@ class SafetensorsWeights:
             self._places[ours] = (file, theirs)
 
     def _take_scales(self) -> dict[str, tuple[SafetensorsFile, str]]:
-        """The scales of fp8 matrices, by the matrix's name. They are removed from the parameters."""
+        """Removes the scales of fp8 matrices from the parameters, and returns them by the matrix's name."""
         found = {}
         for name, stored in list(self._stored.items()):
             if not name.endswith(f".weight{SCALES_SUFFIX}"):

@@ -29,10 +29,10 @@ class SafeTensor:
     """The place of a tensor in the file."""
 
     dtype: str
-    "The file's name of the type."
+    "Type of the numbers, as the file names it."
     shape: tuple[int, ...]
     offset: int
-    "From the start of the file."
+    "Offset in bytes from the start of the file."
     nbytes: int
 
 
@@ -50,7 +50,7 @@ class SafetensorsFile:
 
 
 def _tensors(buffer: mmap.mmap) -> dict[str, SafeTensor]:
-    """Raises ValueError, KeyError or TypeError for an invalid table."""
+    """Tensors of the table. Raises ValueError, KeyError or TypeError for an invalid table."""
     size = len(buffer)
     _require(size >= LENGTH.size, f"it has {size} bytes")
     (length,) = LENGTH.unpack_from(buffer)

@@ -31,7 +31,7 @@ LINEAR = re.compile(r"layers\.\d+\.(attention|mlp|mlp\.shared)\.(q|k|v|o|gate|up
 SINKS = re.compile(r"layers\.\d+\.attention\.sinks")
 EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\..*")
 UNIT = 32
-"""Smallest part of an MLP's width, where the width consists of such units: rows of them can be quantised."""
+"""Smallest part of an MLP's width, if the width consists of such units: rows of them can be quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def sharded(config: ModelConfig, source: WeightSource, shard: Shard) -> tuple[Mo
 
 
 def sharded_config(config: ModelConfig, shard: Shard, unit: int = UNIT) -> ModelConfig:
-    """`unit`: the smallest part of an MLP's width."""
+    """The config of this rank. `unit`: the smallest part of an MLP's width."""
     ranks, heads, kv_heads, experts = shard.ranks, config.heads, config.kv_heads, config.experts
     if heads % ranks:
         raise _refused(ranks, f"the model has {heads} query heads, which {ranks} ranks cannot share evenly")
@@ -123,7 +123,7 @@ def _block(kind: TensorType, *, columns: bool) -> int:
 
 
 class ShardedWeights:
-    """A WeightSource that wraps another."""
+    """A WeightSource that cuts this rank's parts from another."""
 
     def __init__(self, source: WeightSource, whole: ModelConfig, part: ModelConfig) -> None:
         self.origin = source.origin
@@ -169,7 +169,7 @@ class ShardedWeights:
         return match is not None and match[2] in ("o", "down") and match[3] == "bias" and self._part.shard.rank > 0
 
     def _slice(self, name: str) -> Slice | None:
-        """None: this rank has the whole parameter."""
+        """The part of a parameter that this rank has. None: the whole parameter."""
         if name == LM_HEAD:
             return Slice(self._part.head_rows)
         if SINKS.fullmatch(name):
@@ -191,13 +191,13 @@ class ShardedWeights:
         return self._part.shard.share(size, self._unit)
 
     def _heads(self, heads: int, width: int) -> range:
-        """Places of this rank's heads. Of fewer heads than ranks, each is on several ranks in a row."""
+        """Places of this rank's heads. If there are fewer heads than ranks, each is on several ranks in a row."""
         shard = self._part.shard
         first, count = shard.rank * heads // shard.ranks, max(heads // shard.ranks, 1)
         return range(first * width, (first + count) * width)
 
     def _check(self, name: str, tensor: StoredTensor) -> None:
-        """Raises InvalidConfig if a block would be cut."""
+        """Checks that no block is cut. Raises InvalidConfig."""
         cut = self._slice(name)
         if cut is None or len(tensor.shape) < 2:
             return

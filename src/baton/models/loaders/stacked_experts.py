@@ -32,11 +32,11 @@ class _Part(NamedTuple):
     whole: str
     expert: int
     rows: slice
-    "Rows of the expert's outputs."
+    "Rows of the expert's outputs in the stacked tensor."
 
 
 class StackedExperts:
-    """A WeightSource that wraps another."""
+    """A WeightSource that splits the stacked tensors of another."""
 
     def __init__(self, source: WeightSource, config: ModelConfig) -> None:
         self.origin = source.origin
@@ -117,7 +117,7 @@ class StackedExperts:
 
 
 def _in_our_order(blocks: Bytes, scales: Bytes) -> Bytes:
-    """blocks: [rows, groups, 16], scales: [rows, groups] -> [rows, bytes of a row]."""
+    """Blocks as rows in our order. blocks: [rows, groups, 16], scales: [rows, groups] -> [rows, bytes of a row]."""
     out = np.empty((*scales.shape, MXFP4.block_bytes), np.uint8)
     out[..., 0] = scales
     # Two adjacent numbers per byte: bytes 0 to 7 have the first half of the numbers, 8 to 15 the second.

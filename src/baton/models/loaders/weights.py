@@ -1,12 +1,4 @@
-"""From a file's tensors to a model's, for all kinds of files.
-
-A WeightSource (safetensors.py, gguf.py, dummy.py) lists its tensors under our names (models/parameters.py) and returns one at a
-time, as stored. `RawWeights` is between source and model:
-
-made    the file's tensors are compared with the config; nothing is read if they differ
-take    returns a parameter's stored bytes; most are read from disk on access
-close   raises if a parameter was not taken: a bug
-"""
+"""The parameters of a model, from the tensors of any kind of file."""
 
 from __future__ import annotations
 
@@ -23,7 +15,7 @@ from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import TensorType
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in total), first with (0, total), last with (total, total)."""
+"""Progress callback with (bytes done, bytes in total), first with (0, total), last with (total, total)."""
 
 NAMES_IN_AN_ERROR_MAX = 5
 
@@ -36,7 +28,7 @@ class StoredTensor:
     shape: Shape
     nbytes: int
     origin: str
-    "File and tensor name, for errors."
+    "Origin of the tensor for errors: file and tensor name."
 
     @property
     def rows(self) -> int:
@@ -52,7 +44,7 @@ class WeightSource(Protocol):
 
     @property
     def origin(self) -> str:
-        """The file or folder, for errors."""
+        """File or folder, for errors."""
         ...
 
     def stored(self) -> Mapping[str, StoredTensor]:
@@ -65,7 +57,7 @@ class WeightSource(Protocol):
 
 
 class RawWeights:
-    """The parameters of one model; each is taken once."""
+    """Parameters of one model; each is taken once."""
 
     def __init__(self, source: WeightSource, config: ModelConfig | EncoderConfig, progress: Progress | None = None) -> None:
         self._source = source
