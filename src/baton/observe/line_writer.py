@@ -16,9 +16,9 @@ import threading
 from typing import TextIO
 
 PARTS_MAX = 10_000
-"""Lines that may wait to be written."""
+"""Maximum of lines that wait to be written."""
 FLUSH_SECONDS = 1.0
-"""How long the end of the process waits for them."""
+"""Seconds that the end of the process waits for the lines."""
 
 
 class LineWriter:
@@ -32,8 +32,8 @@ class LineWriter:
         return self._parts.qsize()
 
     def put(self, stream: TextIO | None, text: str) -> bool:
-        """False: the queue is full, and the text is refused. Without a stream (closed before we began) everything is
-        accepted."""
+        """Queue text for the stream. False: the queue is full, and the text is refused. Without a stream (closed before we
+        began) everything is accepted."""
         try:
             if stream is not None:
                 self._parts.put_nowait((stream, text))
@@ -58,7 +58,7 @@ def write_all(stream: TextIO, text: str) -> None:
     process would try again, or fail for the lock."""
     try:
         descriptor = stream.fileno()
-    except OSError:  # it has none, as in a test
+    except OSError:  # the stream has no descriptor, as in a test
         stream.write(text)
         stream.flush()
         return

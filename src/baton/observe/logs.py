@@ -23,7 +23,7 @@ from baton.observe.line_writer import PARTS_MAX, LineWriter
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z info front: words key=value key=value`"""
+    """Formats a record as `2026-01-31T12:00:00.000Z info front: words key=value key=value`, or as JSON."""
 
     def __init__(self, process: str, *, as_json: bool) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class LineFormatter(logging.Formatter):
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         level, facts = record.levelname.lower(), dict(getattr(record, "facts", {}))
         if record.exc_info is not None and record.exc_info[1] is not None:
-            facts["exception"], facts["at"] = type(record.exc_info[1]).__name__, places(record.exc_info[1])
+            facts["exception"], facts["at"] = type(record.exc_info[1]).__name__, traceback_text(record.exc_info[1])
         message = record.getMessage()
         if self._as_json:
             return json.dumps({"time": at, "level": level, "process": self._process, "message": message, **facts}, default=str)
@@ -42,8 +42,8 @@ class LineFormatter(logging.Formatter):
         return " ".join(words)
 
 
-def places(error: BaseException) -> str:
-    """Where an exception came from, the innermost place last: file, line and function of each frame, no values."""
+def traceback_text(error: BaseException) -> str:
+    """Frames of an exception, the innermost last: file, line and function of each, no values."""
     frames = traceback.extract_tb(error.__traceback__)
     own = " > ".join(f"{_module(frame.filename)}:{frame.lineno}:{frame.name}" for frame in frames[-12:])
     cause = error.__cause__ or error.__context__
@@ -66,7 +66,7 @@ def _word(value: Any) -> str:
 
 
 class StderrHandler(logging.Handler):
-    """Never waits: a thread writes the lines."""
+    """Log handler that never waits: a thread writes the lines."""
 
     def __init__(self, stream: TextIO, lines_max: int = PARTS_MAX) -> None:
         super().__init__()
@@ -93,7 +93,8 @@ class StderrHandler(logging.Handler):
 
 
 def configure(process: str, level: LogLevel, log_format: LogFormat, stream: TextIO | None = None) -> StderrHandler:
-    """Called once by each process, before anything is logged. Loggers of libraries are included, from warnings on."""
+    """Configure the log. Called once by each process, before anything is logged. Loggers of libraries are included, from
+    warnings on."""
     handler = StderrHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(LineFormatter(process, as_json=log_format == "json"))
     root = logging.getLogger()

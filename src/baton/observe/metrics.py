@@ -1,6 +1,6 @@
 """Prometheus metrics under our own names (`baton:`), and under the `vllm:` names that dashboards and routers read.
 
-A value is counted once; the second name is made at the scrape, so it costs nothing per token. Labels are closed sets (reasons,
+A value is counted once; the scrape adds the second name, so tokens cost no more. Labels are closed sets (reasons,
 modes): no prompt, output, key, salt or request id is ever a label.
 """
 
@@ -67,47 +67,56 @@ _WAYS: Final = (
 )
 _NOT_MOVED: Final = ("lost_stores", "skipped_stores", "skipped_puts", "put_failures", "voided_loads")
 _CIRCUIT_STATES: Final = ("closed", "half_open", "open")
-# Label of ours -> vLLM's.
+# Our label -> vLLM's.
 _LABEL_ALIASES: Final = {"reason": "finished_reason", "place": "position"}
 
 
 class Metrics:
-    """One per app: the front records events, Prometheus reads it."""
+    """Metrics of one app: the front records events, Prometheus reads them."""
 
     def __init__(self, *, model_name: str, engine_stats: Callable[[], EngineStats], engine: Collector | None = None) -> None:
         """`engine`: replaces the collector of `engine_stats`."""
         own = self._own = CollectorRegistry(auto_describe=False)
         self._prompt_tokens = Counter("baton:prompt_tokens", "Prompt tokens of ended requests.", registry=own)
-        self._cached_tokens = Counter("baton:prompt_tokens_cached", "Of them, found in the cache.", registry=own)
-        self._cached_by_tier = Counter(
-            "baton:prompt_tokens_cached_by_tier", "Cached ones, by the tier that had them.", ["tier"], registry=own
+        self._cached_tokens = Counter(
+            "baton:prompt_tokens_cached", "Prompt tokens of ended requests that were found in a cache.", registry=own
         )
-        self._output_tokens = Counter("baton:output_tokens", "Tokens received from the engine.", registry=own)
-        self._ended = Counter("baton:sequences_ended", "Sequences by how they ended.", ["reason"], registry=own)
+        self._cached_by_tier = Counter(
+            "baton:prompt_tokens_cached_by_tier", "Cached prompt tokens, by the tier that had them.", ["tier"], registry=own
+        )
+        self._output_tokens = Counter("baton:output_tokens", "Output tokens of ended sequences.", registry=own)
+        self._ended = Counter("baton:sequences_ended", "Ended sequences, by reason.", ["reason"], registry=own)
         self._refused = Counter("baton:requests_refused", "Requests answered with an error, by code.", ["code"], registry=own)
         self._broken = Counter(
             "baton:answers_broken",
-            "Answers that did not reach their end: client gone or slow, engine failed.",
+            "Answers that broke off: the client disconnected or was slow, or the engine failed.",
             ["how"],
             registry=own,
         )
-        self._http = Counter("baton:http_responses", "Responses by route and status.", ["route", "status"], registry=own)
-        self._open = Gauge("baton:http_requests_open", "Requests being answered.", registry=own)
-        self._ttft = _histogram(own, "baton:time_to_first_token_seconds", "From the HTTP request.", _SLOW)
-        self._itl = _histogram(own, "baton:inter_token_seconds", "Between tokens of a sequence.", _FAST)
-        self.later_tokens = self._itl.observe
-        """(seconds, count): `count` tokens arrived within `seconds` of the previous one. Called per step, so bound without a
-        wrapper."""
-        self._tpot = _histogram(
-            own, "baton:request_time_per_output_token_seconds", "Mean of a sequence, first token left out.", _FAST
+        self._http = Counter("baton:http_responses", "HTTP responses, by route and status.", ["route", "status"], registry=own)
+        self._open = Gauge("baton:http_requests_open", "Open HTTP requests.", registry=own)
+        self._ttft = _histogram(
+            own, "baton:time_to_first_token_seconds", "Seconds from the HTTP request to the first token.", _SLOW
         )
-        self._e2e = _histogram(own, "baton:request_seconds", "From the HTTP request to the end.", _SLOW)
-        self._request_prompt = _histogram(own, "baton:request_prompt_tokens", "Of a request.", _TOKENS)
-        self._request_output = _histogram(own, "baton:request_output_tokens", "Of a sequence.", _TOKENS)
-        self._request_max = _histogram(own, "baton:request_max_tokens", "Asked for, clipped.", _TOKENS)
-        self._request_n = _histogram(own, "baton:request_n", "Sequences asked for.", (1, 2, 5, 10, 20))
+        self._itl = _histogram(own, "baton:inter_token_seconds", "Seconds between two tokens of a sequence.", _FAST)
+        self.later_tokens = self._itl.observe
+        """Record that `count` tokens arrived within `seconds` of the previous one: (seconds, count). Called per step, so bound
+        without a wrapper."""
+        self._tpot = _histogram(
+            own,
+            "baton:request_time_per_output_token_seconds",
+            "Mean seconds per output token of a sequence, without the first token.",
+            _FAST,
+        )
+        self._e2e = _histogram(own, "baton:request_seconds", "Seconds from the HTTP request to its end.", _SLOW)
+        self._request_prompt = _histogram(own, "baton:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self._request_output = _histogram(own, "baton:request_output_tokens", "Output tokens per sequence.", _TOKENS)
+        self._request_max = _histogram(
+            own, "baton:request_max_tokens", "max_tokens per request, after the server's limit.", _TOKENS
+        )
+        self._request_n = _histogram(own, "baton:request_n", "Sequences per request (n).", (1, 2, 5, 10, 20))
         self._add_times(own)
-        # Present from the start, so that a rate over them is right from the first; and not looked up with every request.
+        # All labels exist from the start: rates are right from the first event, and no request looks one up.
         self._ended_by = {reason: self._ended.labels(reason.value) for reason in FinishReason}
         self._cached_in = {tier: self._cached_by_tier.labels(tier) for tier in ("device", "host", "storage")}
         own.register(EngineCollector(engine_stats) if engine is None else engine)
@@ -115,15 +124,25 @@ class Metrics:
         self._published.register(_WithAliases(own, {"model_name": model_name, "engine": "0"}))
 
     def _add_times(self, own: CollectorRegistry) -> None:
-        """Metrics of where the time of a request goes, and whether this process keeps up."""
-        self._queue = _histogram(own, "baton:request_queue_seconds", "Until the engine admits it, in every queue.", _SLOW)
-        self._prefill = _histogram(own, "baton:request_prefill_seconds", "From its admission to its first token.", _SLOW)
-        self._decode = _histogram(own, "baton:request_decode_seconds", "From its first token to its last.", _SLOW)
-        self._inference = _histogram(own, "baton:request_inference_seconds", "Prefill and decode.", _SLOW)
-        self._lag = Gauge(
-            "baton:loop_lag_seconds", "How late the event loop was, at most, in the last 10 seconds.", ["process"], registry=own
+        """Metrics of the phases of a request, and of this process's delays."""
+        self._queue = _histogram(
+            own, "baton:request_queue_seconds", "Seconds that a request waits in queues until it is admitted.", _SLOW
         )
-        self._build = Gauge("baton:build_info", "1; the labels say what runs.", ["version", "commit"], registry=own)
+        self._prefill = _histogram(
+            own, "baton:request_prefill_seconds", "Seconds from a request's admission to its first token.", _SLOW
+        )
+        self._decode = _histogram(
+            own, "baton:request_decode_seconds", "Seconds from a request's first token to its last.", _SLOW
+        )
+        self._inference = _histogram(
+            own, "baton:request_inference_seconds", "Seconds of a request's prefill and decode.", _SLOW
+        )
+        self._lag = Gauge(
+            "baton:loop_lag_seconds", "Longest delay of the event loop in the last 10 seconds.", ["process"], registry=own
+        )
+        self._build = Gauge(
+            "baton:build_info", "1, with the version and commit as labels.", ["version", "commit"], registry=own
+        )
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
@@ -137,7 +156,7 @@ class Metrics:
         self._inference.observe(prefill_seconds + decode_seconds)
 
     def about_process(self, name: str, lag_seconds: Callable[[], float], build: Build) -> None:
-        """`name`: front or router."""
+        """Add the build and the loop delay of this process; `name` is front or router."""
         self._lag.labels(name).set_function(lag_seconds)
         self._build.labels(build.version, build.commit).set(1)
 
@@ -168,7 +187,7 @@ class Metrics:
         self._broken.labels(how).inc()
 
     def http_response(self, route: str, status: int) -> None:
-        """`route` is the pattern, never the path of a client's request."""
+        """Count a response. `route` is the pattern, never the path of a client's request."""
         self._http.labels(route, str(status)).inc()
 
     def requests_open(self, count: int) -> None:
@@ -185,7 +204,7 @@ def _histogram(registry: CollectorRegistry, name: str, text: str, buckets: Seque
 
 
 def gauges(name: str, text: str, labels: str, values: Mapping[str, float]) -> Metric:
-    """`labels` has one name, or more with a slash between them, as have the keys of `values`."""
+    """Labelled gauges. `labels` are names with slashes between them; so are the keys of `values`."""
     return _labelled(GaugeMetricFamily(f"baton:{name}", text, labels=labels.split("/")), labels, values)
 
 
@@ -202,7 +221,7 @@ def _labelled(
 
 
 class EngineCollector(Collector):
-    """The engine's own stats, read at the scrape."""
+    """Metrics of the engine's own stats, which are read at the scrape."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
         self._stats = stats
@@ -210,113 +229,132 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         used = stats.blocks_held / stats.blocks_total if stats.blocks_total else 0.0
-        yield GaugeMetricFamily("baton:requests_running", "Sequences on the worker.", value=stats.running)
+        yield GaugeMetricFamily("baton:requests_running", "Running sequences.", value=stats.running)
         yield GaugeMetricFamily(
-            "baton:requests_waiting", "Sequences in line, preempted ones too.", value=stats.waiting + stats.preempted
+            "baton:requests_waiting", "Waiting sequences, including preempted ones.", value=stats.waiting + stats.preempted
         )
-        yield GaugeMetricFamily("baton:requests_preempted", "Of those, the preempted ones.", value=stats.preempted)
+        yield GaugeMetricFamily("baton:requests_preempted", "Preempted sequences that wait to continue.", value=stats.preempted)
         yield GaugeMetricFamily(
-            "baton:slots_taken", "Seats on the worker, dropped ones not yet acknowledged too.", stats.slots_taken
+            "baton:slots_taken", "Slots in use, including dropped ones not yet acknowledged.", stats.slots_taken
         )
-        yield GaugeMetricFamily("baton:engine_requests_open", "Requests owed an end.", value=stats.requests_open)
-        yield GaugeMetricFamily("baton:steps_in_flight", "Plans without a result.", value=stats.steps_in_flight)
-        yield GaugeMetricFamily("baton:kv_usage_ratio", "Blocks that requests hold, of all: 0 to 1.", value=used)
+        yield GaugeMetricFamily(
+            "baton:engine_requests_open", "Requests in the engine that have not ended.", value=stats.requests_open
+        )
+        yield GaugeMetricFamily(
+            "baton:steps_in_flight", "Steps sent to the worker whose result is awaited.", value=stats.steps_in_flight
+        )
+        yield GaugeMetricFamily("baton:kv_usage_ratio", "Share of the KV blocks that requests hold, 0 to 1.", value=used)
         blocks = {"free": stats.blocks_free, "cached": stats.blocks_cached, "held": stats.blocks_held}
-        yield gauges("kv_blocks", "Blocks of the pool by state.", "state", blocks)
+        yield gauges("kv_blocks", "KV blocks of the device pool, by state.", "state", blocks)
         yield from self._tiers(stats)
         yield from self._cluster(stats)
         yield from self._processes(stats)
         modes = {name: float(stats.mode == name) for name in ("serving", "draining", "paused", "asleep")}
-        yield gauges("engine_mode", "1 for the present mode.", "mode", modes)
+        yield gauges("engine_mode", "1 for the engine's present mode, 0 for the others.", "mode", modes)
         yield from self._counters(stats)
 
     def _processes(self, stats: EngineStats) -> Iterator[Metric]:
         lag = {"engine": stats.loop_lag_microseconds * 1e-6, "cache": stats.cache_loop_lag_microseconds * 1e-6}
-        yield gauges("engine_loop_lag_seconds", "As loop_lag_seconds, of engine and cache service.", "process", lag)
+        yield gauges(
+            "engine_loop_lag_seconds",
+            "Longest delay of the event loop, of the engine and of the cache service.",
+            "process",
+            lag,
+        )
         restarts = {"worker": stats.worker_losses, "cache": stats.cache_losses}
-        yield counters("child_restarts", "Processes started again, by child.", "child", restarts)
+        yield counters("child_restarts", "Restarts of child processes, by child.", "child", restarts)
         if stats.step_tokens:
             names = (*map(str, STEP_TOKEN_BUCKETS), "+Inf")
             below = accumulate(stats.step_tokens.get(name, 0) for name in names)
             yield HistogramMetricFamily(
                 "baton:step_tokens",
-                "Tokens that a step computes.",
+                "Tokens computed per step.",
                 buckets=list(zip(names, below, strict=True)),
                 sum_value=stats.step_tokens.get(STEP_TOKEN_SUM, 0),
             )
 
     def _cluster(self, stats: EngineStats) -> Iterator[Metric]:
-        """Empty without routers."""
+        """Metrics of router sessions and hand-offs. Without routers there are none."""
         if not stats.router_sessions and not stats.routers:
             return
-        yield GaugeMetricFamily("baton:instance_routers", "Sessions with routers that are open.", value=stats.routers)
+        yield GaugeMetricFamily("baton:instance_routers", "Open sessions with routers.", value=stats.routers)
         sessions, handoffs = stats.router_sessions, stats.handoffs
-        yield counters("instance_sessions", "Sessions with routers that began, and how they ended.", "event", sessions)
-        yield counters("instance_handoffs", "Prompts of hand-offs, by what became of them here.", "what", handoffs)
+        yield counters("instance_sessions", "Sessions with routers, by event: begun, and each way to end.", "event", sessions)
+        yield counters("instance_handoffs", "Hand-offs in which this instance took part, by result.", "what", handoffs)
         yield from self._transfers(stats)
 
     def _transfers(self, stats: EngineStats) -> Iterator[Metric]:
         """Copies of KV blocks between instances."""
         both, pulled = "transport/outcome", {name: value * 1e-6 for name, value in stats.pull_microseconds.items()}
         yield counters("kv_pulls", "Copies of KV blocks from other instances, by result.", both, stats.pulls)
-        text = "Connections of instances that read this one's KV blocks."
+        text = "Connections from instances that read this instance's KV blocks."
         yield counters("kv_readers", text, "transport/event", stats.readers)
         yield counters("kv_pull_bytes", "Bytes of KV blocks copied from other instances.", "transport", stats.pull_bytes)
-        yield counters("kv_pull_seconds", "What those copies took.", "transport", pulled)
+        yield counters("kv_pull_seconds", "Seconds spent copying KV blocks from other instances.", "transport", pulled)
 
     def _tiers(self, stats: EngineStats) -> Iterator[Metric]:
-        """Empty without lower tiers."""
+        """Metrics of the lower KV tiers. Without lower tiers there are none."""
         if not stats.tiers:
             return
         yield GaugeMetricFamily("baton:requests_loading", "Sequences that wait for KV from a lower tier.", value=stats.loading)
-        yield GaugeMetricFamily("baton:kv_service_up", "1: the cache service takes moves.", value=float(stats.cache_service))
+        yield GaugeMetricFamily(
+            "baton:kv_service_up", "1 if the cache service accepts copies, else 0.", value=float(stats.cache_service)
+        )
         host = {"cached": stats.host_blocks_cached, "other": stats.host_blocks - stats.host_blocks_cached}
-        yield gauges("kv_host_blocks", "Blocks of the host tier by state.", "state", host)
+        yield gauges("kv_host_blocks", "KV blocks of the host tier, by state.", "state", host)
         tiers = Counts(stats.tiers)
         blocks, size = ({way: tiers[f"{name}{unit}"] for way, name in _WAYS} for unit in ("", "_bytes"))
         yield counters("kv_blocks_moved", "KV blocks copied between tiers.", "way", blocks)
-        yield counters("kv_bytes_moved", "The same in bytes.", "way", size)
+        yield counters("kv_bytes_moved", "Bytes of KV blocks copied between tiers.", "way", size)
         missed = {name: tiers[name] for name in _NOT_MOVED}
-        yield counters("kv_blocks_not_moved", "KV blocks not copied, by what became of it.", "why", missed)
+        yield counters("kv_blocks_not_moved", "KV blocks not copied between tiers, by reason.", "why", missed)
         if stats.storage_circuit:
             present = {"read": stats.storage_circuit, "write": stats.storage_write_circuit}
             states = {f"{way}/{state}": float(present[way] == state) for way in present for state in _CIRCUIT_STATES}
-            text = "Of reading and writing storage: 1 for the present state."
+            text = "1 for the present state of storage's read and write circuit."
             yield gauges("kv_circuit_state", text, "way/state", states)
             opened = {way: tiers[f"{way}_circuit_opened"] for way in present}
-            yield counters("kv_circuit_opened", "How often storage was left alone.", "way", opened)
-        yield counters("kv_storage", "What the storage backend counts.", "what", stats.storage)
+            yield counters(
+                "kv_circuit_opened", "Times that the circuit opened, so storage was not used for a while.", "way", opened
+            )
+        yield counters("kv_storage", "Counters of the storage backend.", "what", stats.storage)
 
     def _counters(self, stats: EngineStats) -> Iterator[Metric]:
         for name, text, value in (
-            ("steps", "Steps absorbed.", stats.steps),
-            ("preemptions", "Sequences that lost their blocks to others.", stats.preemptions),
-            ("prefix_cache_queried_tokens", "Prompt tokens looked up at a first admission.", stats.prompt_tokens),
-            ("prefix_cache_hit_tokens", "Of them, found.", stats.cached_tokens),
-            ("engine_output_tokens", "Tokens made.", stats.output_tokens),
-            ("folded_blocks", "Blocks computed twice at the same time, now one.", stats.folded_blocks),
-            ("stale_rows", "Rows about sequences that were gone.", stats.stale_rows),
-            ("stale_results", "Results repeated, or of an earlier worker.", stats.stale_results),
+            ("steps", "Completed steps.", stats.steps),
+            ("preemptions", "Preemptions: sequences that lost their blocks to others.", stats.preemptions),
+            (
+                "prefix_cache_queried_tokens",
+                "Prompt tokens looked up in the prefix cache at the first admission.",
+                stats.prompt_tokens,
+            ),
+            ("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache at the first admission.", stats.cached_tokens),
+            ("engine_output_tokens", "Output tokens computed by the engine.", stats.output_tokens),
+            ("folded_blocks", "KV blocks freed because an equal block was computed at the same time.", stats.folded_blocks),
+            ("stale_rows", "Result rows dropped because their sequence had ended.", stats.stale_rows),
+            ("stale_results", "Step results dropped: repeated, or from an earlier worker.", stats.stale_results),
             ("worker_losses", "Times the worker was lost.", stats.worker_losses),
-            ("crash_ends", "Sequences given up because the worker was lost over them twice.", stats.crash_ends),
+            ("crash_ends", "Sequences ended because the worker was lost twice while computing them.", stats.crash_ends),
         ):
             yield CounterMetricFamily(f"baton:{name}", text, value=value)
         if stats.drafts:
             yield from _drafts(stats.drafts)
-        yield counters("engine_ended", "Sequences by how they ended in the engine.", "reason", stats.ended)
-        yield counters("engine_refused", "Requests the engine refused.", "reason", stats.refused)
-        yield counters("engine_held_back", "Steps in which the head of the line did not fit.", "reason", stats.held_back)
+        yield counters("engine_ended", "Sequences ended by the engine, by reason.", "reason", stats.ended)
+        yield counters("engine_refused", "Requests refused by the engine, by reason.", "reason", stats.refused)
+        yield counters(
+            "engine_held_back", "Steps in which the first waiting request did not fit, by reason.", "reason", stats.held_back
+        )
 
 
 def _drafts(counts: Mapping[str, int]) -> Iterator[Metric]:
     places = {name: count for name, count in counts.items() if name.isdigit()}
     for name, text, value in (
-        ("draft_rows", "Rows of steps with draft tokens.", counts.get("rows", 0)),
-        ("draft_tokens", "Draft tokens that were verified.", counts.get("tokens", 0)),
-        ("draft_tokens_accepted", "Of them, accepted.", sum(places.values())),
+        ("draft_rows", "Rows with draft tokens in all steps.", counts.get("rows", 0)),
+        ("draft_tokens", "Verified draft tokens.", counts.get("tokens", 0)),
+        ("draft_tokens_accepted", "Accepted draft tokens.", sum(places.values())),
     ):
         yield CounterMetricFamily(f"baton:{name}", text, value=value)
-    yield counters("draft_tokens_accepted_by_place", "Accepted draft tokens by their place in the draft.", "place", places)
+    yield counters("draft_tokens_accepted_by_place", "Accepted draft tokens, by position in the draft.", "place", places)
 
 
 class _WithAliases(Collector):
@@ -326,7 +364,7 @@ class _WithAliases(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for family in self._own.collect():
-            # The creation time of a counter is in the start time metrics already, and doubles the page.
+            # Creation times of counters double the page, and the start time metrics have them already.
             family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             yield family
             for alias in ALIASES.get(family.name.removeprefix("baton:"), ()):
