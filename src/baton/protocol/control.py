@@ -12,7 +12,7 @@ from baton.protocol.request import Count, FinishReason, Refused
 
 
 class AbortRequest(Struct, frozen=True, array_like=True):
-    """The client disconnected, or the front found a stop string. One of the n sequences; None: all."""
+    """Ends a request: the client disconnected, or the front found a stop string. One of the n sequences; None: all."""
 
     request: RequestId
     index: Natural | None = None
@@ -35,17 +35,17 @@ class Ping(Struct, frozen=True, array_like=True):
 class Pong(Struct, frozen=True, array_like=True):
     number: int
     fault: str = ""
-    "The fault, as text for users. Empty: none."
+    "Fault of the engine or worker, as text for users. Empty: none."
 
 
 class ProgressShared(Struct, frozen=True, array_like=True):
-    """Comes with the descriptor of the worker's progress word (protocol/progress.py), before its WorkerHello."""
+    """Sent with the descriptor of the worker's progress word (protocol/progress.py), before its WorkerHello."""
 
     epoch: WorkerEpoch
 
 
 class CollectiveShared(Struct, frozen=True, array_like=True):
-    """Comes with the descriptor of an empty memory file that all ranks of a worker set share: the first message that each of
+    """Sent with the descriptor of an empty memory file that all ranks of a worker set share: the first message that each of
     them gets on its descriptor socket. A set of one rank gets none."""
 
     epoch: WorkerEpoch
@@ -54,7 +54,7 @@ class CollectiveShared(Struct, frozen=True, array_like=True):
 
 class PauseInstance(Struct, frozen=True, array_like=True):
     number: int
-    "Number of this order; the answer names it."
+    "Number of this order, which the answer names."
     drain_seconds_max: Seconds | None = None
 
 
@@ -92,7 +92,7 @@ class ModelChanged(Struct, frozen=True, array_like=True):
     model: str
     identity: bytes
     identity_parts: dict[str, str] = {}
-    "As in WorkerHello."
+    "Identity of the model, as in WorkerHello."
 
 
 OrderOutcome = Literal["done", "overtaken", "refused"]
@@ -110,7 +110,7 @@ class OrderAnswer(Struct, frozen=True, array_like=True):
     number: int
     outcome: OrderOutcome
     detail: str = ""
-    "Why it was refused, as text for users."
+    "Reason for which the order was refused, as text for users."
 
 
 class ModeReport(Struct, frozen=True, array_like=True):
@@ -125,7 +125,7 @@ class LoadProgress(Struct, frozen=True, array_like=True):
     done: int
     total: int
     stage: str = ""
-    "Another slow stage, as text for users (compiling kernels). Empty: the weights are being read."
+    "Other slow stage, as text for users (compiling kernels). Empty: the weights are being read."
 
 
 class WorkerHello(Struct, frozen=True, array_like=True):
@@ -140,15 +140,15 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     identity: bytes = b""
     "Digest of the loaded model: the root of every block key (worker/identity.py)."
     pool: PoolIncarnation = PoolIncarnation(0)
-    "Equal to that of an earlier worker: it attached to the same pool."
+    "Incarnation of the pool. Equal to that of an earlier worker: it attached to the same pool."
     model_context_tokens: Natural = 0
     "The model's own context: more than context_tokens if the pool cannot hold it."
     sampling_defaults: dict[str, int | float] = {}
-    "Defaults of the model's files."
+    "Default sampling of the model's files."
     block_bytes: Counter = 0
-    "Size of one block, in the pool and on every tier."
+    "Bytes of one block, in the pool and on every tier."
     digest_seconds: Seconds = 0.0
-    "Duration of the digest of the weights, unless it was kept from an earlier start."
+    "Seconds for the digest of the weights, unless it was kept from an earlier start."
     plan: dict[str, int | float | str] = {}
     "How the size of the pool was found, for users (worker/build.py)."
     layout: bytes = b""
@@ -156,13 +156,13 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     identity_parts: dict[str, str] = {}
     "The inputs of `identity` by name, each in a few characters: so that a refusal can name the part that differs."
     pooling: str = "mean"
-    "Default for embeddings: one of request.POOLINGS, or the name of an unsupported one (models/pooling.py)."
+    "Default pooling of embeddings: one of request.POOLINGS, or the name of an unsupported one (models/pooling.py)."
     steps: dict[str, int | float] = {}
-    "Step sizes that it chose for its device, by field of SchedulerConfig (config/device_defaults.py)."
+    "Step sizes that the worker chose for its device, by field of SchedulerConfig (config/device_defaults.py)."
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py). Empty: it cannot."
     generates: bool = True
-    "False: the model is an encoder, which gives vectors or classes."
+    "Whether the model generates. False: an encoder, which gives vectors or classes."
     labels: tuple[str, ...] = ()
     "Names of the classes of a model that classifies."
 
@@ -171,16 +171,16 @@ class CacheHello(Struct, frozen=True, array_like=True):
     """The cache service has its host memory and storage, is attached to the pool, and accepts moves."""
 
     pool: PoolIncarnation
-    "The device pool that it is attached to."
+    "Incarnation of the device pool that the service is attached to."
     host_blocks: int
     kept: bool
-    "The host memory is its predecessor's."
+    "Whether the host memory is its predecessor's."
     storage: str = ""
     "Scheme of the storage backend; empty: none."
     peer: str = ""
-    "Where other instances may read the pool: the addresses of its messenger (instance.py). Empty: nowhere."
+    "Addresses at which other instances read the pool: those of its messenger (instance.py). Empty: it is not readable."
     wants_tokens: bool = False
-    "Storage finds blocks by token ids: queries, puts and fetches must carry them."
+    "Whether storage finds blocks by token ids: queries, puts and fetches must carry them."
 
 
 class CacheStats(Struct, frozen=True, array_like=True):
@@ -192,11 +192,11 @@ class CacheStats(Struct, frozen=True, array_like=True):
     "Copies from other instances, by transport and outcome: `tcp/copied` (kvcache/messenger.py)."
     pull_bytes: dict[str, int] = {}
     pull_microseconds: dict[str, int] = {}
-    "Both by transport."
+    "Bytes and microseconds of those copies, by transport."
     readers: dict[str, int] = {}
     "Instances that read our pool, by transport and outcome: `tcp/evicted`."
     loop_lag_microseconds: Counter = 0
-    "Largest lateness of its event loop in the last seconds."
+    "Longest delay of its event loop in the last seconds."
 
 
 class InstanceReady(Struct, frozen=True, array_like=True):
@@ -210,19 +210,19 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     model_context_tokens: Natural = 0
     sampling_defaults: dict[str, int | float] = {}
     identity: bytes = b""
-    "WorkerHello.identity."
+    "Identity of the model (WorkerHello.identity)."
     plan: dict[str, int | float | str] = {}
     "Resolved settings, for users: processes, the pool's creator, how many blocks and why."
     identity_parts: dict[str, str] = {}
-    "WorkerHello.identity_parts."
+    "Parts of the identity (WorkerHello.identity_parts)."
     pooling: str = "mean"
-    "WorkerHello.pooling."
+    "Default pooling (WorkerHello.pooling)."
     scoring: str = ""
-    "WorkerHello.scoring."
+    "Scoring of pairs (WorkerHello.scoring)."
     generates: bool = True
-    "WorkerHello.generates."
+    "Whether the model generates (WorkerHello.generates)."
     labels: tuple[str, ...] = ()
-    "WorkerHello.labels."
+    "Names of the classes (WorkerHello.labels)."
 
 
 class StartFailed(Struct, frozen=True, array_like=True):
@@ -236,8 +236,8 @@ STEP_TOKEN_SUM: Final = "sum"
 
 
 class InstanceStats(Struct, kw_only=True):
-    """Gauges are current values; the others are counters since the engine's start (core/engine/stats.py), and never
-    decrease."""
+    """Stats of an instance. Gauges are current values; the others are counters since the engine's start (core/engine/stats.py),
+    and never decrease."""
 
     mode: str = "serving"
     running: Counter = 0
@@ -259,15 +259,15 @@ class InstanceStats(Struct, kw_only=True):
     host_blocks: Counter = 0
     host_blocks_cached: Counter = 0
     cache_service: bool = False
-    "The cache service is connected, and accepts moves."
+    "Whether the cache service is connected, and accepts moves."
     storage_circuit: str = ""
     "State of the circuit for reads of storage; empty: no storage."
     storage_write_circuit: str = ""
-    "State of the circuit for writes."
+    "State of the circuit for writes of storage."
     routers: Counter = 0
     "Open sessions with routers."
     router_refusal: str = ""
-    "Why a router refused the instance, as text for users. Empty: none did since the last session that was opened."
+    "Reason for which a router refused the instance, as text for users. Empty: none did since the last session that was opened."
 
     router_sessions: dict[str, Counter] = {}
     "Sessions with routers that began (opened), and by how they ended or why none began (runtime/engine/router_links.py)."
@@ -277,7 +277,7 @@ class InstanceStats(Struct, kw_only=True):
     "Copies of KV blocks from other instances, by transport and outcome: `tcp/copied` (kvcache/messenger.py)."
     pull_bytes: dict[str, Counter] = {}
     pull_microseconds: dict[str, Counter] = {}
-    "Bytes and duration of those copies, by transport."
+    "Bytes and microseconds of those copies, by transport."
     readers: dict[str, Counter] = {}
     "Connections of instances that read this one's KV pool, by transport and event: `tcp/evicted`."
     tiers: dict[str, Counter] = {}
@@ -296,19 +296,19 @@ class InstanceStats(Struct, kw_only=True):
     worker_losses: Counter = 0
     crash_ends: Counter = 0
     cache_losses: Counter = 0
-    "Lost cache services; another one was started."
+    "Number of lost cache services; another one was started each time."
     loop_lag_microseconds: Counter = 0
-    "Largest lateness of the engine's event loop in the last seconds."
+    "Longest delay of the engine's event loop in the last seconds."
     cache_loop_lag_microseconds: Counter = 0
-    "The same for the cache service's."
+    "Longest delay of the cache service's event loop in the last seconds."
     drafts: dict[str, Counter] = {}
-    """With speculation: `rows` with drafts, their draft `tokens`, and how many were accepted, by place in the draft ("0", "1",
-    ...)."""
+    """Counters of speculation: `rows` with drafts, their draft `tokens`, and how many were accepted, by place in the draft
+    ("0", "1", ...)."""
     step_tokens: dict[str, Counter] = {}
     "Steps by number of tokens: counts by STEP_TOKEN_BUCKETS and +Inf, and the sum."
     ended: dict[str, Counter] = {}
-    "By FinishReason."
+    "Ended sequences, by FinishReason."
     refused: dict[str, Counter] = {}
-    "By RefusalReason."
+    "Refused requests, by RefusalReason."
     held_back: dict[str, Counter] = {}
     "Steps in which the head of the queue did not fit, by the resource that was short."

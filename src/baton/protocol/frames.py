@@ -12,7 +12,7 @@ from typing import Final
 from baton.protocol.codec import HEADER_BYTES, Message, decode_body, read_header
 
 BUFFER_BYTES: Final = 64 * 1024
-"""Enough for one wake-up. A larger frame gets a larger buffer, until it is decoded."""
+"""Bytes of the buffer, enough for one wake-up. A larger frame gets a larger buffer, until it is decoded."""
 
 
 class FrameBuffer:
@@ -27,7 +27,8 @@ class FrameBuffer:
         return self._view[self._filled :]
 
     def filled(self, count: int) -> Iterator[Message]:
-        """Yield the messages that are complete after `count` more bytes. Iterate to the end. Raises the errors of `decode`."""
+        """Yield the messages that are complete after `count` more bytes. The caller iterates to the end. Raises the errors of
+        `decode`."""
         view, at, end, needed = self._view, 0, self._filled + count, HEADER_BYTES
         while end - at >= HEADER_BYTES:
             kind, length = read_header(view, at)

@@ -27,9 +27,9 @@ class Grammar(Struct, frozen=True, omit_defaults=True):
     ends: tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...] = ()
     "Tokens that end the answer. They are allowed only where the text so far is complete."
     ends_late: bool = False
-    "The end tokens are allowed only where nothing else is: the client asked to ignore the end of text."
+    "Whether the end tokens are allowed only where nothing else is: the client asked to ignore the end of text."
 
 
 def grammar_bytes(grammar: Grammar | None) -> int:
-    """Upper bound of the encoded size."""
+    """Upper bound of the grammar's encoded size in bytes."""
     return 0 if grammar is None else 64 + 4 * len(grammar.text) + 5 * len(grammar.ends)

@@ -26,65 +26,66 @@ from baton.protocol.request import Count, GenerateRequest, TokenId
 
 
 class Reserve(Struct, frozen=True, array_like=True):
-    """Reserve all blocks that this request needs to begin, for `lease_seconds`. Repeated, it renews the lease. The answer is
-    Reserved or RefusedRequest, within `wait_seconds`."""
+    """Reserve all blocks that this request needs to begin, for `lease_seconds`. A repeated message renews the lease. The answer
+    is Reserved or RefusedRequest, within `wait_seconds`."""
 
     request: GenerateRequest
-    "As the client wants it. Its prompt is computed elsewhere; it continues here."
+    "The request as the client sent it. Its prompt is computed at another instance; it continues here."
     lease_seconds: Seconds
     wait_seconds: Seconds = 0.0
-    "How long the request may wait for room in the order of priority. 0: without room it is refused at once."
+    "Seconds that the request may wait for room, in the order of priority. 0: without room it is refused at once."
 
 
 class Reserved(Struct, frozen=True, array_like=True):
     request: RequestId
     attempt: Count
     cached_tokens: Natural
-    "Leading tokens whose KV is cached here. They are not pulled."
+    "Number of leading tokens whose KV is cached here. They are not pulled."
     waited_seconds: Seconds = 0.0
-    "How long it waited for room: no part of the cost of a hand-off."
+    "Seconds that the reservation waited for room: no part of the cost of a hand-off."
 
 
 class Prefill(Struct, frozen=True, array_like=True):
     """Compute the request's tokens and sample one token. Unless that ends it, its blocks are offered and kept."""
 
     request: GenerateRequest
-    "One sequence, and one token more than was delivered."
+    "The request with one sequence, and one token more than was delivered."
     keep_seconds: Seconds
-    "How long the blocks stay after all is computed."
+    "Seconds that the blocks stay after the whole prompt is computed."
 
 
 class Offer(Struct, frozen=True, array_like=True):
-    """Computed blocks. They stay unchanged until Forget, Released or the end of their lease."""
+    """Computed blocks, which stay unchanged until Forget, Released or the end of their lease."""
 
     request: RequestId
     attempt: Count
     pool: PoolIncarnation
     place: Natural
-    "Place of the first block in the sequence's table."
+    "Place of the first offered block in the sequence's table."
     blocks: tuple[Annotated[BlockId, Meta(ge=0, le=2**31 - 1)], ...]
     tokens: Natural
-    "Tokens computed so far, from the beginning of the sequence."
+    "Number of tokens computed so far, from the beginning of the sequence."
     last: bool = False
-    "All is computed; the last block may be partly filled."
+    "Whether the whole prompt is computed; the last block may be partly filled."
     cached_tokens: Natural = 0
-    "Last offer only: as in Ended."
+    "Cached, host and storage tokens, as in Ended; last offer only."
     host_tokens: Natural = 0
     storage_tokens: Natural = 0
 
 
 class PeerOffer(Struct, frozen=True, array_like=True):
-    """An offer on its way to the decode instance."""
+    """An offer that the router sends on to the decode instance."""
 
     offer: Offer
     peers: tuple[str, ...]
-    "For each rank, the addresses of the messenger that serves the pool (InstanceHello.peers)."
+    "Addresses of the messenger that serves the pool, for each rank (InstanceHello.peers)."
     outputs: tuple[TokenId, ...] = ()
-    "Last offer only: the tokens that the leader's client has by now."
+    "Tokens that the leader's client has by now; last offer only."
 
 
 class Release(Struct, frozen=True, array_like=True):
-    """Everything was copied. Were the blocks kept unchanged until now? They are not needed any longer."""
+    """The copy is complete: the blocks are not needed any longer. The answer says whether they were kept unchanged until
+    now."""
 
     request: RequestId
     attempt: Count
@@ -94,22 +95,22 @@ class Released(Struct, frozen=True, array_like=True):
     request: RequestId
     attempt: Count
     kept: bool
-    "False: the lease had lapsed. The copy may have other content."
+    "Whether the blocks were kept. False: the lease had lapsed, and the copy may have other content."
 
 
 class Adopted(Struct, frozen=True, array_like=True):
-    """Decode continues the request by itself from now on."""
+    """The decode instance continues the request by itself from now on."""
 
     request: RequestId
     attempt: Count
     tokens: Natural
-    "Tokens pulled or cached here, and trusted. The rest is computed."
+    "Number of tokens pulled or cached here, and trusted. The rest is computed."
     fault: str = ""
-    "Why blocks could not be copied, as text for the log. Empty: they could, or it was not tried."
+    "Reason why blocks could not be copied, as text for the log. Empty: they could, or no copy was tried."
 
 
 class Forget(Struct, frozen=True, array_like=True):
-    """This attempt, and lower ones, end here without an Ended. An unknown request is ignored."""
+    """Ends this attempt, and lower ones, without an Ended. An unknown request is ignored."""
 
     request: RequestId
     attempt: Count

@@ -14,16 +14,16 @@ Slot = NewType("Slot", int)
 """A place on the worker, 0 <= slot < slots."""
 
 Incarnation = NewType("Incarnation", int)
-"""Which occupant of a slot. Grows on every reuse, never decreases, survives worker restarts."""
+"""Number of a slot's use. It grows on every reuse, never decreases, survives worker restarts."""
 
 StepNo = NewType("StepNo", int)
-"""Number of a plan and of its result. Grows by one, never reused, survives worker restarts."""
+"""Number of a plan and of its result. It grows by one, is never reused, survives worker restarts."""
 
 WorkerEpoch = NewType("WorkerEpoch", int)
-"""Which life of the worker. Results of an earlier life are ignored."""
+"""Number of a life of the worker. Results of an earlier life are ignored."""
 
 PoolIncarnation = NewType("PoolIncarnation", int)
-"""Which KV pool. Drawn by its creator; equal values mean the same memory with the same content."""
+"""Number of a KV pool, drawn by its creator; equal values mean the same memory with the same content."""
 
 BlockId = NewType("BlockId", int)
 """Index of a KV block in the pool."""
@@ -32,10 +32,10 @@ HostBlockId = NewType("HostBlockId", int)
 """Index of a KV block in the host pool."""
 
 Generation = NewType("Generation", int)
-"""Which use of a block. Grows every time the block is taken."""
+"""Number of a block's use. It grows every time the block is taken."""
 
 BlockKey = NewType("BlockKey", bytes)
-"""SHA-256 of a block's content and all before it (core/kv/block_hash.py). The same on every tier."""
+"""SHA-256 of a block's content and all content before it (core/kv/block_hash.py). The same on every tier."""
 
 MoveId = NewType("MoveId", int)
 """Number of a block move, or of a storage query. Never reused, survives the cache service."""

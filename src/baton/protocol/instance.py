@@ -1,5 +1,5 @@
-"""Instances and routers: how a session begins, and how each side knows that the other is alive. An instance dials; the router
-answers.
+"""Messages between instances and routers: how a session begins, and how each side knows that the other is alive. An instance
+dials; the router answers.
 
     instance  InstanceHello ---> router    identity, weights, capacity
     router    RouterHello -> instance      accepted; or InstanceRefused, with the reason
@@ -24,7 +24,7 @@ Role = Literal["mixed", "prefill", "decode"]
 PREEMPTED_NAMED_MAX: Final = 64
 """Number of preempted requests that a heartbeat names."""
 CACHED_KEYS_MAX: Final = 4096
-"""Keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
+"""Maximum of keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
 CACHED_BYTES_MAX: Final = 6 * CACHED_KEYS_MAX
 
 
@@ -33,16 +33,16 @@ class Build(Struct, frozen=True):
 
     version: str = ""
     commit: str = ""
-    "Empty: unknown."
+    "Commit. Empty: unknown."
     started_at: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
-    "Seconds since 1970, by the clock of its machine. 0: unknown."
+    "Start time in seconds since 1970, by the clock of its machine. 0: unknown."
 
 
 class InstanceHello(Struct, frozen=True, array_like=True):
     name: NodeName
-    "Unique in the cluster; for users and for stable placement."
+    "Name of the instance, unique in the cluster; for users and for stable placement."
     incarnation: int
-    "Drawn anew by every life of the engine."
+    "Number drawn anew by every life of the engine."
     role: Role
     ready: InstanceReady
     layout: bytes
@@ -54,26 +54,26 @@ class InstanceHello(Struct, frozen=True, array_like=True):
     pid: Natural = 0
     "Process id of its engine, for users on the same machine."
     adopt_seconds_max: Seconds = 0.0
-    "Longest time from the last offer of a prompt until it continues with it. 0: it accepts none."
+    "Maximum of seconds from the last offer of a prompt until the request continues here. 0: it accepts none."
     model: str = ""
     "Path of its weights on its own machine: a router that has loaded others can order these again. Empty: unknown."
     refused: bool = False
-    "The dialled router refused it last time. It does not decide what fits, while others may come back."
+    "Whether the dialled router refused it last time. Then it does not decide what fits, while others may come back."
     capabilities: tuple[str, ...] = ()
     "Optional features of its build (protocol/versions.py)."
     build: Build = Build()
     step_tokens: Natural = 0
-    "Most prompt tokens that it computes in one step. 0: unknown."
+    "Maximum of prompt tokens that it computes in one step. 0: unknown."
 
 
 class RouterHello(Struct, frozen=True, array_like=True):
     router: NodeName
     beat_seconds: Seconds
-    "Longest time between two messages."
+    "Maximum of seconds between two messages."
     lapse_seconds: Seconds
-    "After this long without a message the other side is considered lost."
+    "Seconds without a message after which the other side is considered lost."
     capabilities: tuple[str, ...] = ()
-    "As in InstanceHello."
+    "Optional features of the router's build, as in InstanceHello."
     build: Build = Build()
 
 
@@ -89,13 +89,13 @@ class Heartbeat(Struct, frozen=True, array_like=True):
     token_seconds: Seconds = 0.0
     "Measured seconds per prompt token. 0: unknown."
     blocks_available: Natural = 0
-    "Free blocks, and cached idle ones."
+    "Number of free blocks, and of cached idle ones."
     slots_free: Natural = 0
     waiting_tokens: Counter = 0
-    "Prompt tokens in the queue."
+    "Number of prompt tokens in the queue."
     decoding: Natural = 0
     stalled: bool = False
-    "The worker is stalled: requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
+    "Whether the worker is stalled: requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
     preempted: tuple[RequestId, ...] = ()
     "Requests of this router that were preempted there and do not run now; the longest waiting, if there are many."
 
@@ -105,7 +105,7 @@ class CachedKeys(Struct, frozen=True, array_like=True):
     and in the host tier. Sent after heartbeats, to routers that list the capability `cached_keys`."""
 
     whole: bool = False
-    "All earlier keys are void: `added` begins the list anew."
+    "Whether all earlier keys are void: `added` begins the list anew."
     added: Annotated[bytes, Meta(max_length=CACHED_BYTES_MAX)] = b""
     removed: Annotated[bytes, Meta(max_length=CACHED_BYTES_MAX)] = b""
 
@@ -125,12 +125,12 @@ class InstanceView(Struct, frozen=True):
     health_url: str = ""
     pid: int = 0
     stats: InstanceStats = field(default_factory=InstanceStats)
-    "As last reported."
+    "Stats as last reported."
     build: Build = Build()
     peers: tuple[str, ...] = ()
-    "Where other instances read its KV pool, for each rank (InstanceHello.peers). Empty: nowhere."
+    "Addresses at which other instances read its KV pool, for each rank (InstanceHello.peers). Empty: it is not readable."
     kv_identity: str = ""
-    "The label of its KV blocks in storage (baton kv list): the first digits of its identity."
+    "Label of its KV blocks in storage (baton kv list): the first digits of its identity."
 
 
 class PathView(Struct, frozen=True):
@@ -139,9 +139,9 @@ class PathView(Struct, frozen=True):
     reader: str
     source: str
     failures: int
-    "Hand-offs in a row of which almost nothing arrived."
+    "Number of hand-offs in a row of which almost nothing arrived."
     reason: str = ""
-    "As the reader reports. Empty: unknown."
+    "Reason of the last failure, as the reader reports. Empty: unknown."
 
 
 class RefusedView(Struct, frozen=True):
@@ -151,9 +151,9 @@ class RefusedView(Struct, frozen=True):
     "Name of the instance; its address, if the session ended before its hello."
     reason: str
     times: int
-    "Refusals so far."
+    "Number of refusals so far."
     seconds_ago: float
-    "Time since the last one."
+    "Seconds since the last refusal."
 
 
 class ClusterView(Struct, frozen=True):
@@ -162,17 +162,17 @@ class ClusterView(Struct, frozen=True):
     router: str
     mode: str
     queued: int = 0
-    "Requests that no instance has yet."
+    "Number of requests in the router's queue."
     open: int = 0
-    "Requests that have not ended, including the queued ones."
+    "Number of requests that have not ended, including the queued ones."
     instances: tuple[InstanceView, ...] = ()
     counters: dict[str, int] = {}
-    "Since the router's start: hand-offs, replays, losses, and so on."
+    "Counters since the router's start: hand-offs, replays, losses, and so on."
     handoff_seconds: float = 0.0
-    "Mean of the last hand-offs, from the last computed block to the adoption."
+    "Mean seconds of the last hand-offs, from the last computed block to the adoption."
     failed_paths: tuple[PathView, ...] = ()
     "Pairs of instances between which the last hand-off did not arrive, at most 100."
     prefix_keys: int = 0
-    "Keys of cached blocks that the router knows, of all instances together."
+    "Number of known keys of cached blocks, of all instances together."
     refused: tuple[RefusedView, ...] = ()
     "Instances that were refused in the last minutes and have not joined since."

@@ -28,7 +28,7 @@ MoveKind = Literal["store", "load", "put", "fetch", "pull"]
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:
-    """Four bytes each, little-endian: a long prefix is one value of a message, not one per token."""
+    """Token ids in four bytes each, little-endian: a long prefix is one value of a message, not one per token."""
     return pack(f"<{len(ids)}I", *ids)
 
 
@@ -43,46 +43,46 @@ class BlockMove(Struct, frozen=True, array_like=True):
     kind: MoveKind
     host: tuple[HostBlockId, ...]
     device: tuple[BlockId, ...] = ()
-    "Store and load: one for each host block. Pull: one for each of the peer's."
+    "Blocks of the device. Store and load: one for each host block. Pull: one for each of the peer's."
     pool: PoolIncarnation = PoolIncarnation(0)
     "Pool of the device blocks: a service that is attached to another pool copies nothing."
     keys: tuple[BlockKey, ...] = ()
-    "Put and fetch: one for each host block."
+    "Keys of the blocks. Put and fetch: one for each host block."
     seconds_max: float = 0.0
-    "Put, fetch and pull: time limit. Blocks not moved by then are not moved."
+    "Time limit of a put, fetch or pull. Blocks not moved by then are not moved."
     peer: str = ""
-    "Pull: the addresses of the messenger that serves the other pool (instance.py); in the core a line for each rank."
+    "Addresses of the messenger that serves the other pool (instance.py), for a pull; in the core a line for each rank."
     peer_pool: PoolIncarnation = PoolIncarnation(0)
     peer_blocks: tuple[BlockId, ...] = ()
     tokens: bytes = b""
-    "Put and fetch, if storage wants them: `pack_tokens` of the whole prefix up to the last key."
+    "Tokens of a put or fetch, if storage wants them: `pack_tokens` of the whole prefix up to the last key."
 
 
 class MoveResult(Struct, frozen=True, array_like=True):
-    """Exactly one per move. `moved` counts the leading blocks that arrived complete."""
+    """The result of a move, exactly one per move. `moved` counts the leading blocks that arrived complete."""
 
     id: MoveId
     moved: int
     seconds: float = 0.0
-    "Duration of the copying, without the wait for its turn."
+    "Seconds of the copying, without the wait for its turn."
     error: str | None = None
-    "The tier failed. A missing block is no failure."
+    "Error of the tier. A missing block is no failure."
 
 
 class StorageIdentity(Struct, frozen=True, array_like=True):
-    """Blocks of the queries and moves that follow have this identity (worker/identity.py): storage labels them with it."""
+    """Identity of the blocks of the following queries and moves (worker/identity.py): storage labels them with it."""
 
     identity: bytes
 
 
 class StorageQuery(Struct, frozen=True, array_like=True):
-    """How many of these leading keys does storage have?"""
+    """Asks storage how many of these leading keys it has."""
 
     id: MoveId
     keys: tuple[BlockKey, ...]
     seconds_max: float = 0.0
     tokens: bytes = b""
-    "If storage wants them, as in BlockMove."
+    "Tokens, if storage wants them, as in BlockMove."
 
 
 class StorageAnswer(Struct, frozen=True, array_like=True):

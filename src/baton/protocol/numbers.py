@@ -11,9 +11,9 @@ Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """Number of tokens, blocks, slots or sequences."""
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Counter = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""Only grows, while its process lives."""
+"""Number that only grows, while its process lives."""
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-"""Finite: NaN and infinity are outside every range."""
+"""Finite number: NaN and infinity are outside every range."""
 
 NodeName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+\Z")]
 """Name of an instance or a router: ASCII without blanks and control characters, because it appears in logs and labels."""

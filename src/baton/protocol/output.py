@@ -13,7 +13,7 @@ from baton.protocol.request import Count, FinishReason, TokenId
 from baton.protocol.step import RowError, RowLogprobs, TokenLogprob
 
 EndError = Literal[RowError, "poison", "worker_gone"]
-"""Why a sequence ended with an error, for programs; `detail` is text for users.
+"""Causes of an end with an error, for programs; `detail` is text for users.
 
 row_failed    the model cannot compute it (NaN logits): it would fail elsewhere too
 dead_end      the request excludes every token (bad words or bias against its grammar, say): the client's own fault
@@ -21,7 +21,7 @@ poison        it was the only suspect of two worker losses: no other worker may 
 worker_gone   the instance has no worker any more: another instance can continue it
 """
 OTHER_WEIGHTS: Final = "other weights are served now: the answer cannot go on"
-"""Detail of the end of an answer that has begun."""
+"""Detail of the end of a begun answer."""
 RETRYABLE: Final[frozenset[EndError]] = frozenset({"worker_gone"})
 """Ends after which the same request, with its delivered tokens, can continue elsewhere."""
 
@@ -37,22 +37,22 @@ class Ended(Struct, frozen=True, array_like=True):
     output_tokens: Natural
     preemptions: Natural
     error: EndError | None = None
-    "Set if the reason is an error."
+    "Kind of the error; set if the reason is error."
     detail: str = ""
-    "For an error: what happened, fit for the client."
+    "Detail of an error, fit for the client."
     attempt: Count = 1
     host_tokens: Natural = 0
     "Cached tokens that came from the host tier."
     storage_tokens: Natural = 0
     "Cached tokens that came from storage."
     drafted_tokens: Natural = 0
-    "Draft tokens that were verified for it (speculative decoding)."
+    "Number of verified draft tokens (speculative decoding)."
     accepted_tokens: Natural = 0
-    "Draft tokens that were accepted: they are among the output tokens."
+    "Number of accepted draft tokens: they are among the output tokens."
 
 
 class Begun(Struct, frozen=True, array_like=True):
-    """How much of a prompt was cached. Sent with the first token of a sequence; Ended repeats it."""
+    """Cached part of a prompt. Sent with the first token of a sequence; Ended repeats it."""
 
     request: RequestId
     attempt: Count
@@ -60,9 +60,9 @@ class Begun(Struct, frozen=True, array_like=True):
     cached_tokens: Natural
     host_tokens: Natural = 0
     storage_tokens: Natural = 0
-    "As in Ended."
+    "Tokens from the host tier and from storage, as in Ended."
     prefill_seconds: Seconds = 0.0
-    "From the sequence's first admission to its first token."
+    "Seconds from the sequence's first admission to its first token."
 
 
 RowTokens = TokenId | Annotated[list[TokenId], Meta(min_length=1)]
@@ -77,27 +77,28 @@ class Emit(Struct, frozen=True, array_like=True):
     """All output of one event: tokens, their log-probabilities, then ends."""
 
     tokens: list[TokenRow]
-    "In order."
+    "Rows of tokens, in order."
     ended: list[Ended]
     logprobs: list[tuple[RequestId, int, RowLogprobs]] = []
-    "For the tokens above, or for prompts; only if the request wants them. One per token, in order."
+    "Log-probabilities of the tokens above, or of prompts; only if the request wants them. One per token, in order."
     begun: list[Begun] = []
-    "For each sequence whose first token is above."
+    "Cached parts of prompts, for each sequence whose first token is above."
 
 
 class Delta(Struct):
     """New output of one sequence, for its client."""
 
     index: int
-    "Which of the n sequences."
+    "Index of the sequence among the n of its request."
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     "Log-probabilities, one per token, if the request wants them; else empty."
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    "One per prompt token, the first one None. Delivered once, with sequence 0, if the request wants them."
+    """Log-probabilities of the prompt, one per token, the first one None. Delivered once, with sequence 0, if the request wants
+    them."""
     ended: Ended | None = None
     begun: Begun | None = None
-    "With the first token: how much of the prompt was cached."
+    "Cached part of the prompt, with the first token."
     embedding: bytes = b""
     "The pooled prompt, if the request wants it: with the token, float32."
 
@@ -108,7 +109,7 @@ def tokens_of(tokens: int | list[int]) -> list[int]:
 
 
 def each_token(rows: Iterable[TokenRow]) -> Iterator[tuple[RequestId, int, int, int, int]]:
-    """(request, attempt, sequence index, position, token), one by one."""
+    """The tokens of an emit one by one: (request, attempt, sequence index, position, token)."""
     for request, attempt, index, first, tokens in rows:
         for position, token in enumerate(tokens_of(tokens), first):
             yield request, attempt, index, position, token

@@ -29,7 +29,7 @@ def of_rank(pool: PoolIncarnation, rank: int) -> PoolIncarnation:
 
 
 class PeerSocket(Struct, frozen=True, array_like=True):
-    """The socket to another child of our parent, which was started (again)."""
+    """The socket to another child of our parent, which was started or restarted."""
 
     name: str
 
@@ -39,15 +39,15 @@ class PoolSized(Struct, frozen=True, array_like=True):
 
     blocks: Positive
     layout: bytes
-    "KVLayout.encode(): the layout of a block (kvpool/layout.py)."
+    "Layout of a block, KVLayout.encode() (kvpool/layout.py)."
 
 
 class CreatePool(Struct, frozen=True, array_like=True):
-    """To the cache service: create the pool, and announce it."""
+    """Orders the cache service to create the pool, and to announce it."""
 
     blocks: Positive
     layout: bytes = b""
-    "As in PoolSized. Empty: no worker has sent it; it follows from the worker's settings."
+    "Layout, as in PoolSized. Empty: no worker has sent it; it follows from the worker's settings."
     incarnation: PoolIncarnation = PoolIncarnation(0)
     "Incarnation of rank 0's pool (`of_rank`). 0: a random one, for a single rank."
 
@@ -56,22 +56,22 @@ class DeviceMemory(Struct, frozen=True, array_like=True):
     """A pool in the memory of a GPU, shared by the descriptor. The memory has no header, so this message describes it."""
 
     layout: bytes
-    "KVLayout.encode()."
+    "Layout, KVLayout.encode()."
     gpu: str = ""
     "UUID of the GPU: its number differs between processes."
 
 
 class PoolReady(Struct, frozen=True, array_like=True):
-    """The pool exists; its descriptor comes with this message. Its creator sends it once, the engine passes it on."""
+    """The pool exists; its descriptor is sent with this message. Its creator sends it once, the engine forwards it."""
 
     fingerprint: bytes
     "Fingerprint of the layout. An attacher that expects another one refuses the pool."
     incarnation: PoolIncarnation
     blocks: Positive
     memory: DeviceMemory | None = None
-    "None: the pool is shared memory with its own header."
+    "Memory of a GPU. None: the pool is shared memory with its own header."
     capabilities: tuple[str, ...] = ()
-    "As in ReadPool, of the process that answers one."
+    "Capabilities, as in ReadPool, of the process that answers one."
     name: str = ""
     "Name of the instance that answers a ReadPool over a network."
     keyed: str = ""
@@ -88,7 +88,7 @@ class HostPoolReady(Struct, frozen=True, array_like=True):
 
 
 class ReadPool(Struct, frozen=True, array_like=True):
-    """From one messenger to another: a request to read that pool. The answer is PoolReady with a read-only descriptor, or
+    """A messenger's request to read the pool of another one. The answer is PoolReady with a read-only descriptor, or
     ReadRefused. The connection stays open; when it ends, the pool must not be read any more."""
 
     pool: PoolIncarnation
@@ -109,11 +109,11 @@ class ReadRefused(Struct, frozen=True, array_like=True):
 
 
 class ReadBlocks(Struct, frozen=True, array_like=True):
-    """Over a network: send these blocks of the opened pool. The answer is a BlocksFollow for each piece, in this order,
-    followed by its bytes."""
+    """Requests blocks of the opened pool over a network. The answer is a BlocksFollow for each piece, in this order, followed
+    by its bytes."""
 
     runs: tuple[tuple[Natural, Positive], ...]
-    "First block, number of blocks."
+    "Runs of blocks: first block, number of blocks."
     pieces: tuple[Positive, ...] = ()
     "Number of runs in each piece; sent to peers with the capability. Empty: each run is a piece."
 
@@ -127,8 +127,8 @@ class BlocksFollow(Struct, frozen=True, array_like=True):
 
 
 class ReadersSocket(Struct, frozen=True, array_like=True):
-    """From the engine: messengers of other machines dial this socket. It listens, and outlives the cache service that serves
-    it."""
+    """The socket that messengers of other machines dial, sent by the engine. It listens, and outlives the cache service that
+    serves it."""
 
     address: str = ""
     "Announced address. Empty: not announced yet."
@@ -141,7 +141,7 @@ class PoolAttached(Struct, frozen=True, array_like=True):
 
 
 class DetachPool(Struct, frozen=True, array_like=True):
-    """Unmap that pool, and do not touch it again: its memory is about to be freed."""
+    """Orders to unmap that pool and not to touch it again: its memory is about to be freed."""
 
     incarnation: PoolIncarnation
 

@@ -14,11 +14,11 @@ from typing import Final
 
 PAGE_BYTES = mmap.PAGESIZE
 WORD: Final = "Q"
-"""64 bits, in this machine's byte order: both processes run on it."""
+"""Bytes of the word: 64 bits, in this machine's byte order, since both processes run on it."""
 
 
 class ProgressWord:
-    """Anonymous: no name in any file system, freed with the last process that has it."""
+    """The word in anonymous memory: no name in any file system, freed with the last process that has it."""
 
     def __init__(self, fd: int) -> None:
         """The object owns `fd` from now on."""
@@ -41,13 +41,13 @@ class ProgressWord:
         return self._word[0]
 
     def advance(self) -> None:
-        """Called by the one thread that runs plans. The native library does the same, in that thread, with the word at
-        `address`."""
+        """Advance the word. Called by the one thread that runs plans. The native library does the same, in that thread, with
+        the word at `address`."""
         self._word[0] = (self._word[0] + 1) & 0xFFFF_FFFF_FFFF_FFFF
 
     @property
     def address(self) -> int:
-        """Address for the native library. Valid until close()."""
+        """Address of the word for the native library. Valid until close()."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:

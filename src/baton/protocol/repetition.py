@@ -1,4 +1,4 @@
-"""When an answer that repeats itself ends."""
+"""The rule by which an answer that repeats itself ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 PATTERN_TOKENS_MAX: Final = 256
-"""Longest pattern that a request may ask for: the engine compares every length up to it."""
+"""Tokens of the longest pattern that a request may ask for: the engine compares every length up to it."""
 COUNT_MAX: Final = 2**31 - 1
 
 
 class RepetitionStop(Struct, frozen=True, kw_only=True, array_like=True):
-    """An answer ends when its last tokens are one pattern, again and again.
+    """The rule for repetitions: an answer ends when its last tokens are one pattern, repeated.
 
     The pattern has pattern_min to pattern_max tokens. Its repetitions follow each other without a gap. There are at least
     `count_min` of them, and they cover at least `tokens_min` tokens; the last repetition that `tokens_min` requires may be

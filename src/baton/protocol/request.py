@@ -1,4 +1,4 @@
-"""Requests of a front to an instance, and how each ends. Token ids only: text never reaches an engine."""
+"""Requests of a front to an instance, and their ends. Token ids only: text never reaches an engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from baton.protocol.thinking import THINKING_BYTES_MAX, Thinking
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Extra = tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], Annotated[bytes, Meta(min_length=1, max_length=64)]]
-"""Position in the prompt, and the digest of an input that begins there and is not tokens (an image, say)."""
+"""Input that is not tokens (an image, say): the position in the prompt where it begins, and its digest."""
 TRACEPARENT_PATTERN: Final = "[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
-"""W3C Trace Context: version, trace, parent, flags."""
+"""Trace of a request as in W3C Trace Context: version, trace, parent, flags."""
 
 
 Pooling = Literal["mean", "last", "cls"]
@@ -30,17 +30,17 @@ POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How tokens are drawn and when to stop. A draw depends on (seed, sequence index, position) and nothing else."""
+    """Sampling and stop conditions. A draw depends on (seed, sequence index, position) and nothing else."""
 
     max_tokens: Count = 16
     min_tokens: Annotated[int, Meta(ge=0)] = 0
-    "No stop id ends the sequence before this many tokens."
+    "Number of tokens before which no stop id ends the sequence."
     stop_token_ids: tuple[TokenId, ...] = ()
-    "Includes end-of-text tokens, unless the client asked to ignore them."
+    "Ids that end the sequence. They include end-of-text tokens, unless the client asked to ignore them."
     repetition_stop: RepetitionStop | None = None
-    "Ends the sequence when it repeats itself, but not before min_tokens."
+    "Repetitions that end the sequence, but not before min_tokens."
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
-    "Always concrete: the front draws one if the client gave none."
+    "Seed, always concrete: the front draws one if the client gave none."
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     top_k: Annotated[int, Meta(ge=-1)] = -1
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
@@ -52,11 +52,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad_words: tuple[tuple[TokenId, ...], ...] = ()
     "Token sequences that must not appear in the output."
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    "Report the log-probability of each token, and of this many of the likeliest."
+    "Number of the likeliest tokens whose log-probabilities are reported besides each token's own. None: no report."
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    "The same for the prompt's own tokens. The whole prompt is computed then, whatever is cached."
+    """Number of the likeliest tokens reported for each token of the prompt. The whole prompt is computed then, whatever is
+    cached."""
     grammar: Grammar | None = None
-    """The form of the answer. Only tokens that the grammar allows are drawn. If it allows only an end the sequence ends, even
+    """Grammar of the answer. Only tokens that the grammar allows are drawn. If it allows only an end the sequence ends, even
     before min_tokens."""
 
     thinking: Thinking | None = None
@@ -67,8 +68,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     drafts_max: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     "Maximum of draft tokens per step (speculative decoding), below that of the instance. It changes no token."
     label_ids: tuple[TokenId, ...] = ()
-    """With `pooling`: the logits of these labels replace the vector. Labels are tokens of the output head, for which `pooling`
-    is "last", or classes of a model with a classification head."""
+    """Labels whose logits replace the vector, with `pooling`. Labels are tokens of the output head, for which `pooling` is
+    "last", or classes of a model with a classification head."""
 
     @property
     def stop_length_min(self) -> int:
@@ -91,19 +92,19 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     priority: int = 0
-    "Lower is more urgent, as in vLLM."
+    "Priority: lower is more urgent, as in vLLM."
     timeout_seconds: Annotated[float, Meta(gt=0.0)] | None = None
-    "Ends the request that long after its arrival, with the tokens it has."
+    "Seconds after its arrival at which the request ends, with the tokens it has."
     salt: bytes = b""
-    "Requests share cached blocks only within one salt (a tenant, say)."
+    "Cache salt: requests share cached blocks only within one salt (a tenant, say)."
     attempt: Count = 1
-    "Which try of this request. A higher one of an open id ends the lower silently."
+    "Number of the attempt. A higher one of an open id ends the lower silently."
     indices: tuple[Annotated[int, Meta(ge=0, le=127)], ...] = ()
-    "Which of the n sequences are wanted, ascending. Empty: all of them. The first one leads."
+    "Indices of the wanted sequences, ascending. Empty: all of them. The first one leads."
     outputs: tuple[tuple[TokenId, ...], ...] = ()
-    "For each wanted sequence the tokens that its client already has. Empty: none."
+    "Tokens that the client already has, for each wanted sequence. Empty: none."
     age_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
-    "How long ago the first attempt arrived: a replay keeps its place in the queue."
+    "Seconds since the first attempt arrived: a replay keeps its place in the queue."
     extras: tuple[Extra, ...] = ()
     "Inputs besides tokens that KV depends on, by ascending position: part of the block keys. No API sets them today."
     traceparent: Annotated[str, Meta(pattern=rf"^({TRACEPARENT_PATTERN})?\Z")] = ""
@@ -132,7 +133,7 @@ class GenerateBatch(Struct, frozen=True, array_like=True):
 
     first: GenerateRequest
     others: tuple[tuple[RequestId, Annotated[tuple[TokenId, ...], Meta(min_length=1)], Count], ...]
-    "Id, prompt and max_tokens of each."
+    "Id, prompt and max_tokens of each request."
 
     @classmethod
     def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
@@ -149,13 +150,13 @@ class GenerateBatch(Struct, frozen=True, array_like=True):
 
 
 def shares_settings(request: GenerateRequest, first: GenerateRequest) -> bool:
-    """Can the request be sent in one batch with `first`?"""
+    """Whether the request can be sent in one batch with `first`."""
     sampling = replace(request.sampling, max_tokens=first.sampling.max_tokens)
     return replace(request, id=first.id, prompt=first.prompt, sampling=sampling) == first
 
 
 def sampling_bytes(sampling: SamplingParams) -> int:
-    """Upper bound of the encoded size."""
+    """Upper bound of the settings' encoded size in bytes."""
     words = sum(map(len, sampling.bad_words)) + len(sampling.bad_words)
     lists = 5 * (len(sampling.stop_token_ids) + len(sampling.label_ids) + words) + 15 * len(sampling.logit_bias)
     thinking = 0 if sampling.thinking is None else THINKING_BYTES_MAX
@@ -163,12 +164,12 @@ def sampling_bytes(sampling: SamplingParams) -> int:
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended. The value is also the metric label and the word in logs."""
+    """Reason of a sequence's end. The value is also the metric label and the word in logs."""
 
     STOP = "stop"
     LENGTH = "length"
     REPETITION = "repetition"
-    "Only for requests with a repetition_stop: a build that does not know that field never receives the value."
+    "Repetition; only for requests with a repetition_stop: a build that does not know that field never receives the value."
     ABORT = "abort"
     TIMEOUT = "timeout"
     ERROR = "error"
@@ -211,7 +212,7 @@ class Refused(Struct, frozen=True):
                 return f"{self.needed} sequences would wait and the queue holds {self.limit}"
             case "queue_tokens_full":
                 return f"{self.needed} prompt tokens would wait and the queue holds {self.limit}"
-            case "queued_too_long":  # only from a router to its own API: it is never sent to another process
+            case "queued_too_long":  # only from a router to its own API: never sent to another process
                 return f"the request waited {self.needed} s for an instance with room (limit {self.limit} s)"
             case "duplicate_id":
                 return "a request with this id is still running"

@@ -24,14 +24,14 @@ from baton.protocol.numbers import Natural
 from baton.protocol.request import SamplingParams, TokenId
 
 PREEMPTED_TOKEN_ID: Final = -9
-"""The only value of its row: the worker has executed this slot's drop; nothing of this incarnation follows."""
+"""The only value of a dropped slot's row: the worker has executed the drop, and no row of this incarnation follows."""
 
 TOKEN_ID_MAX: Final = 2**31 - 1
-"""A value is an int32."""
+"""Maximum of a value: an int32."""
 
 
 class NewSequence(Struct, frozen=True, array_like=True):
-    """A sequence gets a slot: its complete state, sent once."""
+    """A sequence that gets a slot: its complete state, sent once."""
 
     slot: Slot
     incarnation: Incarnation
@@ -43,11 +43,11 @@ class NewSequence(Struct, frozen=True, array_like=True):
     "Leading tokens whose KV is already in the blocks; less than len(tokens)."
     blocks: tuple[BlockId, ...]
     sampling: int
-    "Row of the plan's `sampling`: shared settings are sent once."
+    "Row of the settings in the plan's `sampling`: shared settings are sent once."
     index: int
-    "Which of the n sequences of its request."
+    "Index among the n sequences of its request."
     adapter: int = 0
-    "The LoRA adapter to compute with. 0, the only value today: none."
+    "LoRA adapter to compute with. 0, the only value today: none."
 
 
 class BatchRows(Struct, frozen=True, array_like=True):
@@ -70,15 +70,16 @@ class StepPlan(Struct, frozen=True, array_like=True):
     step: StepNo
     epoch: WorkerEpoch
     drops: tuple[tuple[Slot, Incarnation], ...] = ()
-    "Preempt, abort or end: forget the slot and answer PREEMPTED_TOKEN_ID in this very step, even if nothing runs."
+    """Slots to drop, on preemption, abort or end: the worker forgets the slot and answers PREEMPTED_TOKEN_ID in this very step,
+    even if nothing runs."""
     new: tuple[NewSequence, ...] = ()
     grown: tuple[tuple[Slot, BlockId], ...] = ()
-    "Append the block to the slot's table."
+    "Slots and blocks: the block is appended to the slot's table."
     deduplicated: tuple[tuple[Slot, int, BlockId], ...] = ()
-    "Replace entry i of the slot's table by a block with the same content."
+    "Slots, places and blocks: entry i of the slot's table is replaced by a block with the same content."
     run: BatchRows = BatchRows()
     sampling: tuple[SamplingParams, ...] = ()
-    "The distinct settings of `new`. max_tokens is left out: the scheduler counts tokens, the worker does not."
+    "Distinct settings of `new`. max_tokens is left out: the scheduler counts tokens, the worker does not."
 
     @property
     def rows(self) -> tuple[Slot, ...]:
@@ -87,12 +88,12 @@ class StepPlan(Struct, frozen=True, array_like=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens that the step computes at most."""
+        """Maximum of tokens that the step computes."""
         return sum(self.run.counts) + sum(self.run.drafts)
 
 
 RowError = Literal["row_failed", "dead_end"]
-"""row_failed: the model cannot compute it. dead_end: the request itself excludes every token."""
+"""Errors of a row. row_failed: the model cannot compute it. dead_end: the request itself excludes every token."""
 
 
 class RowFailure(Struct, frozen=True, array_like=True):
@@ -109,15 +110,16 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
     token: TokenId
     logprob: float
-    "Without a range: -inf is an excluded token, and a NaN of one prompt must not end the session of its worker."
+    """Log-probability, without a range: -inf is an excluded token, and a NaN of one prompt must not end the session of its
+    worker."""
     rank: Natural
-    "1 for the likeliest."
+    "Rank: 1 for the likeliest token."
     top: tuple[tuple[TokenId, float], ...] = ()
-    "The likeliest tokens, best first."
+    "Likeliest tokens, best first."
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True):
-    """Output of a sequence besides tokens. The core passes it on unread."""
+    """Output of a sequence besides tokens. The core forwards it unread."""
 
     slot: Slot
     incarnation: Incarnation
@@ -147,7 +149,7 @@ class StepResult(Struct, frozen=True, array_like=True):
     values: tuple[int, ...] = ()
     failures: tuple[RowFailure, ...] = ()
     logprobs: tuple[RowLogprobs, ...] = ()
-    "A row with several tokens has several of them, in order."
+    "Values of all rows. A row with several tokens has several of them, in order."
     drafted: tuple[int, ...] = ()
     "Draft tokens that each row of the run computed. Empty: none."
 
@@ -160,7 +162,7 @@ class StepResult(Struct, frozen=True, array_like=True):
         failures: tuple[RowFailure, ...] = (),
         logprobs: tuple[RowLogprobs, ...] = (),
     ) -> StepResult:
-        """Build from rows one by one: for workers that need not be fast."""
+        """Build a result from rows one by one, for workers that need not be fast."""
         slots, incarnations, values = zip(*rows, strict=True) if (rows := list(rows)) else ((), (), ())
         flat = tuple(value for row in values for value in row)
         return cls(step, epoch, slots, incarnations, tuple(map(len, values)), flat, failures, logprobs)
@@ -177,7 +179,7 @@ DIGEST_BYTES: Final = 8
 
 
 class StepDigest(Struct, frozen=True, array_like=True):
-    """The answer of every rank but the first: all ranks of a worker set compute the same result, and one of them sends it."""
+    """Digest of a result. Every rank but the first sends it: all ranks of a worker set compute the same result."""
 
     step: StepNo
     epoch: WorkerEpoch
@@ -185,7 +187,7 @@ class StepDigest(Struct, frozen=True, array_like=True):
 
 
 def digest_of(result: StepResult) -> StepDigest:
-    """Log-probabilities and reasons of failures are left out: no state depends on them."""
+    """Digest of a result. Log-probabilities and reasons of failures are left out: no state depends on them."""
     failed = [(failure.slot, failure.incarnation, failure.error) for failure in result.failures]
     rows = (result.slots, result.incarnations, result.lengths, result.values, result.drafted, failed)
     return StepDigest(result.step, result.epoch, blake2b(_ROWS.encode(rows), digest_size=DIGEST_BYTES).digest())
@@ -240,7 +242,7 @@ def read_rows(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) 
 
 
 def _check_lengths(plan: StepPlan, unfinished: Collection[Slot], result: StepResult) -> None:
-    """A due row has one token, and one more for each draft that is accepted; other rows have none."""
+    """Check the lengths: a due row has one token, and one more for each draft that is accepted; other rows have none."""
     slots, none = plan.run.slots, (0,) * len(plan.run.slots)
     planned, drafted = plan.run.drafts or none, result.drafted or none
     if len(drafted) != len(slots) or not all(0 <= some <= most for some, most in zip(drafted, planned, strict=True)):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 
 class Versions(NamedTuple):
-    """A range, both ends included."""
+    """A range of versions, both ends included."""
 
     oldest: int
     newest: int
@@ -26,9 +26,9 @@ class Versions(NamedTuple):
 
 
 VERSIONS: Final = Versions(8, 8)
-"""Versions of this build."""
+"""Versions that this build speaks."""
 
 CACHED_KEYS: Final = "cached_keys"
-"""Instances report what they have cached, as keys of 6 bytes. Builds with keys of 8 bytes called it `digests`."""
+"""Capability: instances report their cached blocks, as keys of 6 bytes. Builds with keys of 8 bytes called it `digests`."""
 CAPABILITIES: Final[tuple[str, ...]] = ("keyed_digest", "pieces", CACHED_KEYS)
 """Optional features of this build, by name. Messages that need one are sent only to peers that list it."""
