@@ -10,7 +10,7 @@ from baton.config import CredentialOptions, RouterConfig, ServeConfig
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterProcessConfig(CredentialOptions):
     serve: ServeConfig
-    "Model (its tokenizer and template), HTTP, keys, logs, times. Settings of an engine are not used."
+    "The router's settings: model (its tokenizer and template), HTTP, keys, logs, times. Settings of an engine are not used."
     router: RouterConfig
     listen: str
     "Address where instances dial (addresses.py)."

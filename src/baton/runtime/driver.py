@@ -14,7 +14,8 @@ EffectT = TypeVar("EffectT")
 
 
 class Driver(Generic[EventT, EffectT]):
-    """Ports are plain functions that start something and return; its result is dispatched as an event later.
+    """Runs a machine: dispatches events and performs effects through ports, plain functions that start something and return;
+    its result is dispatched as an event later.
 
     `due` is called when a deadline of the machine has passed: it dispatches to the machine, and handles errors (the loop would
     only log them).
@@ -34,14 +35,14 @@ class Driver(Generic[EventT, EffectT]):
         self._armed: Instant | None = None
 
     def dispatch(self, event: EventT) -> None:
-        """`decide` and `carry_out` in one, without their calls: an engine dispatches here with every step."""
+        """Handle an event and perform the effects, as `decide` and `carry_out` without their calls: an engine dispatches here
+        with every step."""
         for effect in self.machine.handle(event, Instant(self._loop.time())):
             self._ports[type(effect)](effect)
         self._arm()
 
     def decide(self, event: EventT) -> Sequence[EffectT]:
-        """Return the machine's effects without performing them. An error is about the event, or about the machine's own
-        state."""
+        """Return the machine's effects without performing them. Errors concern either the event or the machine's own state."""
         return self.machine.handle(event, Instant(self._loop.time()))
 
     def carry_out(self, effects: Sequence[EffectT]) -> None:
@@ -54,7 +55,7 @@ class Driver(Generic[EventT, EffectT]):
             self._timer.cancel()
 
     def _arm(self) -> None:
-        """Set the timer. A timer that fires too early finds nothing due and is set again; so an earlier timer is kept."""
+        """Set the timer. An earlier timer is kept: if it fires too early no deadline has passed, and it is set again."""
         deadline = self.machine.next_deadline()
         if deadline is None or (self._armed is not None and self._armed <= deadline):
             return

@@ -20,7 +20,7 @@ from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
 
 class Supervisor(ProcessGroup[ServeConfig]):
     rows = SUPERVISOR_CHILDREN
-    "Tests replace some rows with faulty programs."
+    "The supervisor of `baton serve`. Tests replace some rows with faulty programs."
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Supervisor(ProcessGroup[ServeConfig]):
         self._on_stopping = on_stopping
         self._on_restart = on_restart
         self._ready: dict[str, None] = {}
-        "Children that have been ready."
+        "Names of children that have been ready."
         scheduler = config.engine().instance.scheduler
         super().__init__(
             self.rows,

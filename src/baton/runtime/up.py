@@ -31,7 +31,7 @@ ROUTER = "router"
 class UpConfig:
     router: RouterProcessConfig
     engines: Mapping[str, EngineConfig]
-    "Engines by name."
+    "Settings of each engine, by name."
 
     def __post_init__(self) -> None:
         limit = self.router.router.handing_seconds_max
@@ -96,13 +96,13 @@ class UpReporter:
         pass
 
     def on_lost(self, name: str, why: str) -> None:
-        """An instance was lost; another one is started."""
+        """Called when an instance was lost; another one is started."""
 
     def on_ready(self, ready: InstanceReady) -> None:
-        """Every instance has joined, and requests are accepted. Called once."""
+        """Called once, when every instance has joined and requests are accepted."""
 
     def on_view(self, view: ClusterView) -> None:
-        """Called several times per second."""
+        """Called with the view of the cluster, several times per second."""
 
     def on_stopping(self) -> None:
         pass
@@ -134,7 +134,8 @@ class UpGroup(ProcessGroup[UpConfig]):
         match message:
             case LoadProgress():
                 self._reporter.on_progress(child.name, message)
-            case ModelChanged(model):  # all load the same weights, one after the other; restarted ones begin with these
+            # all instances load the same weights, one after the other; restarted ones begin with these
+            case ModelChanged(model):
                 engines = {
                     name: replace(engine, worker=replace(engine.worker, model=model))
                     for name, engine in self._config.engines.items()
@@ -152,7 +153,7 @@ class UpGroup(ProcessGroup[UpConfig]):
     def _on_instance_ready(self, name: str, ready: InstanceReady) -> None:
         self._instance_ready[name].set()
         engine = self._config.engines[name]
-        if _measures(engine.worker):  # its next life finds the GPU full: it gets as many blocks as this one
+        if _measures(engine.worker):  # its next life finds the GPU full, so it gets as many blocks as this one
             engine = replace(engine, worker=replace(engine.worker, blocks=ready.blocks))
             self._config = replace(self._config, engines={**self._config.engines, name: engine})
         self._reporter.on_instance_ready(name)

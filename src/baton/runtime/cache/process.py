@@ -1,4 +1,4 @@
-"""The cache service's process: attaches KV pools and passes moves to kvcache/.
+"""The cache service's process: attaches KV pools and hands moves to kvcache/.
 
 It serves one pool at a time, until its control channel ends:
 
@@ -66,11 +66,11 @@ from baton.runtime.wire.descriptors import receive_descriptor, send_descriptor
 from baton.worker.platforms.visible import use_only
 
 NICENESS = 5
-"""On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
+"""Niceness. On few cores the worker comes first: a copy may wait for a millisecond, a step may not."""
 
 
 COUNTERS_SECONDS = 1.0
-"""Counters are sent at most this often, before a result of a move or soon after one."""
+"""Least seconds between two messages with counters, which are sent before a result of a move or soon after one."""
 
 
 class CacheProcess:
@@ -93,10 +93,10 @@ class CacheProcess:
         self._counters_due = 0.0
         self._counters_timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        "Any error in a thread or task ends the process."
+        "Error of a thread or task; it ends the process."
 
     def _transports(self, config: CacheConfig) -> dict[str, Transport]:
-        """Transports by which others may read our pool, and by which we read theirs."""
+        """Transports for our pool's readers, and for reading other instances' pools."""
         served = {address.partition(":")[0]: address for address in config.peer.split()}
         transports: dict[str, Transport] = {
             shared_memory.SCHEME: SharedMemory(served.get(shared_memory.SCHEME, ""), config.wire)
@@ -161,7 +161,7 @@ class CacheProcess:
         self._control.send(PoolAttached(ready.incarnation))
 
     def _attached(self) -> None:
-        """The first pool defines the layout of blocks: create the host tier and open storage for such blocks."""
+        """Create the host tier and open storage: the first pool defines the layout of blocks."""
         assert self.pool is not None
         if self._messenger is not None:
             self._messenger.attach(self.pool)
@@ -189,7 +189,7 @@ class CacheProcess:
     def _layout(self, order: CreatePool) -> KVLayout:
         if order.layout:
             return KVLayout.decode(order.layout)
-        from baton.worker.build import layout_of  # reads the model's files, but not its weights
+        from baton.worker.build import layout_of  # this reads the model's files, but not its weights
 
         return layout_of(self._config.worker)
 
@@ -254,7 +254,8 @@ class CacheProcess:
         self._control.send(CacheHello(pool, blocks, self._kept, scheme, peer, wants_tokens))
 
     def _taken(self, work: Future[None] | asyncio.Task[None]) -> None:
-        """Called on any thread. Errors of storage are in the result; any other error is a bug, and ends the process."""
+        """End the process if the work has failed: errors of storage are in its result, so any other error is a bug. Called on
+        any thread."""
         if not work.cancelled() and (error := work.exception()) is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._fail, error)
@@ -264,14 +265,14 @@ class CacheProcess:
             self._broken.set_exception(error)
 
     def _report(self, result: MoveResult | StorageAnswer) -> None:
-        """Called on any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending
+        """Send a message from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
             self._loop.call_soon_threadsafe(self._send, result)
 
     def _send(self, result: MoveResult | StorageAnswer) -> None:
         if self._loop.time() >= self._counters_due:
             self._send_counters()
-        elif self._counters_timer is None:  # so that the last result of a series is counted too
+        elif self._counters_timer is None:  # delayed, so that the last result of a series is counted too
             self._counters_timer = self._loop.call_at(self._counters_due, self._send_counters)
         self._control.send(result)
 

@@ -31,7 +31,7 @@ MILESTONES: Final[dict[type, Milestone]] = {
     WorkerHello: "ready",
     CacheHello: "ready",
 }
-"""Messages by which a process reports how far its start has come."""
+"""Messages by which a process reports the progress of its start."""
 
 
 class ChildMessages:
@@ -41,14 +41,14 @@ class ChildMessages:
     startup: Startup
     cache: CacheSupervisor
     worker: WorkerSupervisor
-    "These four need the children, so they are created after them, and set before the first one is started."
+    "The next four need the children, so they are created after them, and set before the first child is started."
 
     def __init__(self, machine: InstanceLoop, supervisor: Channel, on_over: Callable[[BaseException], None]) -> None:
         self._machine = machine
         self._supervisor = supervisor
         self.on_over = on_over
         self._ranks: dict[str, WorkerRanks | CacheRanks] = {}
-        "The ranks of the present children that have several."
+        "Ranks of the present children that have several."
 
     def on_started(self, child: Child) -> None:
         if child.name == WORKER:
@@ -92,7 +92,7 @@ class ChildMessages:
             if combined is None:
                 return
             message = combined
-        if type(message) is StepResult:  # nearly all messages
+        if type(message) is StepResult:  # nearly all messages are results
             self._machine.dispatch(StepDone(message))
         else:
             self._on_rare_message(child, message)

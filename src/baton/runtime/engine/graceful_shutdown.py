@@ -19,7 +19,7 @@ from baton.core.events import Event, Pause
 logger = logging.getLogger("baton.engine")
 
 PAUSED_SECONDS: Final = 2.0
-"""After the drain's deadline the worker acknowledges the last drops in this time."""
+"""Seconds after the drain's deadline in which the worker acknowledges the last drops."""
 
 
 class DrainedEngine(Protocol):
@@ -37,7 +37,7 @@ class Leaving:
         self._over.set() if mode is Mode.PAUSED else self._over.clear()
 
     def on_alone(self) -> None:
-        """The last session has ended."""
+        """Record that the last session has ended."""
         if self.begun:
             self._over.set()
 
@@ -46,7 +46,7 @@ class Leaving:
         if not self.begun:
             self.begun = True
             logger.info("draining: requests of routers may run for %g s", seconds)
-            # The front of a stopped instance orders the drain, and ends after it: a drain that is not done has had its time.
+            # The front of a stopped instance orders the drain, and ends after it: its time covers an unfinished drain.
             engine.dispatch(Pause(0.0 if self._draining else seconds))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds + PAUSED_SECONDS)

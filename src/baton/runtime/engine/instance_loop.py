@@ -21,14 +21,14 @@ from baton.runtime.driver import Driver
 logger = logging.getLogger("baton.engine")
 
 CHECK_SECONDS: Final = 10.0
-"""An idle engine checks its state at most this often."""
+"""Least seconds between two checks of an idle engine's state."""
 
 
 class InstanceLoop:
     def __init__(self, on_over: Callable[[BaseException], None]) -> None:
         """`on_over`: called with the error after which the engine must end."""
         self.instance: Instance | None = None
-        "None until the start has determined the number of blocks."
+        "The instance. None until the start has determined the number of blocks."
         self.after: Callable[[Event], None] = lambda event: None
         "Called after each event."
         self._on_over = on_over
@@ -63,14 +63,14 @@ class InstanceLoop:
         self.dispatch_from_loop(Tick())
 
     def dispatch_from_loop(self, event: Event) -> None:
-        """Dispatch from a callback of the loop: asyncio would only log an error there."""
+        """Dispatch from a callback of the loop, and report errors: asyncio would only log them."""
         try:
             self.dispatch(event)
         except Exception as error:
             self._on_over(error)
 
     def _check_when_due(self, instance: Instance) -> None:
-        """No client waits now: verify that nothing leaked. An engine with an impossible state must end."""
+        """Verify, while no client waits, that nothing leaked. An engine with an impossible state must end."""
         if self._loop.time() >= self._check_due:
             self._check_due = self._loop.time() + CHECK_SECONDS
             try:

@@ -25,7 +25,7 @@ from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.wire.descriptors import send_descriptor
 
 DETACH_SECONDS = 10.0
-"""An attacher that has not unmapped a pool after this time is killed: its memory is needed."""
+"""Seconds after which an attacher that has not unmapped a pool is killed: its memory is needed."""
 
 
 class HeldPool(NamedTuple):
@@ -36,25 +36,25 @@ class HeldPool(NamedTuple):
 
 
 Holder = tuple[str, int]
-"""A child and its rank."""
+"""Key: a child and its rank."""
 
 
 class PoolRegistry:
-    """Each rank has a pool of its own, for the same ranks of other children: creator and attachers have equally many."""
+    """Registry of the KV pools, one per rank, for the same ranks of other children: creator and attachers have equally many."""
 
     def __init__(self, plan: StartupPlan, children: ChildSet[EngineConfig]) -> None:
         self._plan = plan
         self._children = children
         self._creator = PROCESS_OF[plan.creator]
         self._pools: dict[int, HeldPool] = {}
-        "By rank."
+        "Pools of the device, by rank."
         self._sent: dict[Holder, PoolIncarnation] = {}
         "Children that were sent a pool, and have not confirmed that it is unmapped."
         self._attached: dict[Holder, PoolIncarnation] = {}
         "Children that have confirmed a pool."
         self._changed = asyncio.Event()
         self._hosts: dict[int, HeldPool] = {}
-        "Memory of the host tier, by rank."
+        "Memory of the host tier by rank."
 
     @property
     def pool(self) -> PoolReady | None:
@@ -63,7 +63,7 @@ class PoolRegistry:
         return held.ready if held is not None and isinstance(held.ready, PoolReady) else None
 
     def attached(self, name: str) -> bool:
-        """Has that child mapped the present pools? Before, no move may name a block of them."""
+        """Whether that child has mapped the present pools. Before, no move may name a block of them."""
         return bool(self._pools) and all(self._is_attached((name, rank)) for rank in self._pools)
 
     def _is_attached(self, holder: Holder) -> bool:
@@ -104,7 +104,7 @@ class PoolRegistry:
     def on_attached(self, child: Child, incarnation: PoolIncarnation) -> None:
         holder = child.name, child.rank
         self._attached[holder] = incarnation
-        if not self._is_attached(holder):  # the order to unmap it overtook the pool itself
+        if not self._is_attached(holder):  # the order to unmap overtook the pool itself
             child.control.send(DetachPool(incarnation))
 
     def on_detached(self, child: Child, incarnation: PoolIncarnation) -> None:
@@ -120,7 +120,7 @@ class PoolRegistry:
         self._changed.set()
 
     async def release(self, lost: str) -> None:
-        """Call before another child of that name is started: every process unmaps the pools that it created."""
+        """Let every process unmap the pools that this child created. Call before another child of that name is started."""
         if not self._pools or lost != self._creator:
             return
         released = [held.ready.incarnation for held in self._pools.values()]

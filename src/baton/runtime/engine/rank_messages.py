@@ -19,9 +19,9 @@ from baton.runtime.wire.descriptors import send_descriptor
 
 
 def for_rank(message: BlockMove, rank: int, ranks: int) -> BlockMove:
-    """A move of the core as that rank's service gets it: pools and addresses are those of its rank."""
+    """A move of the core for one rank's service: pools and addresses are those of its rank."""
     peers = message.peer.split("\n") if message.peer else []
-    # Instances with other ranks are refused by routers (core/cluster/fit.py): such an address leads nowhere.
+    # Routers refuse instances with other numbers of ranks (core/cluster/fit.py): such an address leads nowhere.
     peer = peers[rank] if len(peers) == ranks else ""
     other = of_rank(message.peer_pool, rank) if message.peer_pool else message.peer_pool
     return replace(message, pool=of_rank(message.pool, rank), peer=peer, peer_pool=other)

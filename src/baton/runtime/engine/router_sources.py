@@ -41,7 +41,7 @@ class RouterSources:
         give_up: Callable[[str], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        """`routers`: as in EngineConfig. `on_error`: an error here is a bug."""
+        """`routers`: as in EngineConfig. `on_error`: reports an error here, which is a bug."""
         places = [parse_router(router) for router in routers]
         self._sources = {str(place): place for place in places if isinstance(place, RouterSource)}
         fixed = [str(place) for place in places if isinstance(place, Address)]
@@ -69,7 +69,7 @@ class RouterSources:
     def _tick(self) -> None:
         try:
             self.dispatch(DiscoveryTick())
-        except Exception as error:  # the loop would only log it
+        except Exception as error:  # the loop would only log the error
             self._on_error(error)
 
     def _look_up(self, effect: LookUp) -> None:
@@ -96,11 +96,11 @@ def _log(changed: SourceChanged) -> None:
 
 
 async def addresses_of(source: RouterSource) -> tuple[Address, ...]:
-    """Raises OSError or InvalidConfig if the source has no readable answer."""
+    """Addresses in the source. Raises OSError or InvalidConfig if the source has no readable answer."""
     if source.name is None:
         return parse_address_lines(_read(source.path))
     places = await resolved(source.name)
-    # A router has one session with an instance: with addresses of both families it would get two.
+    # A router has one session with an instance: addresses of both families would give two.
     hosts: list[Any] = [place for family, place in places if family == places[0][0] and family != socket.AF_UNIX]
     return tuple(Address(host=str(host[0]), port=source.name.port) for host in hosts)
 

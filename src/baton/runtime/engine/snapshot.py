@@ -1,4 +1,4 @@
-"""The stats of an instance as one message, and the heartbeat that routers place requests by."""
+"""The stats of an instance as one message, and the heartbeat by which routers place requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.protocol.instance import PREEMPTED_NAMED_MAX, Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
 MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
-"""Counters of blocks, which are reported in bytes too."""
+"""Counters of blocks that are reported in bytes too."""
 
 
 def snapshot(instance: Instance, storage: dict[str, int] | None = None, block_bytes: int = 0) -> InstanceStats:
@@ -80,8 +80,8 @@ def mode_of(instance: Instance) -> str:
 
 
 def beat_of(instance: Instance, fault: str) -> Heartbeat:
-    """`fault`: of the worker. An instance that accepts no requests reports that as its fault. A lost worker is being replaced;
-    a ready worker with a fault is stalled."""
+    """The heartbeat. `fault`: of the worker. An instance that accepts no requests reports that as its fault. A lost worker is
+    being replaced; a ready worker with a fault is stalled."""
     board, mode = instance.board, mode_of(instance)
     return Heartbeat(
         fault=fault or ("" if mode == "serving" else f"it is {mode}"),

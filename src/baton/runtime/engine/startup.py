@@ -36,7 +36,7 @@ class Startup:
         self._order = CreatePool(blocks or 0, incarnation=pools)
         self._seconds = seconds
         self._reached: dict[tuple[Milestone, str], set[int]] = {}
-        "Ranks that have reached it."
+        "Ranks that have reached each milestone."
         self._done: dict[tuple[Milestone, str], None] = {}
         self._progress = asyncio.Event()
         self._hello: WorkerHello | None = None
@@ -48,11 +48,11 @@ class Startup:
 
     def on_hello(self, process: str, hello: WorkerHello) -> None:
         self._hello = hello
-        self.reach("size", process)  # the hello implies it
+        self.reach("size", process)  # the hello implies this milestone
         self.reach("ready", process)
 
     def reach(self, milestone: Milestone, process: str, rank: int = 0, ranks: int = 1) -> None:
-        """`ranks`: how many have to reach it. A message of a whole set is one rank's."""
+        """Record a milestone. `ranks`: number of ranks that have to reach it. A message of a whole set is one rank's."""
         reached = self._reached.setdefault((milestone, process), set())
         reached.add(rank)
         if len(reached) >= ranks:
@@ -81,7 +81,7 @@ class Startup:
         if step == StartupStep("create", "cache") and (child := self._children.get(step.process)) is not None:
             child.control.send(self._order)
         if step == StartupStep("create", "worker") and not self._plan.attachers:
-            return  # no other process attaches to it, so it is not announced: the worker's hello implies that it exists
+            return  # No other process attaches to the pool, so it is not announced: the worker's hello implies that it exists.
         await self._wait(step.action, step.process)
 
     async def _wait(self, milestone: Milestone, process: str) -> None:

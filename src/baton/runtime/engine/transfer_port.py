@@ -64,8 +64,8 @@ class TransferPorts:
                 self.addresses = self._announced(place.host)
 
     def reached(self, host: str, *, on_gpu: bool) -> bool:
-        """A session with a router leaves from this address of ours; empty: a unix socket. True: another address is announced
-        from now on."""
+        """Record that a session with a router leaves from this address of ours; empty: a unix socket. True: another address is
+        announced from now on."""
         host = host or LOOPBACK
         place = None if self._given in ("auto", "none") else parse_listening(self._given)
         if self._fixed or self._given == "none" or (place is not None and place.host not in (ANY_IPV4, ANY_IPV6)):
@@ -119,7 +119,8 @@ class TransferPorts:
 
 
 def _require_seen(given: str, host: str, routers: Sequence[str]) -> None:
-    """Raise InvalidConfig unless some router could lead to an address to announce. A name is known only when it is dialled."""
+    """Raise InvalidConfig unless some router could lead to an address to announce. A host name is resolved only when it is
+    dialled."""
     places = [host for host in map(_router_host, routers) if host is not None]
     if all(_is_loopback(place) for place in places):
         raise InvalidConfig(f"--{OPTION} {given}: give an address that other machines reach; none follows from the router's")
@@ -141,7 +142,7 @@ def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name
+        return False  # a host name
 
 
 def _is_ipv4(host: str) -> bool:
@@ -165,7 +166,7 @@ def _listening_at(place: Address) -> socket.socket:
     try:
         return socket.create_server((place.host, place.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        # create_server adds to the system's text, and name errors have numbers of their own.
+        # create_server adds to the system's text, and errors of names have numbers of their own
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         remedy = "give an address of this machine and a port that is free (0: any)"
         raise InvalidConfig(f"--{OPTION}: cannot listen on {place.host}:{place.port} ({why}); {remedy}") from None

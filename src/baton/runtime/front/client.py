@@ -58,7 +58,7 @@ logger = logging.getLogger("baton.front")
 
 
 NextChannel = Callable[[], Awaitable[Channel | None]]
-"""Waits for the channel to another engine. None: no engine follows."""
+"""Callback that waits for the channel to another engine. None: no engine follows."""
 
 
 class ChannelClient:
@@ -83,7 +83,7 @@ class ChannelClient:
         self._mode = "serving"
         self.ready: asyncio.Future[InstanceReady] = asyncio.get_running_loop().create_future()
         self._patience: asyncio.Timeout | None = None
-        "Limits the wait for the next engine."
+        "Seconds to wait for the next engine."
         self.on_identity: Callable[[bytes], None] = lambda identity: None
         "Called when other weights are served."
 
@@ -115,7 +115,7 @@ class ChannelClient:
         return True
 
     def _on_lost(self, why: str) -> None:
-        """Orders and pings of the lost engine fail; requests are kept."""
+        """Fail orders and pings of the lost engine; requests are kept."""
         if self.front.away is None:
             logger.warning("the engine is gone; open requests that wait for another: %d", len(self.front.ledgers))
         self._channel.close()
@@ -123,12 +123,12 @@ class ChannelClient:
         self._dispatch(EngineLost(why))
 
     def _on_ready(self, ready: InstanceReady) -> None:
-        """An engine is ready: replay the open requests, and pause it if the one before was paused."""
+        """Replay the open requests: an engine is ready. Pause it if the one before was paused."""
         first = not self.ready.done()
         if first:
             self.ready.set_result(ready)
         elif self.front.away is None or self._patience is None or self._patience.expired():
-            return  # it is too late
+            return  # the wait for an engine has failed already
         else:
             self._patience.reschedule(None)
         self._dispatch(EngineReady(ready.identity))
@@ -165,7 +165,7 @@ class ChannelClient:
     def _send_again(self, effect: Replay) -> None:
         try:
             self._channel.send(effect.request)
-        except EngineError as error:  # with its outputs it is too large for a frame
+        except EngineError as error:  # with its outputs the request is too large for a frame
             self._dispatch(Unsendable(effect.request.id, error))
 
     def _send_abort(self, effect: SendAbort) -> None:
@@ -241,7 +241,7 @@ class ChannelClient:
         await self._orders.resume()
 
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
-        """Load other weights. Whatever the result, the server serves afterwards. Raises CallerError if they cannot be loaded;
+        """Load other weights. The server serves afterwards, also after an error. Raises CallerError if they cannot be loaded;
         then it serves the old ones."""
         try:
             await self.sleep(drain_seconds)
@@ -256,7 +256,7 @@ class ChannelClient:
         if self.front.away is not None:
             self._mode = "serving"  # the next engine serves
             return
-        with contextlib.suppress(Unavailable):  # it was lost in this moment
+        with contextlib.suppress(Unavailable):  # the engine was lost at this moment
             await self._orders.resume()
 
     def _require_engine(self) -> None:

@@ -9,7 +9,8 @@ from baton import __version__
 from baton.config import ServeConfig
 
 SMALL_BYTES = 64 * 1024 * 1024
-"""The largest tokenizers have 35 MB. Larger files are weights: the identity covers them, if they are used."""
+"""Maximum size of files that count: the largest tokenizers have 35 MB. Larger files are weights, which the identity covers if
+they are used."""
 
 
 def system_fingerprint(config: ServeConfig, identity: bytes) -> str:

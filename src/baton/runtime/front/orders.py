@@ -22,16 +22,16 @@ from baton.protocol.control import (
 )
 
 ANSWER_SECONDS: Final = 30.0
-"""Limit for the answer to an order that takes no time, beyond the time that the order itself allows."""
+"""Seconds for the answer to an order, beyond the time that the order itself allows."""
 SLEEP_SECONDS: Final = 60.0
 LOAD_SECONDS: Final = 1800.0
-"""Limit for loading weights: the engine gives up a worker after start_seconds_max, which is less by default."""
+"""Seconds for loading weights: the engine ends a worker after start_seconds_max, which is less by default."""
 DRAIN_SECONDS: Final = 3600.0
-"""Limit for a pause whose drain has no limit."""
+"""Seconds for a pause whose drain has no limit."""
 
 
 class OrderLate(Unavailable):
-    """The engine has not answered an order in time. It may still execute it."""
+    """The engine has not answered an order in time. It may still execute the order."""
 
 
 Order = PauseInstance | ResumeInstance | SleepInstance | WakeInstance | ClearCache
@@ -64,7 +64,7 @@ class Orders:
             order.set_result(answer)
 
     def fail(self, why: str) -> None:
-        """The engine is lost: fail all unanswered orders and pings."""
+        """Fail all unanswered orders and pings: the engine is lost."""
         waiting: list[asyncio.Future[Any]] = [*self._pings.values(), *self._answers.values()]
         for asked in waiting:
             if not asked.done():
@@ -96,7 +96,7 @@ class Orders:
                 raise Unavailable("too many pauses are waited for already: one is enough")
 
     def pause_again(self) -> None:
-        """Pause an engine that follows a paused one. Its answer is not awaited."""
+        """Pause an engine that follows a paused one. The answer is not awaited."""
         self._send(PauseInstance(next(self._numbers), self._drain_seconds))
 
     async def resume(self) -> None:
@@ -128,7 +128,7 @@ class Orders:
         """Send the order. The returned awaitable raises OrderLate if the answer is late."""
         self._require()
         answer: asyncio.Future[OrderAnswer] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # the caller may have left
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # the caller may have disconnected
         self._answers[number] = answer
         self._send(order)
         return self._answer(answer, order, number, seconds)

@@ -40,7 +40,7 @@ from baton.runtime.wire.listener import bind, listen
 from baton.text.loading import ModelText, load_model_text, read_template
 
 ANSWER_SECONDS = 2.0
-"""How long clients have to receive the end of requests that are ended."""
+"""Seconds in which clients receive the end of requests that are ended."""
 FILES_MAX = 16_384
 
 
@@ -53,7 +53,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     engine_gone = asyncio.create_task(client.read(partial(_next_engine, sockets[DESCRIPTORS]), config.start_seconds_max))
     try:
         tls = tls_context(config)
-        listeners = listen_on(config)  # before the model is loaded: a port that is in use is reported at once
+        listeners = listen_on(config)  # before the model is loaded, so that a port that is in use is reported at once
         template = read_template(config.chat_template) if config.chat_template else None
         text = await asyncio.to_thread(load_text, config.model, template)
         ready = await _ready(client, config.start_seconds_max)
@@ -92,7 +92,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     if engine_gone.done():
         try:
             engine_gone.result()
-        except EngineError as error:  # no other engine came; anything else is a bug, and raises
+        except EngineError as error:  # no other engine came; any other error is a bug, and raises
             supervisor.send(StartFailed(str(error)))
             await supervisor.finish()
         sys.exit(1)
@@ -107,7 +107,7 @@ async def _next_engine(link: socket.socket) -> Channel | None:
 
 def load_text(model: str, template: str | None) -> ModelText:
     text = load_model_text(model, chat_template=template)
-    text.tokenizer.prepare_plain()  # now, and not in the first request that needs it: it takes a fifth of a second
+    text.tokenizer.prepare_plain()  # imported now, and not in the first request that needs it: that takes a fifth of a second
     return text
 
 
@@ -135,7 +135,7 @@ async def drain_for_routers(client: ChannelClient, seconds: float) -> None:
 async def seconds_left(
     seconds: float, before: Coroutine[Any, Any, object], hurry: asyncio.Event, ends: Collection[asyncio.Future[Any]]
 ) -> float:
-    """Perform what precedes a drain, until the second signal or one of `ends`. Returns the time that is left for the drain."""
+    """Perform what precedes a drain, until the second signal or one of `ends`. Returns the seconds left for the drain."""
     loop = asyncio.get_running_loop()
     begun, first, hurried = loop.time(), asyncio.create_task(before), asyncio.create_task(hurry.wait())
     await asyncio.wait({first, hurried, *ends}, timeout=seconds + ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +159,8 @@ async def drain(
     hurried.cancel()
     client.end_requests(shutting_down())
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
-    server.force_exit = True  # the rest waits for its client; the end of the loop cancels it (api/http/shutdown.py)
+    # the remaining requests wait for their clients; the end of the loop cancels them (api/http/shutdown.py)
+    server.force_exit = True
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 

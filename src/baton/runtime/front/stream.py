@@ -29,11 +29,11 @@ class Stream:
         self._embedding = b""
         "The pooled prompt, if the request wants it: delivered with every later delta."
         self._prompt: list[TokenLogprob | None] | None = None
-        "Delivered once, with sequence 0; the first token has nothing before it."
+        "Log-probabilities of the prompt, delivered once with sequence 0; the first token has none."
         if request.sampling.prompt_logprobs is not None:
             self._prompt = [None] * len(request.prompt)
         self.offered_at: float | None = None
-        "Routed requests only: when all of the prompt was computed for a hand-off."
+        "Time at which the whole prompt was computed for a hand-off; routed requests only."
 
     def deliver(self, delta: Delta) -> None:
         if self.done.done():

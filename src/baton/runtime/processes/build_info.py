@@ -1,4 +1,4 @@
-"""Which build of Baton this process runs, and since when: sent in hellos, shown at /v1/cluster and /metrics."""
+"""The running build of Baton, and its start time: sent in hellos, shown at /v1/cluster and /metrics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from baton.protocol.instance import Build
 
 COMMIT_DIGITS: Final = 12
 COMMIT_FILE: Final = "_commit.txt"
-"""File in the package: one line, written when a wheel is built from a checkout."""
+"""Name of a file in the package: one line, written when a wheel is built from a checkout."""
 _STARTED_AT: Final = time.time()
-"""This module is imported when the process starts."""
+"""Start time: this module is imported when the process starts."""
 
 
 def installed_build() -> str:
@@ -61,9 +61,9 @@ def _installed_commit() -> str:
 
 
 def _checkout_commit(git: Path) -> str:
-    """Reads git's files; git itself need not be installed."""
+    """The commit of a checkout, from git's files; git itself need not be installed."""
     try:
-        if git.is_file():  # a worktree: the file names its folder
+        if git.is_file():  # a worktree's file names its folder
             git = git.parent / git.read_text().removeprefix("gitdir: ").strip()
         head = (git / "HEAD").read_text().strip()
         if not head.startswith("ref: "):
@@ -79,4 +79,5 @@ def _checkout_commit(git: Path) -> str:
 
 
 INSTALLED: Final = installed_build()
-"""The build whose code this process runs: read at once, because an update may replace the files while the process runs."""
+"""The build whose code this process runs. It is read at once, because an update may replace the files while the process
+runs."""

@@ -23,7 +23,7 @@ from baton.runtime.processes.process_table import ChildRow
 from baton.runtime.wire.channel import Channel
 
 KILL_SECONDS = 30.0
-"""A killed process is gone long before this; a large one takes seconds to free its memory."""
+"""Seconds that a killed process may take to end: a large one takes seconds to free its memory."""
 
 
 class Loss(NamedTuple):
@@ -75,35 +75,35 @@ class Child:
         self.ranks: tuple[Child, ...] = (self,)
         "Processes of the set, by rank."
         self.whole: Child = self
-        "The set that it belongs to."
+        "The set of the child."
         self.process = process
         self.control = control
         self.descriptors = descriptors
         self.last_words = ""
         "The error that the child reported."
         self.unwanted = False
-        "We are ending it: its end is not a loss."
+        "Whether we are ending the child: then its end is not a loss."
         self.broken = False
-        """A message has broken the protocol, or ranks have contradicted each other. Messages that were not read yet are
+        """Whether a message has broken the protocol, or ranks have contradicted each other. Messages that were not read yet are
         dropped: they may rest on the same fault."""
         self.reached: set[str] = set()
-        "Milestones of its start that it has reported (runtime/engine/startup.py)."
+        "Milestones of the start that the child has reported (runtime/engine/startup.py)."
         self._ready_at: float | None = None
         self._memory = memory
 
     def set_last_words(self, text: str) -> None:
-        """Keep the error that the child reports."""
+        """Store the error that the child reports."""
         self.last_words = f"rank {self.rank}: {text}" if self.whole is not self else text
 
     def abandon(self) -> None:
-        """From now on its end is not a loss: we are ending it."""
+        """Mark the child as ending by our order: its end is not a loss from now on."""
         self.unwanted = True
 
     def kill(self) -> None:
         self.process.kill()
 
     async def end_after(self, first: Child, grace_seconds: float) -> Loss:
-        """The control channel of `first`, one of its processes, has ended: end all of them, and report how that one did."""
+        """End all processes, because the control channel of `first` has ended, and report how that one did."""
         return await self.end(grace_seconds)
 
     def has_reached(self, milestone: str) -> bool:
@@ -189,7 +189,7 @@ class RankSet(Child):
         return min(rank.ready_seconds for rank in self.ranks)
 
     async def end(self, grace_seconds: float = 0.0) -> Loss:
-        """Kill all ranks. Grace is not given: a rank that waits for another one in a collective does not end by itself."""
+        """Kill all ranks without grace: a rank that waits for another one in a collective does not end by itself."""
         self.kill()
         losses = [await rank.end() for rank in self.ranks]
         return losses[0]

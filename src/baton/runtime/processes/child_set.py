@@ -32,27 +32,27 @@ from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
 
 OTHER_SECONDS = 2.0
-"""When one of two connected children has ended the other follows within this time; the cause shows when both have."""
+"""Seconds within which the second of two connected children ends after the first. The cause shows when both have."""
 
 
 class Parent(Protocol):
-    """Callbacks to the owner of a ChildSet. An error that it raises ends it: on_over. Of a row with several ranks, messages and
-    descriptors come with the child of their rank; start and loss are those of the whole set."""
+    """Callbacks to the owner of a ChildSet. An error in a callback ends the owner: on_over. Of a row with several ranks,
+    messages and descriptors come with the child of their rank; start and loss are those of the whole set."""
 
     def on_message(self, child: Child, message: Message) -> None: ...
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        """The parent owns the descriptor from now on."""
+        """Receive a descriptor, which the parent owns from now on."""
         ...
 
     def on_started(self, child: Child) -> None: ...
 
     def on_lost(self, child: Child, loss: Loss) -> None:
-        """The child is dead, and another is started as its row defines."""
+        """Called when the child is dead, and another is started as its row defines."""
         ...
 
     def on_over(self, error: BaseException) -> None:
-        """A child was lost for good, or our own code failed: the parent ends."""
+        """Called when a child was lost for good, or our own code failed: the parent ends."""
         ...
 
 
@@ -79,7 +79,7 @@ class ChildSet(Generic[ParentConfig]):
         self._unclaimed: dict[tuple[str, str], socket.socket] = {}
         "Ends of channels for children that do not exist yet: (owner, peer)."
         self._lost: dict[str, Exception] = {}
-        "Children that are not restarted, and why."
+        "Children that are not restarted, each with the reason."
         self._starting = True
         self._memory = MemoryKillLog()
         self._replacing = asyncio.Lock()
@@ -94,7 +94,7 @@ class ChildSet(Generic[ParentConfig]):
         return [process.pid for process in self._processes]
 
     def start_is_over(self) -> None:
-        """From now on lost children are restarted, as their rows define."""
+        """End the start: lost children are restarted from now on, as their rows define."""
         self._starting = False
         self._spawn(self._memory.sample_forever())
 
@@ -143,7 +143,7 @@ class ChildSet(Generic[ParentConfig]):
             self._unclaimed[whose, to] = sock
 
     def replace(self, name: str, life: int, wanted: Callable[[], Awaitable[bool]]) -> None:
-        """Replace a child by order: the present one, if any, is dead before the next one is started. `wanted` is asked in
+        """Replace a child by order: the present one is dead before the next one is started. `wanted` is asked in
         between."""
         old = self._living.pop(name, None)
         if old is not None:
@@ -231,7 +231,7 @@ class ChildSet(Generic[ParentConfig]):
             raise Unavailable(f"the {name} was lost, and another cannot be started: {error}") from None
 
     def _lose(self, child: Child, loss: Loss) -> None:
-        """The child is lost for good: its parent ends."""
+        """End the parent: the child is lost for good."""
         first = not self._lost
         if child.last_words:
             self._lost[child.name] = EngineError(child.last_words)
@@ -284,4 +284,4 @@ class ChildSet(Generic[ParentConfig]):
 
 
 class _EndedWell(Unavailable):
-    """A child exited by itself, without an error."""
+    """Raised when a child exited by itself, without an error."""

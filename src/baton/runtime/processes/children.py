@@ -86,7 +86,7 @@ def begin_child(settings_type: type[T]) -> tuple[T, dict[str, socket.socket]]:
 
 
 def _end_as_other_build(parents: str, sockets: Mapping[str, socket.socket]) -> NoReturn:
-    """End before the settings are decoded: another build may have others."""
+    """End before the settings are decoded: another build may have other settings."""
     spec = sys.modules["__main__"].__spec__
     name = "process" if spec is None else spec.name.removesuffix(".__main__").rpartition(".")[2]
     text = f"the new {name} is of build {build_info.INSTALLED}, and the process that starts it of {parents}"
@@ -97,10 +97,11 @@ def _end_as_other_build(parents: str, sockets: Mapping[str, socket.socket]) -> N
 
 
 def die_with_parent(parent: int) -> None:
-    """Where the kernel cannot do it, the end of the parent's channel still ends every child."""
+    """Let the kernel kill this process with its parent. Where the kernel cannot, the end of the parent's channel still ends
+    every child."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before
+    if os.getppid() != parent:  # the parent died before this call
         os._exit(1)
 
 
@@ -112,7 +113,7 @@ def freeze_gc_heap() -> None:
 
 
 async def has_ended(process: subprocess.Popen[bytes], seconds: float, unless: Callable[[], bool] = lambda: False) -> bool:
-    """Wait for the process, at most `seconds`, or until `unless`. Never blocks the loop; an ended process is reaped."""
+    """Wait for the process, at most `seconds`, or until `unless`. The loop is never blocked; an ended process is reaped."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while process.poll() is None:

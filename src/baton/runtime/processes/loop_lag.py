@@ -1,4 +1,4 @@
-"""How late the event loop of a process is: a timer that should run once per second measures its delay.
+"""Measures the delay of a process's event loop, by a timer that should run once per second.
 
 A late loop answers nothing: heartbeats, tokens and health checks all wait.
 """
@@ -11,11 +11,11 @@ from typing import Final
 
 INTERVAL_SECONDS: Final = 1.0
 SAMPLES: Final = 10
-"""The largest of this many samples is shown: a scrape every 10 seconds misses nothing."""
+"""Number of samples of which the largest is shown: a scrape every 10 seconds misses nothing."""
 
 
 class LoopLag:
-    """Measures from its creation on, on the running loop."""
+    """Measures the delay of the running loop, from the creation of this object on."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

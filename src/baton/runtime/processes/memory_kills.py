@@ -1,4 +1,4 @@
-"""Has the kernel just killed one of our processes for lack of memory? Compares its counters with those of a moment ago.
+"""Detects that the kernel has just killed one of our processes for lack of memory: compares its counters with earlier ones.
 
 A count that grew long before a child was lost is no evidence for that loss, so the sample to compare with is renewed all the
 time. It is kept for one period more: the kernel counts first, and a large process takes seconds to end.
@@ -31,7 +31,8 @@ class MemoryKillLog:
         self._before, self._last = self._last, memory_kills(self._kernel)
 
     def since(self) -> tuple[int | None, int | None]:
-        """Kills of the last period or two, in the own control group and on the machine. They are counted for one loss only."""
+        """Number of kills in the last period or two, in the own control group and on the machine. Each counts for one loss
+        only."""
         now, before = memory_kills(self._kernel), self._before
         self._before = self._last = now
         return _grown(before.group, now.group), _grown(before.machine, now.machine)

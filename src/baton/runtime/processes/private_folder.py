@@ -25,20 +25,20 @@ logger = logging.getLogger("baton.engine")
 
 PREFIX: Final = "baton-peer-"
 OURS: Final = (".sock", ".secret", ".settings", ".routers", ".lock")
-"""Ends of the names of files in it."""
+"""Suffixes of the names of its files."""
 PATH_BYTES_MAX: Final = 80
-"""Limit for the directory: the whole path of a socket has 107 bytes at most."""
+"""Maximum length of the directory's path: the whole path of a socket has 107 bytes at most."""
 
 
 NEW_SECONDS: Final = 60.0
-"""Between creating a directory and locking it there are microseconds."""
+"""Age in seconds below which an unlocked directory may still be locked by its creator, which takes microseconds."""
 
 
 class PrivateFolder:
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or usual_parent()
         remove_abandoned(parent)
-        # Under another name until it is locked, so that no other process considers it abandoned.
+        # The directory has another name until it is locked, so that no other process considers it abandoned.
         made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))  # 0700
         self._fd = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,15 +47,15 @@ class PrivateFolder:
 
     @property
     def address(self) -> str:
-        """Address of the one socket in it (kvcache/shared_memory.py)."""
+        """Address of the only socket in the folder (kvcache/shared_memory.py)."""
         return f"unix:{self.path}/peer.sock"
 
     def address_of(self, rank: int) -> str:
-        """Address of that rank's socket, where there are several."""
+        """Address of that rank's socket, where there are several ranks."""
         return f"unix:{self.path}/peer-{rank}.sock"
 
     def remove(self) -> None:
-        """Remove the directory and the sockets in it, which are no longer used. Killed children have left theirs, too."""
+        """Remove the directory and the sockets in it, which are no longer used. Killed children have left sockets, too."""
         if self._fd >= 0:
             _remove(self.path, self._fd)
             os.close(self._fd)
@@ -64,7 +64,7 @@ class PrivateFolder:
 
 
 def peer_folder(*, needed: bool) -> PrivateFolder | None:
-    """Directory for the socket at which others may read our pool. None: there is no place for it, and it is not needed."""
+    """Directory for the socket at which others may read our pool. None: no directory is possible, and none is needed."""
     if sys.platform != "linux":
         if needed:
             raise InvalidConfig("the roles prefill and decode need Linux: instances share memory")
@@ -100,8 +100,8 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _remove(path: Path, fd: int) -> None:
-    """Only sockets, secrets, files of keepers and the directories of worker sets (numbers) are ours: other files stay, and so
-    does the directory."""
+    """Remove our files from the directory: sockets, secrets, files of keepers and directories of worker sets (numbers). If
+    there are others, they stay, and so does the directory."""
     with contextlib.suppress(OSError):
         for name in os.listdir(fd):
             if name.endswith(OURS):

@@ -20,7 +20,7 @@ from baton.runtime.processes.orphans import Orphans
 from baton.runtime.processes.process_table import ChildRow, ParentConfig
 
 START_SECONDS_MORE = 30.0
-"""The front limits itself to start_seconds_max. If it fails to do that, it is given up after this much more."""
+"""Seconds beyond start_seconds_max after which the front's start is ended. The front limits itself to start_seconds_max."""
 
 
 class ProcessGroup(Generic[ParentConfig]):
@@ -50,7 +50,8 @@ class ProcessGroup(Generic[ParentConfig]):
         self._stop.set()
 
     def hang_up(self) -> None:
-        """The terminal is closed. Kernel and shell may both send SIGHUP: it does not count as a second call of `stop`."""
+        """Stop, because the terminal is closed. Kernel and shell may both send SIGHUP: it does not count as a second call of
+        `stop`."""
         self._stop.set()
 
     async def run(self) -> None:
@@ -119,7 +120,7 @@ class ProcessGroup(Generic[ParentConfig]):
         raise NotImplementedError
 
     def on_descriptor(self, child: Child, message: Message, fd: int) -> None:
-        os.close(fd)  # children send none
+        os.close(fd)  # children send no descriptors here
 
     def on_started(self, child: Child) -> None:
         pass
@@ -130,4 +131,4 @@ class ProcessGroup(Generic[ParentConfig]):
     def on_over(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
-            self._over.exception()  # retrieved, even if we are stopped meanwhile
+            self._over.exception()  # retrieve the error, even if we are stopped meanwhile

@@ -23,15 +23,15 @@ from baton.config import CacheConfig, EngineConfig, ServeConfig, WorkerConfig
 from baton.protocol.pool import set_incarnation
 
 CONTROL: Final = "control"
-"""Name of the socket to the parent."""
+"""Name of the socket to the parent process."""
 DESCRIPTORS: Final = "descriptors"
 """Name of the socket over which descriptors pass between child and parent (descriptors.py)."""
 
 QUIET_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1"}
-"""Threads of the worker sleep while they wait: on few cores a spinning one takes its neighbour's time."""
+"""Environment in which the worker's threads sleep while they wait: on few cores spinning threads take others' time."""
 
 KILL_SECONDS = 10.0
-"""An engine ends within moments of its front; a front within this time of the end of its draining."""
+"""Seconds in which an engine ends after its front; a front ends within this time of the end of its draining."""
 
 
 ParentConfig = TypeVar("ParentConfig")
@@ -42,46 +42,46 @@ KILLED_BELOW: Final = 75
 
 
 class Restart(Enum):
-    """Rule for the end of a child that was ready. Before that, its end ends the start."""
+    """Rule for the end of a child that was ready. A child that was not ready ends the start."""
 
     NEVER = "never"
     "The end of the child ends its parent."
     IF_KILLED = "if killed"
-    "If a signal ended it or its start (KILLED_BELOW): another is started, up to a number in a row. Else as NEVER."
+    "Restart if a signal ended it or its start (KILLED_BELOW), up to a number in a row. Else as NEVER."
     IF_FAILED = "if failed"
-    "If a signal or its own error ended it: another is started, up to a number in a row. Else as NEVER."
+    "Restart if a signal or its own error ended it, up to a number in a row. Else as NEVER."
     ALWAYS = "always"
-    "Another is started, however it ended and however often. Its parent keeps running."
+    "Restart however it ended and however often. Its parent keeps running."
     ORDERED = "ordered"
-    "The parent's machine decides when another is started."
+    "The parent's machine decides when another child is started."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChildRow(Generic[ParentConfig]):
     name: str
     module: str
-    "The module it runs: python -m module."
+    "Module that the child runs: python -m module."
     config: Callable[[ParentConfig, int], object]
     "Settings of the child, from its parent's and the number of this life."
     restart: Restart
     ranks: Callable[[ParentConfig], int] = lambda config: 1
-    "Processes of this row: a set that lives and dies together (child.py)."
+    "Number of processes of this row: a set that lives and dies together (child.py)."
     of_rank: Callable[[Any, int], object] = lambda settings, rank: settings
-    "The settings of one rank, from those of the set."
+    "Settings of one rank, from those of the set."
     peers: tuple[str, ...] = ()
     """Children of the same parent, from rows above, to which it has a channel. A restarted peer is passed to it as a PeerSocket
     on the descriptor socket."""
     descriptors: bool = False
-    "The child has a descriptor socket to its parent."
+    "Whether the child has a descriptor socket to its parent."
     environment: Mapping[str, str] = field(default_factory=dict)
     exit_seconds: float = 5.0
     "Seconds after the close of its channel in which it may exit by itself, so that its exit status is known."
     terminated: bool = False
-    "Asked to end by SIGTERM. Else by the end of its control channel."
+    "Whether it is asked to end by SIGTERM. Else by the end of its control channel."
     end_seconds: Callable[[ParentConfig], float] = lambda config: 0.0
-    "How long it may take to end after it was asked; then it is killed."
+    "Seconds that it may take to end after it was asked; then it is killed."
     hurry_seconds: float = 0.0
-    "How long it may take after it was asked a second time."
+    "Seconds that it may take after it was asked a second time."
 
 
 SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
@@ -90,7 +90,8 @@ SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
         module="baton.runtime.engine",
         config=lambda serve, life: serve.engine(),
         restart=Restart.IF_KILLED,
-        end_seconds=lambda serve: KILL_SECONDS + (serve.drain_seconds_max if serve.router else 0.0),  # its routers' requests
+        # ends its routers' requests
+        end_seconds=lambda serve: KILL_SECONDS + (serve.drain_seconds_max if serve.router else 0.0),
     ),
     ChildRow(
         name="front",
@@ -101,7 +102,7 @@ SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
         descriptors=True,
         terminated=True,
         end_seconds=lambda serve: serve.drain_seconds_max + KILL_SECONDS,
-        hurry_seconds=6.0,  # it ends its requests with an error
+        hurry_seconds=6.0,  # ends its requests with an error
     ),
 )
 
@@ -115,7 +116,7 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
         of_rank=lambda worker, rank: replace(worker, rank=rank),
         descriptors=True,
         environment=QUIET_WAITING,
-        exit_seconds=1.0,  # requests wait
+        exit_seconds=1.0,  # requests wait for it
     ),
     ChildRow(
         name="cache",
@@ -125,7 +126,7 @@ ENGINE_CHILDREN: tuple[ChildRow[EngineConfig], ...] = (
         ranks=lambda engine: engine.worker.ranks,
         of_rank=lambda cache, rank: cache_of_rank(cache, rank),
         descriptors=True,
-        end_seconds=lambda engine: 2.0,  # writes under way may finish
+        end_seconds=lambda engine: 2.0,  # writes in progress may finish
     ),
 )
 
@@ -145,5 +146,5 @@ def cache_of_rank(cache: CacheConfig, rank: int) -> CacheConfig:
 
 
 def with_modules(rows: tuple[ChildRow[ParentConfig], ...], **modules: str) -> tuple[ChildRow[ParentConfig], ...]:
-    """The same table with other programs in some rows: tests use faulty ones."""
+    """The table with other programs in some rows: tests use faulty ones."""
     return tuple(replace(row, module=modules.get(row.name, row.module)) for row in rows)

@@ -16,13 +16,14 @@ from baton.errors import EngineError
 
 @contextmanager
 def one_rank_at_a_time(folder: str, seconds: float) -> Iterator[None]:
-    """Until the block ends, which reserves the memory. `folder`: private to the instance. Empty: there is one rank. The kernel
-    releases the lock of a process that dies. Raises EngineError if another rank keeps the lock for so many seconds."""
+    """Hold the lock until the block, which reserves the memory, ends. `folder`: private to the instance. Empty: there is one
+    rank. The kernel releases the lock of a process that dies. Raises EngineError if another rank keeps the lock for so many
+    seconds."""
     if not folder:
         yield
         return
     with Path(folder, "memory.lock").open("w") as file:
-        # flock has no deadline of its own. A thread that still waits at the deadline ends with the process.
+        # flock has no deadline. A thread that still waits at the deadline ends with the process.
         waiting = threading.Thread(target=fcntl.flock, args=(file.fileno(), fcntl.LOCK_EX), daemon=True, name="rank lock")
         waiting.start()
         waiting.join(seconds)

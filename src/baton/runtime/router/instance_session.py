@@ -28,7 +28,7 @@ class InstanceSession:
         self.beat = Heartbeat()
         self.received_at = asyncio.get_running_loop().time()
         self._unsent: list[Message] | None = []
-        "Messages until the router's hello is sent. None: it was sent."
+        "Messages that wait for the router's hello. None: the hello was sent."
 
     def send(self, message: Message) -> None:
         if self._unsent is None:

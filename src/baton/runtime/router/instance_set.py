@@ -30,7 +30,7 @@ from baton.trust.credentials import Credentials
 logger = logging.getLogger("baton.router")
 
 STALL_SECONDS: Final = 0.5
-"""A heartbeat that is this late means that the router itself was stopped."""
+"""Delay of a heartbeat from which the router itself counts as stopped."""
 
 
 class SessionOwner(Protocol):
@@ -64,15 +64,15 @@ class InstanceSet:
         self._by_session: dict[Session, InstanceSession] = {}
         self._sessions = count(1)
         self.reloading = False
-        "Instances are loading other weights by order."
+        "Whether instances are loading other weights by order."
         self.joined = 0
         "Number of sessions so far."
         self.malformed = 0
-        "Sessions that ended because of a malformed message."
+        "Number of sessions that ended because of a malformed message."
         self.refusals = Refusals()
         self._logged = Repeats()
         self._gone = InstanceStats()
-        "Counters of lost instances."
+        "Counters of lost instances, summed."
         self._loop = asyncio.get_running_loop()
         self._beat_timer: asyncio.TimerHandle | None = None
         self._beat_due = self._loop.time()
@@ -114,7 +114,7 @@ class InstanceSet:
         except TimeoutError:
             self._log(None, f"it sent no hello within {self._hello_seconds:g} s")
         except PeerError as error:  # malformed bytes, or values outside their ranges
-            self._log(instance, str(error))  # link_server.py counts it
+            self._log(instance, str(error))  # link_server.py counts the failure
         except InvariantBroken as error:
             self._owner.fail(error)
         except Exception as error:  # a message that fails a handler ends its session, and no other
@@ -126,7 +126,7 @@ class InstanceSet:
                 self._owner.dispatch(InstanceLeft(instance.session, "its session ended"))
 
     def end_malformed(self, session: Session, error: Exception) -> None:
-        """The router machine could not handle a message of this session."""
+        """End a session with a message that the router machine could not handle."""
         if (instance := self._by_session.get(session)) is not None:
             text = f"malformed: {type(error).__name__}: {error}"
             self._note_malformed(instance, text, error)
@@ -137,7 +137,7 @@ class InstanceSet:
         self._log(instance, text, error)
 
     def _log(self, instance: InstanceSession | None, text: str, error: Exception | None = None) -> None:
-        """Log once per instance and minute: repeated failures must not fill the disk."""
+        """Log at most once per instance and minute: repeated failures must not fill the disk."""
         name = "" if instance is None else instance.hello.name
         if times := self._logged.due(name, self._loop.time()):
             who = f"instance {name}" if name else "an instance without a hello"
@@ -148,7 +148,8 @@ class InstanceSet:
             self._log(instance, text)
 
     def _revoked(self, *instances: InstanceSession) -> str:
-        """Why one of these instances is refused. Empty: none is. The file is looked at once, however many there are."""
+        """The reason why one of these instances is refused. Empty: none is revoked. The file is read once, however many there
+        are."""
         names = [instance.hello.name for instance in instances]
         names += [name for instance in instances if isinstance(instance.channel, Link) for name in instance.channel.names]
         return "" if self._credentials is None else self._credentials.revoked(names)
@@ -162,7 +163,7 @@ class InstanceSet:
             return instance
         self._owner.dispatch(InstanceJoined(instance.session, hello))
         if instance.session not in self._by_session:
-            return instance  # it does not fit, and was refused
+            return instance  # the instance does not fit, and was refused
         instance.hello = hello = replace(hello, refused=False)
         instance.welcome(self._hello)
         self.refusals.forget(hello.name)
@@ -207,7 +208,7 @@ class InstanceSet:
         self.on_changed()
 
     def give_up(self, instance: InstanceSession, reason: str) -> None:
-        """End the session; its requests continue elsewhere. The instance may dial again."""
+        """End the session; its requests continue at other instances. The instance may dial again."""
         if instance.session in self._by_session:
             self.lose(instance.session, reason)
             self._owner.dispatch(InstanceLeft(instance.session, reason))
@@ -230,7 +231,7 @@ class InstanceSet:
             case ModelChanged(model, identity, parts):
                 ready = replace(instance.hello.ready, identity=identity, identity_parts=parts)
                 instance.hello = replace(instance.hello, ready=ready, model=model)
-                if not self.reloading:  # loaded by an order that was given up: the next join decides whether it fits
+                if not self.reloading:  # loaded by an order that has failed: the next join decides whether the instance fits
                     self.give_up(instance, "it computes with other weights now")
             case _:
                 if type(message) is InstanceStats:
@@ -253,7 +254,7 @@ class InstanceSet:
             instance.send(RouterHeartbeat())
             if stalled:
                 instance.received_at = now
-        if stalled:  # what stops the router stops others too: no instance is lost for that
+        if stalled:  # the cause of the router's stop stops others too: no instance is lost for that
             self._owner.dispatch(Resumed())
         self._beat_timer = self._loop.call_at(self._beat_due, self._beat)
 

@@ -60,7 +60,7 @@ from baton.text.loading import ModelText, read_template
 logger = logging.getLogger("baton.router")
 
 SESSIONS_BEYOND_MAX = 16
-"""Sessions beyond the instances that may join: one too many is refused with a reason, and not only closed."""
+"""Number of sessions beyond the instances that may join: one too many is refused with a reason, and not only closed."""
 VIEW_SECONDS = 0.5
 """Interval of views sent to the parent process."""
 
@@ -82,7 +82,7 @@ class RouterProcess:
         """Run until stopped. Raises the error if it cannot start, or fails."""
         serve, client = self._config.serve, self._client
         tls = tls_context(serve)
-        listeners = listen_on(serve)  # before anything is loaded: a port that is in use is reported at once
+        listeners = listen_on(serve)  # before anything is loaded, so that a port that is in use is reported at once
         links = self._links = LinkServer(
             listen_at(parse_address(self._config.listen)),
             self._credentials,

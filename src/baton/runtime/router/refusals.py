@@ -1,4 +1,4 @@
-"""The instances that a router has refused lately, for /v1/cluster. They dial again every few seconds, so each is kept once."""
+"""Recently refused instances, for /v1/cluster. They dial again every few seconds, so each is kept once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.repeats import printable
 
 REFUSALS_MAX: Final = 32
 FORGOTTEN_SECONDS: Final = 300.0
-"""A refused instance that has not dialled again for this long is not shown any more."""
+"""Seconds after which a refused instance that has not dialled again is not shown any more."""
 
 
 class Refusal(NamedTuple):
@@ -19,7 +19,7 @@ class Refusal(NamedTuple):
 
 
 class Refusals:
-    """By name of the instance, or by address. The latest is last."""
+    """Refusals by name of the instance, or by address. The latest is last."""
 
     def __init__(self) -> None:
         self._refused: dict[str, Refusal] = {}
@@ -31,7 +31,7 @@ class Refusals:
             del self._refused[next(iter(self._refused))]
 
     def forget(self, name: str) -> None:
-        """The instance has joined."""
+        """Forget the refusal: the instance has joined."""
         self._refused.pop(name, None)
 
     def view(self, now: float) -> tuple[RefusedView, ...]:

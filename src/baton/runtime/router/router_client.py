@@ -62,7 +62,7 @@ from baton.trust.credentials import Credentials
 logger = logging.getLogger("baton.router")
 
 CHECK_SECONDS: Final = 10.0
-"""An idle router checks its state at most this often."""
+"""Least seconds between two checks of an idle router's state."""
 HANDOFFS_SHOWN: Final = 100
 """Number of recent hand-offs in the displayed mean."""
 PATHS_SHOWN: Final = 100
@@ -80,7 +80,7 @@ class RouterClient:
         wire: WireConfig | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`credentials`: tell which instances are revoked. None: none is."""
+        """`credentials`: which instances are revoked. None: none is."""
         self.name = name or secrets.token_hex(8)
         self._prefix = f"{self.name}."
         ports: dict[type[Any], Callable[[Any], None]] = {
@@ -108,7 +108,7 @@ class RouterClient:
         "Durations of the last hand-offs, in seconds."
         self.on_handoff: Callable[[float], None] = lambda seconds: None
         self.over: asyncio.Future[None] = self._loop.create_future()
-        "Ends only by an internal error, or `close`."
+        "Completes only by an internal error, or `close`."
         self._ended: Exception | None = None
         "Error for new requests after the end. None: requests are accepted."
 
@@ -139,14 +139,15 @@ class RouterClient:
         message = effect.message
         try:
             self.instances.send(effect.session, message)
-        except EngineError as error:  # with its outputs it is too large for a frame
+        except EngineError as error:  # with its outputs the request is too large for a frame
             request = request_of(message)
             if request is not None and (stream := self._streams.get(request.id)) is not None:
                 stream.fail(error)
                 self.dispatch(WithdrawRequest(request.id))
 
     def _schedule_pass(self, effect: SchedulePass) -> None:
-        """Run one pass after everything that is ready in this turn of the loop, however many heartbeats and requests."""
+        """Run one pass after everything that is ready in this turn of the loop, whatever the number of heartbeats and
+        requests."""
         self._loop.call_soon(self.dispatch, RunPass())
 
     def _reject(self, effect: RejectRequest) -> None:
@@ -176,7 +177,8 @@ class RouterClient:
             self._dispatching = False
 
     def _handle(self, event: ClusterEvent) -> None:
-        """A message that the machine cannot handle ends its session and nothing else, if the machine's state is sound."""
+        """Handle one event. A message that the machine cannot handle ends its session and nothing else, if the machine's state
+        is sound."""
         try:
             effects = self._driver.decide(event)
         except InvariantBroken:
@@ -212,8 +214,8 @@ class RouterClient:
     # Called by the API
 
     async def generate(self, request: GenerateRequest, take: Callable[[Delta], None]) -> None:
-        """Submit the request to the router machine and deliver its answer to `take` until it ends. Leaving early withdraws
-        it."""
+        """Submit the request to the router machine and deliver its answer to `take` until it ends. Leaving early withdraws the
+        request."""
         if self._ended is not None:
             raise self._ended
         if (refused := self.orders.refusal) is not None:
@@ -252,7 +254,8 @@ class RouterClient:
         return len(self._streams)
 
     async def ping(self, timeout_seconds: float) -> None:
-        """Judge by the heartbeats, which report faults several times per second: no instance is pinged."""
+        """Report whether the cluster works, by the heartbeats, which report faults several times per second: no instance is
+        pinged."""
         if self.over.done():
             raise Unavailable("the router failed")
         faults = [f"{instance.hello.name}: {instance.fault}" for instance in self.sessions if instance.fault]

@@ -56,7 +56,8 @@ async def receive_descriptor(link: socket.socket) -> tuple[Message, int] | None:
 
 
 def wait_for_descriptor(link: socket.socket, seconds: float, what: str) -> tuple[Message, int]:
-    """Blocking read with a timeout. Raises Unavailable if nothing arrives in time, or the sender has closed."""
+    """Wait for a message with a descriptor, and block meanwhile. Raises Unavailable if none arrives in time, or the sender has
+    closed."""
     poller = select.poll()  # select() itself knows only descriptors below 1024
     poller.register(link, select.POLLIN)
     if not poller.poll(seconds * 1000):

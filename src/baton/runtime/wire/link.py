@@ -35,15 +35,15 @@ from baton.trust.tls import TlsLayer
 Side = Literal["router", "instance"]
 
 BATCH_BYTES: Final = 256 * 1024
-"""Gathered messages beyond this are sent at once: the peer need not wait for a large frame to be complete."""
+"""Bytes of gathered messages beyond which they are sent at once: the peer need not wait for a large frame to be complete."""
 RECORD_BYTES: Final = 64 * 1024
 """Bytes of TLS records received at a time."""
 WIRE: Final = WireConfig()
-"""The defaults."""
+"""Default times of a session."""
 
 
 class Link(Channel):
-    """Used like a Channel. A fault of the peer is a LinkFailed, with a reason."""
+    """A session, used like a Channel. A fault of the peer raises LinkFailed, with a reason."""
 
     _frames: SealedFrames
 
@@ -57,12 +57,13 @@ class Link(Channel):
         self._frames.write(encode(message, self.version))
 
     def on_unknown_kind(self, call: Callable[[int], None]) -> None:
-        """`call` gets the kind of every message that is skipped because this build does not know it."""
+        """Set the callback for unknown messages: `call` gets the kind of every message that is skipped because this build does
+        not know it."""
         self._frames.on_unknown_kind(call)
 
     @property
     def failure(self) -> LinkFailed | None:
-        """Why the session ended, if the peer is at fault."""
+        """The reason for the session's end, if the peer is at fault."""
         return self._frames.failure
 
     @property
@@ -78,7 +79,7 @@ class Link(Channel):
 
 class SealedFrames(FrameProtocol):
     def __init__(self, keys: SessionKeys, side: Side, wire: WireConfig = WIRE) -> None:
-        """`side`: our own."""
+        """`side`: our own side of the session."""
         self._backlog_bytes_max = wire.session_backlog_bytes_max
         ours, theirs = keys if side == "router" else reversed(keys)
         self._sealed = SealedBuffer(theirs, FROM_INSTANCE if side == "router" else FROM_ROUTER)
@@ -176,7 +177,7 @@ class TlsFrames(SealedFrames):
             self.transport.close()
 
 
-# Handshake
+# Handshakes
 
 
 async def dial(address: Address, credentials: Credentials, wire: WireConfig = WIRE, versions: Versions = VERSIONS) -> Link:

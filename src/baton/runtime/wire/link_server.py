@@ -29,11 +29,12 @@ from baton.trust.credentials import Credentials
 logger = logging.getLogger("baton.link")
 
 LOG_SECONDS: Final = 10.0
-"""The same kind of failure is logged at most this often: anyone who reaches the port could fill the disk."""
+"""Least seconds between two log lines of the same kind of failure: any host that reaches the port could fill the disk."""
 
 
 class LinkServer:
-    """`on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for logs."""
+    """The listener for sessions. `on_link(link, peer)` is called on the loop with every new session; `peer` is its address, for
+    logs."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class LinkServer:
         self._failed: asyncio.Future[None] | None = None
         self._repeats = Repeats(LOG_SECONDS)
         self.counts: Counter[str] = Counter()
-        "Sessions that began (opened), and by LinkReason those that did not, or ended by their peer's fault."
+        "Number of sessions: opened ones, and by LinkReason those that failed or ended by their peer's fault."
         self.on_refused: Callable[[str, str], None] = lambda host, reason: None
         "Called when a peer speaks no version that this build speaks."
 
@@ -87,7 +88,7 @@ class LinkServer:
             self._failed.cancel()
 
     def on_accept_failed(self, error: OSError) -> None:
-        """The connection closed before, or this process has no descriptors left."""
+        """Handle a failed accept: the connection closed before, or this process has no descriptors left."""
         self._note("accept", "", f"a connection cannot be accepted: {error.strerror}")
 
     def make_room(self, living: list[asyncio.Task[None]]) -> None:
@@ -125,7 +126,7 @@ class LinkServer:
 
     def on_ended(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         if task.cancelled():
-            sock.close()  # perhaps before it began
+            sock.close()  # perhaps before the session began
         elif (error := task.exception()) is not None and self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
 

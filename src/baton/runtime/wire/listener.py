@@ -29,7 +29,7 @@ def bind(host: str, port: int, prefix: str = "") -> socket.socket:
 
 
 def listen(sock: socket.socket, backlog: int, prefix: str = "") -> None:
-    """Two programs may bind one port, but only one of them can listen: the second one fails here."""
+    """Listen on a bound socket. Two programs may bind one port, but only one of them can listen: the second one fails here."""
     try:
         sock.listen(backlog)
     except OSError as error:
@@ -47,7 +47,7 @@ def _remedy(number: int | None, prefix: str) -> str:
 
 
 def usable_port(host: str, port: int, prefix: str = "") -> int:
-    """The port, if it can be listened on now; for 0, a free one."""
+    """The port, if a server can listen on it now; for 0, a free one."""
     with bind(host, port, prefix) as sock:
         listen(sock, 1, prefix)
         return int(sock.getsockname()[1])

@@ -25,7 +25,7 @@ from baton.runtime.wire.descriptors import send_descriptor, wait_for_descriptor
 from baton.runtime.worker.step_loop import StepLoop
 from baton.worker.platforms.visible import use_only
 
-if TYPE_CHECKING:  # numpy comes with the model
+if TYPE_CHECKING:  # numpy is imported with the model
     from baton.kvpool.base import Pool
     from baton.kvpool.layout import KVLayout
     from baton.worker.platforms.base import Platform
@@ -45,7 +45,7 @@ class _Progress:
             self._channel.send(LoadProgress(done, total))
 
     def announce(self, stage: str) -> None:
-        """Report the begin of another stage that takes a while."""
+        """Report the begin of another stage of loading."""
         self._reported = -1
         self._channel.send(LoadProgress(0, 0, stage))
 

@@ -28,12 +28,12 @@ from baton.protocol.progress import ProgressWord
 from baton.protocol.step import StepPlan, digest_of
 from baton.runtime.wire.channel import BlockingChannel
 
-if TYPE_CHECKING:  # numpy comes with the model
+if TYPE_CHECKING:  # numpy is imported with the model
     from baton.worker.in_flight_step import InFlightStep
     from baton.worker.model_runner import ModelRunner
 
 END_SECONDS_MAX: Final = 5.0
-"""How long the end waits for a step under way. A device that hangs is left to the kernel."""
+"""Seconds that the end waits for a running step. A device that hangs is left to the kernel."""
 
 
 class StepLoop:
@@ -68,7 +68,7 @@ class StepLoop:
             self._channel.send(Pong(message.number))
 
     def _next(self, waiter: Waiter) -> Message | None:
-        """The next message, None at the end. Meanwhile the results of finished steps are sent."""
+        """The next message, None at the end. Results of finished steps are sent meanwhile."""
         while self._in_flight:
             full = len(self._in_flight) >= self._runner.steps_ahead
             if not full and self._channel.has_message:
@@ -95,7 +95,7 @@ class StepLoop:
 
 
 class Waiter:
-    """A thread that waits for one step after the other, and counts finished ones in an eventfd."""
+    """Thread that waits for one step after the other, and counts finished ones in an eventfd."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
@@ -115,7 +115,7 @@ class Waiter:
         return [fd for fd, _ in poller.poll()]
 
     def take_one(self) -> None:
-        """Decrement the count; block until it is positive."""
+        """Take one finished step: decrement the count; block until it is positive."""
         os.eventfd_read(self.fd)
 
     def __enter__(self) -> Waiter:
