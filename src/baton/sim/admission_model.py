@@ -41,7 +41,7 @@ class AdmissionModel:
         self._saw = saw
         self._ratio = scenario.reserve_start
         self._growths = 0
-        "Plans of this event in which growth may have preempted: how often each did so cannot be seen."
+        "Plans of this event in which growth may have preempted. The number of preemptions by each is not visible."
         self._taken: set[int] = set()
         "Slots that are not free."
         self._dropping: dict[int, int] = {}
@@ -55,10 +55,10 @@ class AdmissionModel:
         "Tokens to prefill, by slot."
         self._victims_due: list[Place] = []
         self._may_wait = self._prompts_ahead = False
-        "Prompts that are as urgent as the head may use up the tokens of the step: its victims may stay."
+        "Whether prompts as urgent as the head may use up the tokens of the step: its victims may stay then."
         self._unsure = False
         self.forced = False
-        "A sequence was preempted from outside, and the next plan drops it."
+        "Whether a sequence was preempted from outside, so that the next plan drops it."
 
     # Events
 
@@ -114,7 +114,7 @@ class AdmissionModel:
         self.forced = False
 
     def after_event(self) -> None:
-        """54: half-way to 1 for each time that growth had to preempt; otherwise only ends count."""
+        """54: growth's reserve goes half-way to 1 for each time that growth had to preempt; otherwise only ends count."""
         sent, ratio = self._view.reserve_ratio, self._ratio
         for _ in range(self._growths + 1):
             if abs(sent - ratio) < 1e-9:
@@ -127,13 +127,13 @@ class AdmissionModel:
 
     def before(self) -> None:
         """The sequences that the next plan should preempt; `_line` does not know the plan yet."""
-        self._unsure = self.forced or self._growths > 0  # the reserve for this plan is not known
+        self._unsure = self.forced or self._growths > 0  # unknown: the reserve for this plan
         self.forced = False
         self._may_wait = self._prompts_ahead = False
         self._victims_due = [] if self._unsure else self._victims()
 
     def check(self, plan: StepPlan, dropped: list[Place], places: Mapping[int, Place]) -> None:
-        """`dropped`: the preempted sequences. `places`: new sequences, by slot. `_line` knows the plan now."""
+        """Check a plan. `dropped`: the preempted sequences. `places`: new sequences, by slot. `_line` knows the plan now."""
         if dropped or self._victims_due:
             self._check_preempted(plan, dropped, len(self._growing()))
         self.cache.tick += 1
@@ -152,7 +152,7 @@ class AdmissionModel:
         for new in plan.new:
             self._admit(plan, places[new.slot], new.slot, new.incarnation, [*new.blocks], new.computed_tokens)
             self._prefill[new.slot], self._position[new.slot] = len(new.tokens), new.computed_tokens
-        paced = self._scenario.decode_gap_seconds is not None and self._decoding() > 0  # how much room there is, is learned
+        paced = self._scenario.decode_gap_seconds is not None and self._decoding() > 0  # learned: how much room there is
         room = self._run(plan, room)
         if room > 0 and not dropped and not paced:
             self._check_unused(plan)
@@ -188,7 +188,7 @@ class AdmissionModel:
         if (head := self._line.head()) is None:
             return
         if plan.new and self._scenario.new_bytes_max < 1 << 16:
-            return  # it may be too large for the rest of the plan
+            return  # the head may be too large for the rest of the plan
         if len(self._taken) < self._scenario.slots and not self._line.returns_before(head[0].orders[head[1]]):
             need, left = self._need(head, self.cache.is_held), self.cache.available - self._reserve(head)
             if need <= left:
@@ -231,8 +231,8 @@ class AdmissionModel:
             )
 
     def _check_early(self, plan: StepPlan, needed: list[int]) -> None:
-        """52: a block that no token needs yet is for drafts. It is taken only while nothing waits, and beside one for each
-        decoding sequence. `needed`: slots whose token needs one."""
+        """52: a block is taken for drafts only while nothing waits, and beside one for each decoding sequence. `needed`: slots
+        whose next token needs a block."""
         grown = [slot for slot, _ in plan.grown]
         if all(grown.count(slot) <= (slot in needed) for slot in grown):
             return
@@ -243,12 +243,12 @@ class AdmissionModel:
             raise InvariantBroken(f"step {plan.step} takes a block for drafts that a token may need", invariant=52)
 
     def _are_of_growth(self, dropped: list[Place], victims: list[Place], growing: int) -> bool:
-        """Growth preempts in the order of the head's victims, until there is room for it."""
+        """Whether growth preempted these sequences: in the order of the head's victims, until it has room."""
         room = self.cache.available
         return all(place in victims for place in dropped) and room < growing <= room + sum(self._freed(dropped))
 
     def _victims(self) -> list[Place]:
-        """The fewest less urgent sequences, the least urgent first, whose preemption would let the head in."""
+        """The victims for the head: the fewest less urgent sequences, the least urgent first, that make room for it."""
         head = self._line.head() if self._line.waiting else None
         if head is None:
             return []
@@ -258,7 +258,7 @@ class AdmissionModel:
             return []
         victims: list[Place] = []
         prompts, decoding = self._prompts_of(urgency), self._decoding()
-        paced = self._scenario.decode_gap_seconds is not None and decoding > 0  # how much room there is, is learned
+        paced = self._scenario.decode_gap_seconds is not None and decoding > 0  # learned: how much room there is
         self._may_wait = prompts >= (1 if paced else self._prompt_room(decoding))
         self._prompts_ahead = prompts > 0
         while not self._would_fit(head, victims):
@@ -289,14 +289,14 @@ class AdmissionModel:
     # Numbers
 
     def _need(self, place: Place, is_held: Callable[[BlockId], bool]) -> int:
-        """Blocks that are not held yet."""
+        """Blocks that the sequence needs and does not hold yet."""
         client_request, index = place
         hits = self.cache.hits(client_request, index)
         known = len(client_request.client.prompt) + len(client_request.delivered[index])
         return -(-known // self._scenario.block_size) - sum(is_held(block) for block in hits)
 
     def _reserve(self, head: Place) -> int:
-        """Blocks for the growth of holders at least as urgent as the head."""
+        """Blocks reserved for the growth of holders at least as urgent as the head."""
         urgency, size, total = head[0].orders[head[1]][0], self._scenario.block_size, 0
         for held in self.cache.held.values():
             if held.client_request.orders[held.index][0] <= urgency:

@@ -9,8 +9,8 @@ from baton.protocol.output import Begun, Emit, each_token
 
 
 def check_begun(emit: Emit, cached: Callable[[str, int], int | None]) -> None:
-    """23: every first token comes with one Begun, and no Begun comes without one. `cached(request, index)` is the right number,
-    None if unknown."""
+    """23: every first token comes with one Begun, and no Begun comes without one. `cached(request, index)`: the right number of
+    cached tokens, None if unknown."""
     begun: dict[tuple[str, int], Begun] = {(each.request, each.index): each for each in emit.begun}
     first = [(request, index) for request, _, index, position, _ in each_token(emit.tokens) if position == 0]
     if sorted(begun) != sorted(first) or len(emit.begun) != len(first):

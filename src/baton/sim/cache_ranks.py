@@ -20,7 +20,7 @@ from baton.sim.rest import check_ranks_rest
 
 Answer = MoveResult | StorageAnswer
 ANSWER_SECONDS: Final = 0.001
-"Longest time between two answers of a set. Less than any limit of the instance."
+"Longest time between two answers of a set, which is less than any limit of the instance."
 
 
 class SimulatedCacheRanks:
@@ -34,7 +34,8 @@ class SimulatedCacheRanks:
         "Answers of ranks by the move or query that the others have not answered."
 
     def begin(self, host_blocks: int, life: int, *, kept: bool) -> bool:
-        """Another life. `kept`: the host memory of all ranks was kept, else that of one was lost. Returns the set's."""
+        """Begin another life. `kept`: the host memory of all ranks was kept, else that of one was lost. Returns whether the
+        set's was."""
         self._messages, self._arrived = CacheRanks(self._ranks), {}
         combined = None
         for rank in range(self._ranks):
@@ -50,7 +51,8 @@ class SimulatedCacheRanks:
         check_ranks_rest(self._messages, self._ranks, len(self._arrived))
 
     def answer(self, answer: Answer, blocks: int, then: Callable[[Answer], None]) -> None:
-        """One rank answers so, the others that all `blocks` were moved or found. `then` gets the answer of the set."""
+        """Record the answers: one rank's is this one, the others have moved or found all `blocks`. `then` gets the answer of
+        the set."""
         if isinstance(answer, MoveResult):
             whole: Answer = replace(answer, moved=blocks, error=None)
         else:
@@ -63,8 +65,7 @@ class SimulatedCacheRanks:
             self._later(ANSWER_SECONDS * draw, lambda rank=rank, mine=mine: self._arrive(rank, mine, then))  # type: ignore[misc]
 
     def _arrive(self, rank: int, mine: Answer, then: Callable[[Answer], None]) -> None:
-        """75: the set answers when its last rank has: the least that any of them moved or found, and an error if one has
-        failed."""
+        """75: the set answers with its last rank: the least that any rank moved or found, and an error if one has failed."""
         arrived = self._arrived.setdefault(mine.id, {})
         arrived[rank] = mine
         combined = self._messages.combined(rank, mine)

@@ -1,4 +1,4 @@
-"""Many seeds over many processes, and what they add up to.
+"""A campaign: many seeds over many processes, and their sums.
 
 A seed is one world and needs nothing from any other, so seeds go out in small chunks to spawned processes and come back as
 bytes. Everything that is added up is an integer: the sums, and so the digest, are the same for any number of jobs and in any
@@ -32,19 +32,19 @@ LARGE = 1_000
 """Seeds from which on a campaign must reach every state of SOMETIMES."""
 
 CHUNK = 8
-"""Seeds a process is given at a time: a fraction of a second, so that the bar moves and Ctrl-C does not wait."""
+"""Seeds per chunk of a process: a fraction of a second, so that the bar moves and Ctrl-C does not wait."""
 
 PAIR = " + "
-"""Between two kinds of faults."""
+"""Separator of two kinds of faults."""
 
 Progress = Callable[[int, int], None]
-"""Called with (seeds done, violations so far), in the caller's thread."""
+"""Progress callback with (seeds done, violations so far), in the caller's thread."""
 
 
 class Violation(Struct, frozen=True):
     seed: int
     invariant: int
-    "The number in docs/internals/reliability.md; 0 for an exception of another kind."
+    "The violated invariant in docs/internals/reliability.md; 0 for an exception of another kind."
     message: str
 
 
@@ -52,13 +52,13 @@ class Campaign(Struct, frozen=True):
     seeds: int
     requests: int
     events: int
-    "Checked events, each at one process or client (world.py)."
+    "Number of checked events, each at one process or client (world.py)."
     heap_events: int
-    "Entries of the timeline alone."
+    "Number of entries of the timeline alone."
     tokens: int
     virtual_seconds: float
     seconds: float
-    "On the clock on the wall."
+    "Elapsed seconds of the wall clock."
     cpu_seconds: float
     events_per_second: float
     "Events per CPU second, without the start of the processes."
@@ -68,16 +68,16 @@ class Campaign(Struct, frozen=True):
     missing: list[str]
     "States of SOMETIMES that fewer than 0.1 % of the seeds reached."
     digest: str
-    "The seeds' digests added up. One seed: its own."
+    "Sum of the seeds' digests. One seed: its own digest."
     jobs: int = 1
     pairs: int = 0
-    "Pairs of fault kinds that happened in one run."
+    "Pairs of fault kinds that happened in the same run."
     pairs_missing: list[str] = []
     "Pairs of fault kinds that never happened in one run."
     pair_seeds: int = 0
     "Seeds from which on a campaign must reach every pair."
     interrupted: bool = False
-    "Ctrl-C: the numbers are of the seeds that were done by then."
+    "Whether Ctrl-C ended the campaign: the numbers are of the seeds that were done by then."
 
     @property
     def ok(self) -> bool:
@@ -102,7 +102,7 @@ class SeedTotals(Struct):
     pairs: dict[str, int] = field(default_factory=dict)
     "Number of seeds in which both kinds of faults happened; a kind with itself is the kind alone."
     kind: Kind = "instance"
-    "Each kind of scenario has rare states of its own."
+    "Kind of the scenarios. Each kind has its own rare states."
 
     def add(self, other: SeedTotals) -> None:
         self.seeds += other.seeds
@@ -181,7 +181,7 @@ def violations_of(outcome: Outcome) -> list[Violation]:
 
 
 def run_campaign(seeds: range, jobs: int | None = None, progress: Progress | None = None, kind: Kind = "instance") -> Campaign:
-    """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: the sum of what was done, nothing left running."""
+    """Run the seeds in `jobs` processes (None: one a core). On Ctrl-C: returns the sums so far, and no process is left."""
     begin = perf_counter()
     total, interrupted = SeedTotals(kind=kind), False
     chunks = [seeds[place : place + CHUNK] for place in range(0, len(seeds), CHUNK)]
@@ -206,7 +206,7 @@ def cores() -> int:
 
 
 def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[SeedTotals]:
-    """The chunks' sums, as they come in. One job needs no process of its own."""
+    """Yield the chunks' sums, in the order of completion. One job needs no process of its own."""
     if jobs == 1:
         for chunk in chunks:
             yield _run_chunk(chunk, kind)
@@ -228,7 +228,7 @@ def _parts(chunks: Sequence[range], jobs: int, kind: Kind) -> Generator[SeedTota
 
 
 def _submit(pool: ProcessPoolExecutor, chunk: range, kind: Kind) -> Future[bytes]:
-    with _no_interrupts():  # a submission may start a process
+    with _no_interrupts():  # submitting may start a process
         return pool.submit(_send_chunk, chunk.start, chunk.stop, chunk.step, kind)
 
 
@@ -248,7 +248,7 @@ def _send_chunk(start: int, stop: int, step: int, kind: Kind = "instance") -> by
 
 
 def _run_chunk(seeds: range, kind: Kind) -> SeedTotals:
-    """CPU time is taken around the seeds, so that loading the modules is not counted."""
+    """Run a chunk of seeds. CPU time is taken around the seeds, so that loading the modules is not counted."""
     total = SeedTotals()
     begin = process_time()
     for seed in seeds:
@@ -271,6 +271,6 @@ def _sum(one: bytes, other: bytes) -> bytes:
 
 
 def _in_declared_order(reached: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
-    """Every declared state, reached or not; then the undeclared ones."""
+    """Numbers of all declared states, reached or not, and then of the undeclared ones."""
     declared = {name: reached.get(name, 0) for name in names}
     return declared | {name: reached[name] for name in sorted(reached) if name not in declared}

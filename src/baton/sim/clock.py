@@ -26,7 +26,7 @@ class Clock:
         return Instant(self._timeline.now * self._rate + self._offset)
 
     def jump(self, seconds: float) -> None:
-        """The clock is set, ahead or back."""
+        """Set the clock, ahead or back."""
         self._offset += seconds
         self.jumped_ahead |= seconds > 0
 

@@ -20,7 +20,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "kill": _AWAY,
     "freeze": _AWAY,
     "reload": _AWAY,
-    "stray": _AWAY,  # a router has accepted it, and it leaves
+    "stray": _AWAY,  # a router has accepted the stray, and it leaves
     "cut": _AWAY,
     "stall": _AWAY,
     "stall_up": _AWAY,
@@ -31,7 +31,7 @@ EXCUSES: Final[dict[str, tuple[Cost, ...]]] = {
     "worker_hang": _WORKER,
     "worker_freeze": _WORKER,
     "reload_worker": _WORKER,
-    "drain": ("delay", "refusal"),  # an instance that drains gives back what it has
+    "drain": ("delay", "refusal"),  # an instance that drains gives its requests back
     "sleep": ("delay", "refusal"),
     "preempt": ("delay",),  # the instance keeps the request
     "evict": ("delay",),

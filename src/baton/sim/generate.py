@@ -1,4 +1,4 @@
-"""Scenarios from seeds. A swarm: each feature is on in about half of the seeds, each kind of fault in some.
+"""Scenarios from seeds. They form a swarm: each feature is on in about half of the seeds, each kind of fault in some.
 
 70 % of the seeds have one to three kinds of faults, 5 % about half of all kinds, 5 % none; 10 % are long (500 requests and
 more, at most two kinds), 10 % have a pool so tight that requests are preempted, and no fault at all. A seed in 500 is a burst
@@ -95,8 +95,8 @@ def generate(seed: int) -> Scenario:
 
 
 def _ranks(scenario: Scenario, rng: Random) -> None:
-    """In an eighth of the seeds the worker has several ranks, of which one may die, hang, be late or differ,
-    in a step or in its hello."""
+    """Give the worker several ranks in an eighth of the seeds. One may die, hang, be late or differ, in a step or in its
+    hello."""
     if rng.random() >= 1 / 8:
         return
     scenario.ranks = rng.choice((2, 2, 3, 8))
@@ -114,12 +114,12 @@ def _ranks(scenario: Scenario, rng: Random) -> None:
 
 
 def drafts(scenario: Scenario, rng: Random, *, faults: bool = True) -> None:
-    """In a quarter of the seeds workers draft, from never right to always right, and some requests allow few drafts or none.
-    With `faults`, some workers answer a token more than they drafted, or none."""
+    """Let workers draft in a quarter of the seeds, from never right to always right, and some requests allow few drafts or
+    none. With `faults`, some workers answer a token more than they drafted, or none."""
     if rng.random() < 0.25:
         scenario.drafts_max, scenario.draft_truth = rng.choice((1, 2, 3, 8, 16)), rng.choice((0.0, 0.3, 0.7, 0.9, 1.0))
         more = rng.choice((0, 0, 3, 16, 64))
-        if scenario.decode_gap_seconds is None:  # its prompts have a bound of their own (_plan_bounds)
+        if scenario.decode_gap_seconds is None:  # prompts have a bound of their own (_plan_bounds)
             scenario.tokens_per_step += more
         if faults and rng.random() < 0.1:
             steps = scenario.steps if scenario.cluster is None else rng.choice(scenario.cluster.instances).steps
@@ -130,7 +130,7 @@ def drafts(scenario: Scenario, rng: Random, *, faults: bool = True) -> None:
 
 
 def stop_last(clients: list[Client], share: float, rng: Random) -> None:
-    """In some seeds fronts end the last of several sequences, and keep the others."""
+    """Let fronts end the last of several sequences, and keep the others, in some seeds."""
     if rng.random() < share:
         for client in clients:
             if rng.random() < 0.5 and client.stop_string_at is None:
@@ -139,7 +139,7 @@ def stop_last(clients: list[Client], share: float, rng: Random) -> None:
 
 
 def stop_repetitions(clients: list[Client], rng: Random) -> None:
-    """In a quarter of the seeds some answers end when they repeat themselves. Small vocabularies make that frequent."""
+    """End some answers when they repeat themselves, in a quarter of the seeds. Small vocabularies make that frequent."""
     if rng.random() < 0.25:
         for client in clients:
             if rng.random() < 0.6:
@@ -151,7 +151,7 @@ def stop_repetitions(clients: list[Client], rng: Random) -> None:
 
 
 def long_prompts(scenario: Scenario, rng: Random) -> None:
-    """In one of eight seeds some prompts take many steps, most of them of clients that are not urgent."""
+    """Give some prompts many steps, in one of eight seeds; most are of clients that are not urgent."""
     scenario.prompts_at_once = rng.choice((1, 2, 4, 4))
     if rng.random() < 1 / 8:
         _lengthen(scenario.clients, rng)
@@ -164,7 +164,7 @@ def _lengthen(clients: list[Client], rng: Random) -> None:
 
 
 def _plan_bounds(scenario: Scenario, rng: Random) -> None:
-    """Some have a goal for the gap between tokens, some have small plans, some refuse what is too large for a plan."""
+    """Draw bounds of plans: a goal for the gap between tokens, small plans, refusal of requests too large for a plan."""
     if rng.random() < 0.15:
         scenario.decode_gap_seconds, scenario.token_seconds = rng.choice((0.005, 0.02, 0.05)), rng.choice((0.001, 0.01))
         scenario.tokens_per_step, scenario.prefill_tokens_beside_decodes = scenario.slots + 64, None
@@ -176,7 +176,7 @@ def _plan_bounds(scenario: Scenario, rng: Random) -> None:
 
 
 def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
-    """With lower tiers: some storages are full for a while, some caches are cleared."""
+    """Draw, with lower tiers: storage that is full for a while, caches that are cleared."""
     if scenario.storage and rng.random() < 0.25:
         begin, taken = rng.randint(1, 80), {fault.move for fault in scenario.cache_faults}
         moves = [move for move in range(begin, begin + rng.randint(10, 80)) if move not in taken]
@@ -187,7 +187,7 @@ def _full_and_cleared(scenario: Scenario, last: float, rng: Random) -> None:
 
 
 def _silent_and_bounded(scenario: Scenario, rng: Random) -> None:
-    """With lower tiers: some storages never return from a few calls, some bounds are small."""
+    """Draw, with lower tiers: storage calls that never return, small bounds."""
     if scenario.storage and rng.random() < 0.25:
         taken = {fault.move for fault in scenario.cache_faults}
         moves = [move for move in sorted(rng.sample(range(1, 80), rng.choice((1, 3, 9)))) if move not in taken]
@@ -197,7 +197,7 @@ def _silent_and_bounded(scenario: Scenario, rng: Random) -> None:
 
 
 def _other_weights(scenario: Scenario, last: float, rng: Random) -> None:
-    """In one of sixteen seeds the model's files are replaced, once or several times, also by earlier ones."""
+    """Replace the model's files in one of sixteen seeds, once or several times, also by earlier ones."""
     if rng.random() < 1 / 16:
         for _ in range(rng.choice((1, 1, 2, 4))):
             scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.3), "reload", rng.choice((1, 1, 2, 0))))
@@ -218,12 +218,12 @@ def _sleeps(scenario: Scenario, last: float, rng: Random) -> None:
 
 
 def storage_wants_tokens(scenario: Scenario) -> bool:
-    """A third of the storages find blocks by token ids."""
+    """Whether storage finds blocks by token ids, in a third of the seeds."""
     return scenario.storage and stream(scenario.seed, "storage tokens").random() < 0.33
 
 
 def _chosen_faults(kind: Kind, rng: Random) -> list[str]:
-    """Few kinds at once: what one of them breaks, another may hide."""
+    """Choose a few kinds of faults: more of them would hide each other."""
     roll = rng.random()
     if kind in ("tight", "burst") or roll < 0.06:
         return []
@@ -262,7 +262,7 @@ def _instance(seed: int, rng: Random) -> Scenario:
 
 
 def _clients(seed: int, scenario: Scenario, kind: Kind, swarm: Random) -> list[Client]:
-    """Prompts from a small tree, so that they share prefixes; arrivals from one burst to a slow trickle."""
+    """Draw clients: prompts from a small tree, so that they share prefixes; arrivals from one burst to a slow trickle."""
     features = {name: swarm.random() < 0.5 for name in ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")}
     if kind == "tight":
         features["timeout"] = False
@@ -300,7 +300,7 @@ def _clients(seed: int, scenario: Scenario, kind: Kind, swarm: Random) -> list[C
 
 
 def _burst(seed: int) -> list[Client]:
-    """Clients of a burst: all at once, small and alike."""
+    """Draw clients of a burst: all at once, small and alike."""
     rng = stream(seed, "burst")
     return [
         Client(f"r{number}", 0.0, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))], rng.randint(1, 2))
@@ -364,7 +364,7 @@ def step_faults(faults: list[str], long: float, rng: Random) -> list[StepFault]:
 
 
 def _plods(scenario: Scenario, kind: Kind, rng: Random) -> None:
-    """Some steps take longer than they may, and show that they go on: most of them end in time, some never would."""
+    """Draw steps that take longer than they may and show progress: most of them end in time, some never would."""
     if kind == "swarm" and rng.random() < 0.05:
         for step in rng.sample(range(1, 60), rng.randint(1, 4)):
             scenario.steps.append(StepFault(step, "plod", scenario.step_seconds_max * rng.choice((1.5, 3.0, 12.0, 19.0, 40.0))))
@@ -402,21 +402,21 @@ def _nudges(scenario: Scenario, faults: list[str], last: float, rng: Random) -> 
 
 
 def _tiers(scenario: Scenario, last: float, rng: Random) -> None:
-    """A third of the seeds have a cache service; of those, half have storage, and some of its faults."""
+    """Draw lower tiers: a third of the seeds have a cache service; half of those have storage, and some of its faults."""
     if rng.random() >= 0.33 or not scenario.prefix_caching:
         return
-    if rng.random() < 0.4:  # a pool so tight that blocks are handed on at once
+    if rng.random() < 0.4:  # a pool so tight that blocks are reused at once
         worst = max(-(-(len(c.prompt) + c.max_tokens - 1) // scenario.block_size) for c in scenario.clients)
         scenario.blocks = max(1, round(worst * rng.choice((1.0, 1.2, 1.5, 2.0))))
     scenario.host_blocks = max(1, round(scenario.blocks * rng.choice((0.2, 0.5, 1.0, 2.0, 4.0))))
     scenario.storage = rng.random() < 0.5
-    if scenario.storage and rng.random() < 0.7:  # hardly more than what blocks pass through on their way
+    if scenario.storage and rng.random() < 0.7:  # hardly more blocks than are in transit
         scenario.host_blocks = rng.choice((2, 4, 8, 16))
     scenario.write = rng.choice(("through", "through", "selective", "back"))
     scenario.write_outputs = rng.random() < 0.7
     parked: list[Literal["storage", "host", "drop"]] = ["host", "drop", *(("storage",) if scenario.storage else ())]
     scenario.preempted = rng.choice(parked)
-    for _ in range(rng.choice((0, 2, 6, 20))):  # what the device has lost is what the lower tiers are for
+    for _ in range(rng.choice((0, 2, 6, 20))):  # the lower tiers hold what the device evicts
         scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "evict", 10_000))
     for _ in range(rng.choice((0, 0, 2, 6))):
         scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "preempt", rng.uniform(1, 4)))
@@ -447,7 +447,7 @@ def _tier_faults(scenario: Scenario, last: float, rng: Random) -> None:
                 scenario.nudges.append(Nudge(rng.uniform(0.0, last + 0.5), "crash"))
             else:
                 scenario.steps.append(StepFault(rng.randint(3, 60), "garble", rng.randrange(5)))
-    if scenario.storage and rng.random() < 0.4:  # an outage
+    if scenario.storage and rng.random() < 0.4:  # an outage of storage
         begin = rng.randint(1, 60)
         scenario.cache_faults += [CacheFault(move, "error") for move in range(begin, begin + rng.randint(10, 60))]
     for client in scenario.clients if rng.random() < 0.3 else ():

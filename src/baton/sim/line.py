@@ -1,4 +1,4 @@
-"""Which sequences wait, which are on the worker, and their order: computed only from the messages of clients and worker.
+"""The waiting sequences, those on the worker, and their order: computed only from the messages of clients and worker.
 
 A leader waits from its submission on, its siblings from the leader's first token or end. A dropped sequence that has not ended
 waits again, at its old place, and may be admitted once the drop is acknowledged. A lost worker returns all sequences to the
@@ -25,7 +25,7 @@ class Line:
         self.waiting: dict[QueueKey, Place] = {}
         self.on_worker: dict[QueueKey, Place] = {}
         self.dropped: dict[QueueKey, int] = {}
-        "Sequences that wait again, while the step that drops them has no result yet."
+        "Whether sequences wait again while the step that drops them has no result yet."
         self._heap: list[QueueKey] = []
 
     def joins(self, client_request: SimulatedRequest, index: int) -> None:
@@ -69,18 +69,18 @@ class Line:
         self.on_worker[order] = self.waiting.pop(order)
 
     def returns_before(self, order: QueueKey) -> bool:
-        """Is a dropped sequence that has not returned yet more urgent?"""
+        """Whether a more urgent sequence is being dropped, and has not returned to the queue yet."""
         return any(dropped < order for dropped in self.dropped)
 
     def is_dropped(self, client_request: SimulatedRequest, index: int, step: int) -> None:
-        """The sequence is dropped by this step, and has not ended."""
+        """Whether the sequence is dropped by this step, and has not ended."""
         order = client_request.orders[index]
         del self.on_worker[order]
         self.dropped[order] = step
         self.joins(client_request, index)
 
     def absorbed(self, step: int) -> None:
-        """The drops of this step are acknowledged."""
+        """Forget the drops of this step, which are acknowledged."""
         if self.dropped:
             self.dropped = {order: dropped_by for order, dropped_by in self.dropped.items() if dropped_by > step}
 

@@ -27,12 +27,12 @@ from baton.sim.scenario import ClusterFault, Scenario
 from baton.sim.world import Tracer, World
 
 CHAOS_SECONDS_MAX = 60.0
-"""Time after the last fault and the last arrival at which all faults are healed, whatever is still open."""
+"""Seconds after the last fault and the last arrival at which all faults are healed, whatever is still open."""
 ANSWER_SECONDS_MAX = 30.0
-"""Time after healing within which every request is answered; longer where there is much to compute."""
+"""Seconds after healing within which every request is answered; longer where there is much to compute."""
 FRESH_SECONDS_MAX = 10.0
 DIGEST_SECONDS_MAX = 30.0
-"""Time at rest within which routers know what instances have: heartbeats carry a few keys each."""
+"""Seconds at rest within which routers know the instances' cached keys: heartbeats carry a few keys each."""
 
 
 class LinkedWorld(World):

@@ -1,4 +1,4 @@
-"""Does the rehearsal find bugs? One-line faults of the core, each of which it must find.
+"""Mutants: one-line faults of the core, each of which the rehearsal must find.
 
 A mutant is a text replacement in one function of the core, kept as data in tests/mutants/*.toml beside the kept scenarios. It
 runs in a process of its own, in which the module is loaded with that text changed; the seeds are the usual ones.
@@ -48,15 +48,16 @@ class NoMutants(Exception):
 class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     fault: str
-    "The developer's mistake, in words."
+    "The developer's mistake in words."
     module: str
-    "Below baton."
+    "Module name below baton."
     old: str
     new: str
     function: str = ""
-    "Qualified name of the function that has `old`, once. Empty: the whole module."
+    "Qualified name of the function that contains `old` exactly once. Empty: the whole module."
     seeds: Seeds = "instance"
-    "Scenarios that can kill it: of one instance, of one with a cache service, of clusters, of `baton serve`. Once per file."
+    """Kind of scenarios that can kill the mutant: one instance, one with a cache service, clusters, `baton serve`. Given once
+    per file."""
 
     @property
     def file(self) -> str:
@@ -147,7 +148,7 @@ def find(name: str) -> Mutant:
 
 
 def apply(mutant: Mutant) -> None:
-    """Let this process import the mutant. RuntimeError: the core is loaded already."""
+    """Load the mutant instead of the module in this process. RuntimeError: the core is loaded already."""
     if any(name.startswith(("baton.core", "baton.protocol")) for name in sys.modules):
         raise RuntimeError("the core is loaded already")
     sys.meta_path.insert(0, _Finder(mutant))
@@ -160,7 +161,7 @@ def _scenario(mutant: Mutant, seed: int) -> Scenario:
 
 
 def hunt(mutant: Mutant, seeds: int) -> MutantResult:
-    """Run seeds until one fails. In a process that runs the mutant."""
+    """Run seeds until one fails. The process must run the mutant."""
     from baton.sim.run import run
 
     for seed in range(seeds):
@@ -198,7 +199,7 @@ def run_mutants(
 
 
 def keep(result: MutantResult, path: Path) -> None:
-    """Shrink the scenario that killed the mutant and keep it. In a process that runs the mutant."""
+    """Shrink the scenario that killed the mutant, and write it to a file. The process must run the mutant."""
     from baton.sim.shrink import shrink
 
     if result.killed_by_seed is not None and result.invariant is not None:
@@ -208,7 +209,7 @@ def keep(result: MutantResult, path: Path) -> None:
 
 
 def replay(mutant: Mutant, path: Path) -> MutantResult:
-    """Does a kept scenario still kill it? In a process that runs the mutant."""
+    """Whether a kept scenario still kills the mutant. The process must run the mutant."""
     from baton.sim.run import run
     from baton.sim.scenario import Scenario
 

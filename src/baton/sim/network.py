@@ -32,7 +32,7 @@ class Network:
         self._broken: list[StepResult] = []
         self._frozen_until: float | None = None
         self._unread: list[StepResult] = []
-        "Results that have arrived at an engine that does not read."
+        "Results that wait for an engine that does not read."
         self._plans_to_lose = [fault.step for fault in scenario.steps if fault.kind == "lose_plan"]
         self._plans_sent = 0
         self.last_step = 0
@@ -45,10 +45,10 @@ class Network:
         self.deliver_plan, self.deliver_result = worker, instance
 
     def begin(self) -> None:
-        """The network acts only when called."""
+        """Nothing to start: the network acts only when called."""
 
     def heal(self) -> None:
-        """The faults of results are those of steps, which the worker process stops to have."""
+        """Lose no more plans. Faults of results are those of steps, which the worker process ends."""
         self._plans_to_lose = []
 
     def at_rest(self) -> None:
@@ -65,14 +65,14 @@ class Network:
             return
         self.deliver_plan(self._over_the_wire(plan))
 
-    # And back
+    # From the worker to the instance
 
     def send_result(self, result: StepResult, faults: Mapping[str, StepFault]) -> None:
         now = self._timeline.now
         if "garble" in faults and (broken := garbled(result, int(faults["garble"].seconds))) is not None:
             self._broken.append(broken)
             result = broken
-        elif "ghost" in faults:  # not both: a ghost's row may say anything
+        elif "ghost" in faults:  # not both: a ghost's row may hold anything
             result = with_ghost(result)
         if "lose_result" in faults:
             self._watch.saw("a result was lost")
@@ -94,18 +94,18 @@ class Network:
             self._arrive(result)
 
     def freeze(self, until: float | None) -> None:
-        """The engine reads nothing until then. None: it reads again now, possibly before the time announced."""
+        """Freeze the engine until then. None: it reads again now, possibly before the time announced."""
         announced, self._frozen_until = self._frozen_until, until
         if until is None and announced is not None and self._timeline.now < announced:
             for time, result in self._timeline.withdraw(self._arrive):
                 self._timeline.at(self._timeline.now if time == announced else time, self._arrive, result)
 
     def has_unread(self, epoch: WorkerEpoch, step: int) -> bool:
-        """Was the answer to this plan here before the engine looked?"""
+        """Whether the answer to this plan had arrived before the engine read."""
         return any(result.epoch == epoch and result.step == step for result in self._unread)
 
     def is_broken(self, result: StepResult) -> bool:
-        """Was it made wrong on the way?"""
+        """Whether the network broke the answer."""
         return any(broken is result for broken in self._broken)
 
     def unpack(self, result: StepResult) -> StepResult:
@@ -130,9 +130,9 @@ class Network:
 
 
 def garbled(result: StepResult, kind: int) -> StepResult | None:
-    """Broken in one of seven ways; None where this result has nothing to break that way."""
+    """The result broken in one of seven ways; None where nothing in it can be broken that way."""
     rows = result.rows
-    if not rows or (result.failures and kind == 2):  # a row that failed may answer so
+    if not rows or (result.failures and kind == 2):  # a failed row may answer so
         return None
     slot, incarnation, values = rows[0]
     drafted = next((place for place, drafts in enumerate(result.drafted) if drafts and rows[place][2]), None)
@@ -141,11 +141,11 @@ def garbled(result: StepResult, kind: int) -> StepResult | None:
             rows = rows[1:]
         case 1:  # another incarnation
             rows[0] = (slot, Incarnation(incarnation + 1), values)
-        case 2:  # an acknowledgement, or a token, that is none
+        case 2:  # an acknowledgement, or a token, that is invalid
             rows[-1] = (*rows[-1][:2], () if rows[-1][2] else (PREEMPTED_TOKEN_ID,))
         case 3:  # a row twice
             rows.append(rows[0])
-        case 4:  # lengths that are not those of the values
+        case 4:  # lengths that do not match the values
             return replace(result, lengths=(result.lengths[0] + 1, *result.lengths[1:]))
         case 5 if drafted is not None:  # more tokens than the drafts and one
             rows[drafted] = (*rows[drafted][:2], (1,) * (2 + result.drafted[drafted]))
@@ -157,7 +157,7 @@ def garbled(result: StepResult, kind: int) -> StepResult | None:
 
 
 def with_ghost(result: StepResult) -> StepResult:
-    """A late row of each slot's former occupant, behind the true ones: inert, or a bug."""
+    """The result with a late row of each slot's earlier sequence behind the true ones: it must have no effect."""
     current = dict(zip(result.slots, result.incarnations, strict=True))
     ghosts = [(slot, Incarnation(incarnation - 1)) for slot, incarnation in current.items() if incarnation > 1]
     rows = [*result.rows, *((slot, incarnation, (3,)) for slot, incarnation in ghosts)]

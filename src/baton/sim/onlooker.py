@@ -10,26 +10,26 @@ from baton.sim.scenario import Client
 
 class Onlooker(Protocol):
     def saw(self, what: str) -> None:
-        """A rare state was reached."""
+        """Record a rare state that was reached."""
 
     def happened(self, kind: str) -> None:
-        """A fault strikes now (excuses.py)."""
+        """Record a fault that strikes now (excuses.py)."""
 
     def client_of(self, slot: int, incarnation: int) -> Client:
         """The client whose request has the slot."""
 
     def worker_dies(self) -> None:
-        """The process is dead; the instance does not know yet."""
+        """Record the death of the process; the instance does not know yet."""
 
     def poisoned(self, client: Client | None) -> None:
-        """A worker died of this client's request, or of none."""
+        """Record that a worker died of this client's request, or of none."""
 
 
 class PlansSeen(Protocol):
-    """Record of the plans that a worker was sent."""
+    """Record of the plans that were sent to a worker."""
 
     @property
     def rows(self) -> int: ...
 
     def last_use(self, block: BlockId) -> int:
-        """The last step that was planned to read or write it."""
+        """The last step that was planned to read or write the block."""

@@ -1,4 +1,4 @@
-"""Result of a run."""
+"""Outcome of a run."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ from baton.protocol.step import StepPlan
 from baton.sim.scenario import Scenario
 
 LEARNING_STEPS = 6
-"""Steps with prompts beside decodes, since the start."""
+"""Steps with prompts beside decodes before the pace is checked."""
 LEAST = 32
-"""Prompts always get 16 tokens, and at times twice as many."""
+"""Least prompt tokens per step: prompts always get 16, and at times twice as many."""
 SLOWDOWN = 3.0
-"""Longest step relative to decoding alone, if that takes longer than the goal."""
+"""Longest step relative to decoding alone, if decoding takes longer than the goal."""
 
 
 class PaceWatch:
@@ -25,10 +25,10 @@ class PaceWatch:
         self._scenario = scenario
         self._mixed = 0
         self._decoding = 0
-        "Most sequences that decoded in one step."
+        "Maximum of sequences that decoded in one step."
 
     def planned(self, plan: StepPlan, position: Mapping[int, int], known: Mapping[int, int]) -> None:
-        """`position`, `known`: computed tokens before this step, and prompt tokens, by slot."""
+        """Check a planned step. `position`, `known`: computed tokens before this step, and prompt tokens, by slot."""
         scenario, goal = self._scenario, self._scenario.decode_gap_seconds
         if goal is None or not scenario.token_seconds:
             return

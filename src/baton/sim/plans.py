@@ -34,7 +34,7 @@ def untagged(request: RequestId) -> RequestId:
 
 
 class PlanWatch:
-    """Also observes the worker process of the instance (onlooker.py)."""
+    """Checks of plans, which also observe the worker process of the instance (onlooker.py)."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class PlanWatch:
         self._drafted: dict[int, list[tuple[int, int, int]]] = {}
         "Per plan with drafts that is not absorbed: (slot, incarnation, tokens at most)."
         self._lengths: dict[int, tuple[int, ...]] = {}
-        "Lengths of the rows of their results."
+        "Row lengths of the results of those plans."
         self._places: dict[tuple[int, int], Place] = {}
-        "The occupant of a slot, by its incarnation."
+        "Sequences in the slots, by incarnation."
         self._last_step = 0
 
     def check(self, plan: StepPlan) -> None:
@@ -105,12 +105,12 @@ class PlanWatch:
             self._drafted[plan.step] = [(slot, self._incarnation[slot], 1 + more) for slot, more in rows]
 
     def received(self, result: StepResult) -> None:
-        """The instance is about to get a result, and absorbs it now or later."""
+        """Record a result that the instance is about to get, and absorbs now or later."""
         if result.step in self._drafted:
             self._lengths[result.step] = result.lengths
 
     def _lower(self, plan: StepPlan) -> None:
-        """Steps before the oldest in flight are absorbed: their drafts that came to nothing do not count any more."""
+        """Lower the positions. Steps before the oldest in flight are absorbed: their refused drafts do not count any more."""
         oldest = self._view.oldest_step or plan.step
         for step in [step for step in self._drafted if step < oldest]:
             rows, lengths = self._drafted.pop(step), self._lengths.pop(step, ())
@@ -124,7 +124,7 @@ class PlanWatch:
             raise InvariantBroken(f"slot {slot}.{incarnation} is dropped, and was never taken", invariant=25)
 
     def _beside_decodes(self, plan: StepPlan) -> None:
-        """30: where something decodes, prompts keep to their bound."""
+        """30: while sequences decode, prompts keep to their bound."""
         bound = self._scenario.prefill_tokens_beside_decodes
         if bound is None:
             return
@@ -167,7 +167,7 @@ class PlanWatch:
             raise InvariantBroken(f"{request.name}: {len(table)} blocks for {len(new.tokens)} tokens", invariant=6)
 
     def _continues(self, new: NewSequence, sequence: Sequence, request: SimulatedRequest) -> None:
-        """32: it begins as the undisturbed answer does. 59: with the weights that the answer was begun with."""
+        """32: the sequence begins as the undisturbed answer does. 59: with the weights that the answer was begun with."""
         prompt, weights = request.client.prompt, self.weights()
         outputs = list(new.tokens[len(prompt) :])
         begun = [known for known in request.weights_known if _begins(request, new.index, outputs, known)]
@@ -207,7 +207,7 @@ class PlanWatch:
                 self.saw("chunk, block and prompt end together")
 
     def last_use(self, block: BlockId) -> int:
-        """The last step that was planned to read or write it."""
+        """The last step that was planned to read or write the block."""
         return self._last_use[block]
 
     # The worker process
@@ -216,10 +216,10 @@ class PlanWatch:
         return self._places[slot, incarnation][0].client
 
     def worker_dies(self) -> None:
-        """Counted where the instance restarts it."""
+        """Nothing: losses are counted where the instance restarts the worker."""
 
     def poisoned(self, client: Client | None) -> None:
-        """Only a plain instance checks that the culprit is found (invariant 47, instance_watch.py)."""
+        """Nothing: only a plain instance checks that the culprit is found (invariant 47, instance_watch.py)."""
 
 
 class ExactPlanWatch(PlanWatch):
@@ -242,7 +242,7 @@ class ExactPlanWatch(PlanWatch):
         "Sequences that the present plan drops and that have not ended."
 
     def check(self, plan: StepPlan) -> None:
-        """Also 14, 34, 52 to 54: the plan admits the sequences that the models admit."""
+        """Check a plan. 14, 34, 52 to 54: it admits the sequences that the models admit."""
         if plan.run.counts and min(plan.run.counts) < 1:
             raise InvariantBroken(f"step {plan.step} runs no token of a sequence", invariant=30)
         self._dropped = []
@@ -294,12 +294,12 @@ class ExactPlanWatch(PlanWatch):
         return [self._places[slot, self._incarnation[slot]] for slot in plan.run.slots]
 
     def generations(self) -> None:
-        """5: a block's generation has grown once for each time it was handed out."""
+        """5: a block's generation has grown once for each time that it was allocated."""
         if (generations := self._view.generations()) == self._assigned:
             return
         for block, times in enumerate(self._assigned):
             if self._scenario.host_blocks and generations[block] > times:
-                continue  # it was handed out to be loaded into, which no plan says
+                continue  # the block was allocated for a load, which no plan names
             if generations[block] != times:
                 raise InvariantBroken(f"block {block}: handed out {times} times, generation {generations[block]}", invariant=5)
 

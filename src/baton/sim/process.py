@@ -25,7 +25,7 @@ from baton.sim.worker_set import SimulatedRanks
 PROGRESS_SHARE = 0.4
 """Interval between signs of progress in a long step, as a share of `step_seconds_max`."""
 POOLS_FREED = 100
-"""Pool incarnations between those before and after a sleep: more than a worker has lives in a run."""
+"""Number of pool incarnations skipped by a sleep: more than a worker has lives in a run."""
 NO_EPOCH = WorkerEpoch(-1)
 """Epoch of a dead or hanging process."""
 
@@ -62,7 +62,7 @@ class WorkerProcess:
         self._restarts_to_hang = 0
         self._lives_to_loop = 0
         self._last_step = 0
-        "The step executed last; at the begin of a life, the last one sent to its predecessor."
+        "The step executed last; at the begin of a life, the last step sent to its predecessor."
         self._life_steps = 0
         self._oom: tuple[int, float] | None = None
         "Steps of at least this many tokens run out of memory, until this time."
@@ -76,7 +76,7 @@ class WorkerProcess:
 
     @property
     def broke_protocol(self) -> bool:
-        """Ranks have contradicted each other."""
+        """Whether ranks have contradicted each other."""
         return self._ranks is not None and self._ranks.differed
 
     def connect(self, instance: Callable[[WorkerReady | WorkerLost | WorkerProgressed], None]) -> None:
@@ -107,7 +107,7 @@ class WorkerProcess:
         self._start(epoch, at_once=epoch == 1)
 
     def _start(self, epoch: WorkerEpoch, *, at_once: bool) -> None:
-        """The process has loaded. `at_once`: all of its ranks say so at the same time."""
+        """Report that the process has loaded. `at_once`: all of its ranks report at the same time."""
         if epoch != self.epoch:
             return
         if self._restarts_to_fail and epoch > 1 and not self._healed:
@@ -157,10 +157,10 @@ class WorkerProcess:
         self._timeline.at(ready, self._worker_ready, order.epoch)
 
     def replace(self, epoch: WorkerEpoch) -> None:
-        """Start another process by hand, as an operator does."""
+        """Start another process, as an operator does."""
         self._watch.saw("a gone worker was replaced")
         self.worker.die(self._scenario.pool_kept)
-        self._kill_ranks()  # the engine that gave it up has ended, and its children with it
+        self._kill_ranks()  # the engine that ended it has ended, and its children with it
         self._begin_life(epoch)
         self._start(epoch, at_once=True)
 
@@ -184,7 +184,7 @@ class WorkerProcess:
             self._ranks.kill()
 
     def _break_up(self, why: str) -> None:
-        """Ranks contradict each other: the engine ends the set."""
+        """End the set, as the engine does: ranks contradict each other."""
         self.crash(f"as {why}", "protocol")
 
     def crash(self, when: str, cause: LossCause = "died", rank: int = 0) -> None:
@@ -193,7 +193,7 @@ class WorkerProcess:
         if self._ranks is not None:
             self._ranks.end(rank)
         self.worker.die(self._scenario.pool_kept)
-        dead, self.epoch = self.epoch, NO_EPOCH  # nothing it had queued is executed
+        dead, self.epoch = self.epoch, NO_EPOCH  # no queued step is executed
         self._network.flush(dead)
         self._dispatch(WorkerLost(dead, f"died {when}", cause))
 
@@ -209,7 +209,7 @@ class WorkerProcess:
         self._restarts_to_hang += 1
 
     def change_hello(self, change: int) -> None:
-        """One rank of the next life says another hello than the others."""
+        """Let one rank of the next life send another hello than the others."""
         if self._ranks is not None:
             self._ranks.change_hello(change)
 
@@ -256,7 +256,7 @@ class WorkerProcess:
             self._watch.saw(hung)
             if self._ranks is not None and (fault := faults.get("rank_hangs")) is not None:
                 self._ranks.hang(fault.step % self._scenario.ranks)
-            self.epoch = NO_EPOCH  # it does and sends nothing more
+            self.epoch = NO_EPOCH  # the process does and sends nothing more
         elif (slow := faults.get("slow") or faults.get("plod")) is not None:
             self._steps_begun -= 1  # the same step comes again, later
             self._faults[self._steps_begun + 1] = [fault for fault in faults.values() if fault is not slow]
@@ -324,7 +324,7 @@ class WorkerProcess:
         return self._oom is not None and plan.tokens >= self._oom[0] and now <= self._oom[1] and not self._healed
 
     def _hold_back(self, plan: StepPlan, seconds: float) -> None:
-        """This step takes longer, and so every step queued behind it ends later."""
+        """Delay this step, and with it every step queued behind it."""
         now = self._timeline.now
         self._busy_until = max(self._busy_until, now) + seconds
         queued = self._timeline.withdraw(self._step)

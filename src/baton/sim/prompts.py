@@ -13,7 +13,8 @@ def stream(seed: int, name: str) -> Random:
 
 
 class PromptTree:
-    """Three levels: a few openings, a few continuations, own words. Lengths like to end on a block's edge."""
+    """Tree of prompts with three levels: a few openings, a few continuations, own words. Lengths often end on a block's
+    edge."""
 
     def __init__(self, rng: Random, block_size: int) -> None:
         def words(count: int) -> list[int]:

@@ -35,7 +35,7 @@ class SimulatedPull:
         self._move = move
         self._fault = fault
         self._whole = True
-        "All parts could be read so far."
+        "Whether all parts could be read so far."
         self._moved = 0
 
     def begin(self, seconds: float) -> None:

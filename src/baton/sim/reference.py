@@ -15,8 +15,7 @@ from baton.sim.scenario import Client, Scenario
 from baton.sim.simulated_request import QueueKey
 
 HEALTHY_STEPS = 16
-"""A worker that has absorbed this many steps starts a new count of losses in a row. Our own number: that of the core may be
-wrong."""
+"""Number of absorbed steps after which losses in a row are counted anew. A separate number: that of the core may be wrong."""
 
 
 class Reference:
@@ -30,9 +29,9 @@ class Reference:
         "Sequences that were never admitted: their prompt tokens."
         self._queued_tokens = 0
         self._deadlines: list[tuple[float, str, int]] = []
-        "Deadline, id and arrival number: an id may be used again."
+        "Deadlines: time, id and arrival number. An id may be used again."
         self.now = 0.0
-        "The instance's time: the latest it was given, since a clock may go backwards."
+        "The latest time that the instance was given: its clock may go backwards."
         self.mode = "serving"
         self._drain_deadline: float | None = None
         self._resumed = False
@@ -46,7 +45,7 @@ class Reference:
     # Refusals
 
     def refusal(self, client: Client, sampling: SamplingParams, worker_gone: bool) -> Refused | None:
-        """The answer that the client must get. The size of a plan is the core's own estimate: plans.py checks that no plan is
+        """The refusal that the client must get. The size of a plan is the core's own estimate: plans.py checks that no plan is
         larger."""
         scenario = self._scenario
         if worker_gone:
@@ -73,7 +72,7 @@ class Reference:
         return None
 
     def answered(self, client: Client, expected: Refused | None, got: Refused | None) -> None:
-        """22: refused exactly when it must be, for the right reason and with the right numbers."""
+        """22: the request is refused exactly when it must be, for the right reason and with the right numbers."""
         gone = expected is not None and got is not None and expected.reason == got.reason == "worker_gone"
         if expected != got and not gone:
             raise InvariantBroken(f"{client.id} should get {expected}, and got {got}", invariant=22)
@@ -91,7 +90,7 @@ class Reference:
     # Order
 
     def order(self, client: Client, index: int) -> QueueKey:
-        """34: by priority, then by arrival."""
+        """Key of a request's place in the queue. 34: by priority, then by arrival."""
         priority = client.priority if self._scenario.order == "priority" else 0
         return priority, self._arrivals[client.id] * 1000 + index
 
@@ -145,13 +144,14 @@ class Reference:
         self._steps += count
 
     def is_evidence(self, cause: LossCause) -> bool:
-        """A kill from outside may count as a fault of the computation from the sixth on (or the scenario's number). All are
-        counted: a scenario is shorter than the minute in which they must occur."""
+        """Whether a loss counts as a fault of the computation. Kills from outside may, from the sixth on (or the scenario's
+        number). All are counted: a scenario is shorter than the minute in which they must occur."""
         self._kills += cause == "killed"
         return cause != "killed" or self._kills > self._scenario.worker_kills_max
 
     def worker_lost(self, evidence: bool, perhaps_absorbed: int) -> None:
-        """`perhaps_absorbed`: steps of the same event, before the loss was found. Unknown from outside."""
+        """Record a lost worker. `perhaps_absorbed`: steps of the same event before the loss was found. Their number is not
+        visible."""
         if self._steps >= HEALTHY_STEPS:
             self._lives_lost = self._restarts = 0
         self._unsure = self._steps < HEALTHY_STEPS <= self._steps + perhaps_absorbed
@@ -165,7 +165,8 @@ class Reference:
         self._steps = 0
 
     def restarted(self, delay: float) -> None:
-        """46: at once after the first loss, then 0.1 s later, doubled for each restart in a row, 10 s at most."""
+        """46: the worker restarts at once after the first loss, then 0.1 s later, doubled for each restart in a row, 10 s at
+        most."""
         expected = min(0.1 * 2 ** (self._restarts - 1), 10.0) if self._restarts else 0.0
         if self._unsure and not delay:
             self._restarts = 0
@@ -174,7 +175,7 @@ class Reference:
         self._restarts += 1
 
     def replaced(self) -> None:
-        """An operator replaced the worker: earlier losses do not count any more."""
+        """Reset the count of losses: an operator replaced the worker."""
         self._lives_lost = self._restarts = self._steps = self._kills = 0
 
     def may_give_worker_up(self) -> bool:

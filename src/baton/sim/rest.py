@@ -27,9 +27,9 @@ STALE: Final = 65
 """A heap with lazy deletion is rebuilt when it has more than 64 stale entries, and as many again as current ones."""
 
 Place = tuple[str, str]
-"""A class, and the name of an attribute."""
+"""Name of a container: a class and an attribute."""
 Bound = Callable[[Any], int]
-"""Most entries of the container, by the object that has it."""
+"""Maximum of entries in the container, by the object that has it."""
 
 
 def _device(holder: Any) -> int:
@@ -48,7 +48,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
         for name in ("_block_of", "_key_of", "_parent", "_children", "_depth", "_last_used", "_hits")
     },
     ("CacheDigest", "_changes"): lambda digest: 2 * digest._changes_max,
-    ("CacheDigest", "_held"): lambda _: 2**31,  # exactly as large as the tiers: 69
+    ("CacheDigest", "_held"): lambda _: 2**31,  # as large as the tiers (69)
     ("PrefixCache", "_heap"): lambda cache: 2 * cache.pool.idle + STALE,
     ("TokenLinks", "_of_device"): lambda links: links._cache.pool.total,
     # Per block of the host
@@ -56,7 +56,7 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     ("TokenLinks", "_of_host"): lambda links: links._host.total,
     # Per slot
     **{("SlotTable", name): _device for name in ("_free", "slot_owners", "incarnations")},
-    # Lazy deletion
+    # Heaps with lazy deletion
     **dict.fromkeys((("WaitingQueue", "_heap"), ("Intake", "_deadlines"), ("Loader", "_unasked")), lambda _: STALE),
     # Fixed sizes
     ("Instance", "_handlers"): lambda _: len(get_args(Event)),
@@ -66,12 +66,12 @@ BOUNDED: Final[dict[tuple[str, str], Bound]] = {
     ("Stats", "refused"): lambda _: len(get_args(RefusalReason)),
     ("Stats", "held_back"): lambda _: len(get_args(HeldBack)),
     ("HandoffChunks", "_prices"): lambda _: 31,  # by the number of bits of a step's tokens
-    # Remembered on purpose
+    # Kept on purpose
     ("HandoffEnds", "_attempts"): lambda ends: ends._attempts_max,
     ("WorkerWatch", "_kills"): lambda watch: watch._config.worker_kills_max + 1,
 }
 NAMES_OBJECTS: Final = (("Tiers", "rates"), ("WaitingQueue", "_heap"), ("Loader", "_unasked"))
-"""The last two may name sequences that have ended, until they are rebuilt."""
+"""Containers that may name sequences that have ended, until they are rebuilt."""
 STALE_OBJECTS: Final = NAMES_OBJECTS[1:]
 
 
@@ -119,7 +119,7 @@ def containers(root: object, stale: Collection[Place] = ()) -> Iterator[tuple[ob
 
 
 def _objects(value: object) -> Iterator[object]:
-    """The objects of the core that this is or contains, however deep."""
+    """The objects of the core that this value is or contains, at any depth."""
     if _is_of_core(value):
         yield value
     elif isinstance(value, dict):
@@ -139,7 +139,7 @@ def _attributes(owner: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_of_core(value: object) -> bool:
-    """An object with its own state: no number, tuple or string."""
+    """Whether this is an object with its own state: no number, tuple or string."""
     return type(value).__module__.startswith("baton.core") and not isinstance(value, (tuple, Enum, type))
 
 

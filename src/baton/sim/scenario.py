@@ -46,26 +46,26 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
     timeout: float | None = None
     salt: str = ""
     abort_at: float | None = None
-    "Leaves at this time, whatever the request is doing; before it was submitted, too, which must have no effect."
+    "Time at which the client leaves, whatever the request is doing; a time before it was submitted must have no effect."
     abort_in: Abortable | None = None
-    "Leaves as soon as one of its sequences is in this phase ('end': in the tick of its first end)."
+    "Phase of one of its sequences in which the client leaves ('end': in the tick of its first end)."
     again_at: float | None = None
-    "Uses its id once more at this time: refused while the first is running, another request after that."
+    "Time at which the client uses its id once more: refused while the first is running, another request after that."
     stop_string_at: int | None = None
-    "The front finds a stop string in the last of the n sequences after this many tokens, and ends that sequence alone."
+    "Number of tokens after which the front finds a stop string in the last of the n sequences, and ends that sequence alone."
     stop_last_at: float | None = None
-    "The front ends the last of the n sequences alone at this time, whatever the request is doing. In a cluster only."
+    "Time at which the front ends the last of the n sequences alone, whatever the request is doing. In a cluster only."
     poison_at: int | None = None
-    "Kills the worker that computes it with this many outputs known."
+    "Number of outputs at which the request kills the worker that computes it."
     nan_at: int | None = None
-    "The worker cannot compute it with this many outputs known; it fails alone."
+    "Number of outputs at which the worker cannot compute the request, which fails alone."
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     repetition: RepetitionStop | None = None
     drafts_max: int | None = None
-    "Most drafts per step that the request allows."
+    "Maximum of drafts per step that the request allows."
     vocab: int = VOCAB
-    "Number of tokens that the answer is drawn from. Few tokens give repetitions."
+    "Size of the vocabulary that the answer is drawn from. Few tokens give repetitions."
 
     def request(self) -> GenerateRequest:
         return GenerateRequest(
@@ -88,7 +88,7 @@ class Client(Struct, omit_defaults=True, forbid_unknown_fields=True):
         )
 
     def next_user_of_id(self, at: float) -> Client:
-        """Another request under the same id: nothing of the first may be taken for its own."""
+        """The client that uses the id next, for another request. Data of the first must not be taken for its own."""
         return Client(self.id, at, self.prompt[::-1], self.max_tokens, self.seed + 1, self.n, self.priority, salt=self.salt)
 
 
@@ -108,7 +108,8 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     delivery; garble: which of seven ways; oom: time in which every step of that size or larger fails; rank_late: until the
     digests of the other ranks come."""
     every: bool = False
-    "late, repeat, ghost: from that step on. Does not depend on how many steps come before it, which helps the shrinker."
+    """Whether late, repeat and ghost strike from that step on. Does not depend on how many steps come before it, which helps
+    the shrinker."""
 
 
 NudgeKind = Literal[
@@ -189,19 +190,19 @@ class ClusterFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     stage: Stage | None = None
     nth: int = 1
     party: Literal["prefill", "decode", "router"] = "decode"
-    "With a stage: the process that is struck. Stalls and cuts strike its session with the request's router."
+    "Process that is struck, with a stage. Stalls and cuts strike its session with the request's router."
     target: int = 0
-    "With a time: number of the instance; those of routers come after them."
+    "Number of the instance, with a time; numbers of routers come after them."
     router: int = 0
-    "With a time: the other end of a stall or a cut."
+    "Other end of a stall or a cut, with a time."
     seconds: float = 0.5
     "Duration. A cut: messages due later than this are lost. preempt, evict: how many."
     unseen: bool = False
-    "A cut: neither side is notified; each notices the silence of the other."
+    "Whether neither side of a cut is notified; each notices the silence of the other."
     weights: int = 1
     "reload: the weights in its files from now on. stray: its weights."
     alias: bool = False
-    "stray: it has the name of its target. It is of the target's kind in any case."
+    "Whether a stray has the name of its target. It is of the target's kind in any case."
 
 
 class InstanceSpec(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -222,16 +223,16 @@ class Cluster(Struct, omit_defaults=True, forbid_unknown_fields=True):
     instances: list[InstanceSpec]
     routers: int = 1
     delay: float = 0.0005
-    "Least delay of a message; up to `jitter` times more is added."
+    "Least delay of a message in seconds; up to `jitter` times more is added."
     jitter: float = 1.0
     remote: bool = False
-    "The memory of a dead instance cannot be read."
+    "Whether the memory of a dead instance cannot be read."
     skew: bool = False
-    "Clocks begin at other times, and run at other speeds (1 %)."
+    "Whether clocks begin at other times, and run at other speeds (1 %)."
     measured: bool = False
-    "Instances report what a prompt token costs them; short prompts are then not handed over."
+    "Whether instances report the cost of a prompt token; short prompts are then not handed over."
     front: bool = False
-    "No router: clients, the front of one engine, and the first instance (FrontWorld)."
+    "Whether there is a front in place of routers: clients, the front of one engine, and the first instance (FrontWorld)."
     faults: list[ClusterFault] = []
     policy: Literal["prefix", "load"] = "prefix"
     handoff_tokens_min: int = 0
@@ -281,36 +282,37 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     worker_restarts_max: int = 5
     worker_kills_max: int = 5
     poison_unseen: bool = False
-    "A worker that dies of a request looks as if it was killed from outside: the kernel does not say that memory was short."
+    """Whether a worker that dies of a request looks as if it was killed from outside: the kernel does not report that memory
+    was short."""
     pool_kept: bool = False
-    "A restarted worker finds the pool of its predecessor."
+    "Whether a restarted worker finds the pool of its predecessor."
     step_seconds: float = 0.01
     token_seconds: float = 0.001
     noise: float = 0.5
-    "Each step takes up to this share longer."
+    "Maximum share by which a step takes longer."
     restart_seconds: float = 0.5
     ranks: int = 1
-    "Processes that compute together: the worker set."
+    "Number of processes that compute together: the worker set."
     digests: Digests = "none"
-    "How instances of a cluster publish what they have cached."
+    "Digests by which instances of a cluster publish their cached keys."
     drafts_max: int = 0
-    "Draft tokens per sequence and step, at most. 0: no speculation."
+    "Maximum of draft tokens per sequence and step. 0: no speculation."
     draft_truth: float = 0.5
     "Probability that a draft token is the true one."
     steps: list[StepFault] = []
     nudges: list[Nudge] = []
     host_blocks: int = 0
-    "0: no tiers."
+    "Blocks of the host tier. 0: no tiers."
     storage: bool = False
     write: Literal["through", "selective", "back"] = "through"
     write_outputs: bool = True
     preempted: Literal["storage", "host", "drop"] = "drop"
     storage_warm: bool = False
-    "Storage has the blocks of every prompt from the beginning."
+    "Whether storage has the blocks of every prompt from the beginning."
     storage_rot: int = 0
     "Every n-th of those blocks is damaged. 0: none."
     storage_tokens: bool = False
-    "Storage finds blocks by token ids, and must be sent them."
+    "Whether storage finds blocks by token ids, and must be sent them."
     bound: int = 0
     """Bound of everything that an instance holds beside blocks, slots and its queue: queries, blocks stored or put at once,
     permits, reservations, kept prompts, attempts, orders, changes of the digest. 0: as in production."""
@@ -321,7 +323,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
     cluster: Cluster | None = None
     "Several instances behind routers, each with sizes of its own. Of the faults above only those of clients count."
     fails: int | None = None
-    "For a kept scenario of a mutant: the invariant that fails there. None: it must pass."
+    "Invariant that a kept scenario of a mutant breaks. None: the scenario must pass."
     note: str = ""
 
     def config(self) -> InstanceConfig:
@@ -377,7 +379,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     @property
     def faults(self) -> int:
-        """Things that go wrong, clients included: what the shrinker counts."""
+        """Number of disturbances, clients included: the shrinker counts them."""
         odd = sum(
             sum(fault is not None for fault in (c.abort_at, c.abort_in, c.again_at, c.stop_string_at, c.poison_at, c.nan_at))
             for c in self.clients
@@ -430,7 +432,7 @@ class Scenario(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
-    """A scenario file of any version as one of today's, without its version."""
+    """Convert a scenario file of any version to the present one, without its version."""
     version = raw.get("version", 1)
     if version not in range(1, VERSION + 1):
         raise msgspec.ValidationError(f"it has version {version}, and this build reads versions 1 to {VERSION}")

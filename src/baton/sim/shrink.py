@@ -53,7 +53,7 @@ class Shrinker:
         self.trials += 1
         try:
             return run(candidate).invariant == self.invariant
-        except Exception:  # a candidate that is not a legal configuration is no candidate
+        except Exception:  # a candidate must be a legal configuration
             return False
 
     def _offer(self, change: Callable[[Scenario], None]) -> bool:
@@ -68,7 +68,7 @@ class Shrinker:
         return True
 
     def _thin(self, entries: Callable[[Scenario], list[Any]]) -> None:
-        """Delta debugging: take out halves, then quarters, ... then single entries."""
+        """Remove entries by delta debugging: halves, then quarters, ... then single entries."""
         size = len(entries(self.best))
         while size := size // 2 if size > 1 else 0 if size == 0 else 1:
             place = 0
@@ -105,7 +105,7 @@ class Shrinker:
             self._offer(lambda s, at=place: setattr(s.nudges[at], "at", 0.0))  # type: ignore[misc]
 
     def _simplify_cluster(self) -> None:
-        """Faults, instances, what a network and its instances can do, sizes."""
+        """Simplify the cluster: faults, instances, abilities of the network and the instances, sizes."""
         self._thin(lambda s: _cluster(s).faults)
         self._thin(lambda s: _cluster(s).instances)
         for field, value in _SIMPLER_CLUSTER:
@@ -129,7 +129,7 @@ class Shrinker:
                     return
 
     def _lower(self, owner: Callable[[Scenario], Any], field: str, least: int) -> None:
-        """The smallest value that still fails, by steps that halve."""
+        """Lower a number to the smallest that still fails, by steps that halve."""
         step = getattr(owner(self.best), field) - least
         while step > 0:
             value = getattr(owner(self.best), field) - step

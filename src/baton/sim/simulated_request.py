@@ -8,9 +8,9 @@ from baton.sim.scenario import Client
 from baton.sim.tags import Oracle
 
 QueueKey = tuple[int, int]
-"""(priority, arrival): smaller comes first. Unique in a run."""
+"""Order of requests: (priority, arrival), smaller first. Unique in a run."""
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION)
-"""Ends of a complete answer."""
+"""Finish reasons of a complete answer."""
 
 
 class SimulatedRequest:
@@ -39,7 +39,7 @@ class SimulatedRequest:
         """`weights_known`: all weights that instances may compute with in this run."""
         self.client = client
         self.name = name or client.id
-        "Unique in a run, unlike the id."
+        "Name of the request, unique in a run, unlike the id."
         self.request: GenerateRequest = client.request()
         self.weights_known = weights_known
         self.weights: int | None = None
@@ -51,11 +51,11 @@ class SimulatedRequest:
         self.hit: list[int | None] = [None] * client.n
         "Prompt tokens that the first admission skipped."
         self.thrash = [0] * client.n
-        "Preemptions since its last token, without forced ones."
+        "Preemptions since the sequence's last token, without forced ones."
         self.orders: list[QueueKey] = []
-        "Places of its sequences in the queue, once it is accepted."
+        "Places of the request's sequences in the queue, once it is accepted."
         self.siblings_wait = False
-        "The siblings are in the queue: their leader has a token, or has ended."
+        "Whether the siblings are in the queue: their leader has a token, or has ended."
         self.sequences: list[Sequence] = []
         "The instance's sequences of this request."
         self.prompt_places: list[tuple[int, ...]] = [()] * len(client.prompt)

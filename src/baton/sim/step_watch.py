@@ -1,4 +1,4 @@
-"""A worker that owes a result is given up at its deadline, neither before nor after.
+"""A worker with an overdue result is given up at its deadline, neither before nor after.
 
 The deadline is computed independently: each step may take `step_seconds_max`, and as much again from each sign of progress on,
 but never more than 20 times that.
@@ -26,7 +26,8 @@ class StepWatch:
         self._excused = False
 
     def excuse(self) -> None:
-        """The instance's clock was set, or it was frozen: its time is not comparable any more."""
+        """Skip the check for the present step: the instance's clock was set, or it was frozen, so its times are not
+        comparable."""
         self._excused = True
 
     def progressed(self) -> None:
@@ -44,7 +45,7 @@ class StepWatch:
             )
 
     def answered(self) -> None:
-        """The oldest plan has its result."""
+        """Record the result of the oldest plan."""
         if not self._excused and self._timeline.now > self._due + ROUNDING:
             raise InvariantBroken(
                 f"step {self._step} is waited for at {self._timeline.now:.3f}, until {self._due:.3f}", invariant=46

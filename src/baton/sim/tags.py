@@ -69,9 +69,9 @@ class Oracle:
         self._request, self._index, self._vocab = request, index, vocab
         self.tokens: list[int] = []
         self.tags: list[int] = []
-        "Tags of the prompt, and of all output tokens except the last."
+        "Tags of the prompt and of all output tokens but the last."
         self.reason: FinishReason | None = None
-        "Set when the output is complete."
+        "Whether the output is complete."
         self._tag = first_tag(request.salt, weights)
         self._crc = 0
         self._position = 0
@@ -121,7 +121,8 @@ class Oracle:
             self._feed(token)
 
     def _repeats(self) -> bool:
-        """The definition, literally and without a shortcut: the core finds the same end in another way."""
+        """Whether the output ends with a repetition, by its definition without a shortcut: the core finds the same end in
+        another way."""
         rule, tokens = self._request.sampling.repetition_stop, self.tokens
         if rule is None or len(tokens) < self._request.sampling.min_tokens:
             return False

@@ -21,10 +21,10 @@ from baton.sim.tags import first_tag, identity_of, next_tag, tag_bytes
 FAILURES_MAX = 3
 """Failures of storage in a row after which it is not used ..."""
 LEFT_ALONE_SECONDS = 1.0
-"""... for at least this long."""
+"""Least time in seconds for which storage is then not used."""
 
 STORES_MAX = 100
-"""Stores without a step between them. Evictions from outside, and a service that was away, cause a few."""
+"""Number of stores without a step between them. Evictions from outside, and a service that was away, cause a few."""
 
 
 class KeyContents:
@@ -83,11 +83,11 @@ class TierWatch:
         self.queries = 0
         "Number of queries to storage."
         self._ways: dict[int, str] = {}
-        "By id: direction of queries, puts and fetches that are not answered."
+        "Direction of queries, puts and fetches that are not answered, by id."
         self._sent: dict[str, dict[int, float]] = {"read": {}, "write": {}}
-        "By direction: send times of the calls whose answer counts."
+        "Send times of the calls whose answer counts, by direction."
         self._failed: dict[str, list[float]] = {"read": [], "write": []}
-        "By direction: send times of the calls that failed since the last success."
+        "Send times of the calls that failed since the last success, by direction."
         self._to_host: dict[int, None] = {}
         "Stores and fetches in flight."
         self._forgotten: dict[int, None] = {}
@@ -146,7 +146,7 @@ class TierWatch:
                 raise InvariantBroken(f"the token ids of message {message.id} are not those of its keys", invariant=55)
 
     def _store(self) -> None:
-        """35: unchanged blocks are not copied again and again."""
+        """Count stores of a block. 35: unchanged blocks are not copied again and again."""
         steps = self._plans.rows
         self._stores = self._stores + 1 if steps == self._steps else 1
         self._steps = steps
@@ -162,7 +162,7 @@ class TierWatch:
                 raise InvariantBroken(f"{move.kind} {move.id} goes out while a plan uses block {block}", invariant=16)
 
     def answered(self, number: int, error: str | None) -> None:
-        """The instance has read the result of a query, put or fetch."""
+        """Record the result of a query, put or fetch, which the instance has read."""
         self._to_host.pop(number, None)
         way = self._ways.pop(number, None)
         if way is None:
@@ -170,7 +170,7 @@ class TierWatch:
         sent = self._sent[way].pop(number, None)
         if error is None:
             self._failed[way].clear()
-            self._sent[way].clear()  # what was sent before a success says nothing about what comes after it
+            self._sent[way].clear()  # calls sent before a success do not count against later ones
         elif sent is not None:
             self._failed[way].append(sent)
             self._failed[way].sort()
@@ -185,14 +185,14 @@ class TierWatch:
     # A cache that is cleared
 
     def cleared(self) -> bool:
-        """57: nothing of before can be found in the host tier ... True: copies to it were under way."""
+        """Record a cleared cache. 57: none of its blocks can be found in the host tier. True: copies to it were in flight."""
         if self._view.host_index():
             raise InvariantBroken("the cache was cleared, and the host tier has entries", invariant=57)
         self._forgotten.update(self._to_host)
         return bool(self._to_host)
 
     def arrived(self, move: BlockMove) -> None:
-        """... nor what was on its way there."""
+        """Record a copy that arrived. 57: copies in flight at the clearing count as cleared."""
         if move.id in self._forgotten:
             del self._forgotten[move.id]
             if any(self._view.host_key(block) is not None for block in move.host):
@@ -201,7 +201,7 @@ class TierWatch:
     # Actions of the service
 
     def copies(self, move: BlockMove) -> None:
-        """15: a block that is being loaded is held by its load, and no lookup finds it."""
+        """Check a copy before it is made. 15: a block that is being loaded is held by its load, and no lookup finds it."""
         for block in move.device if move.kind != "store" else ():
             if not self._view.is_held(block) or self._view.is_cached(block):
                 raise InvariantBroken(f"{move.kind} {move.id} writes to block {block}, which it does not hold", invariant=15)
@@ -209,7 +209,7 @@ class TierWatch:
     # The instance
 
     def after(self) -> None:
-        """47: a suspect is computed, and nothing else."""
+        """47: a suspect is computed alone."""
         for sequence in self._view.loading():
             if sequence.suspect:
                 raise InvariantBroken(f"{sequence!r} is a suspect and loads", invariant=47)
@@ -221,7 +221,8 @@ class TierWatch:
                 raise InvariantBroken(f"{client_request.name} loads, and nothing will end that", invariant=35)
 
     def full_check(self, memory: Sequence[bytearray], on_storage: Mapping[bytes, object]) -> None:
-        """10: no two keys share a host block. 12: all of them. 17: what counts as stored was stored."""
+        """Check all host blocks. 10: no two keys share one. 12: each holds its key's content. 17: blocks that count as stored
+        were stored."""
         index = self._view.host_index()
         if len(set(index.values())) != len(index):
             raise InvariantBroken("two keys have one host block", invariant=10)

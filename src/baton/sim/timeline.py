@@ -32,7 +32,7 @@ _ENCODE = msgspec.msgpack.Encoder().encode
 _PACK_TIME = struct.Struct("<d").pack
 
 EVENTS_MAX = 400_000
-"""Invariant 35: a run with more entries is not getting anywhere."""
+"""Maximum of entries per run. 35: a run with more makes no progress."""
 
 
 class Timeline:
@@ -41,9 +41,9 @@ class Timeline:
     def __init__(self, note: Callable[[float, str, str], None] | None = None) -> None:
         self.now = 0.0
         self.heap_events = 0
-        "Entries that were taken from the heap."
+        "Number of entries that were taken from the heap."
         self.traced = note is not None
-        "A tracer reads the notes. Costly texts are built only then."
+        "Whether a tracer reads the notes. Costly texts are built only then."
         self._note = note
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = count()
@@ -54,11 +54,11 @@ class Timeline:
         return self._digest.hexdigest()
 
     def at(self, time: float, action: Callable[[Any], None], argument: Any = None) -> None:
-        """Call it at that time, after everything that is due then already. The past is now."""
+        """Schedule a call at that time, after everything that is due then already. A past time means now."""
         heappush(self._heap, (max(time, self.now), next(self._order), action, argument))
 
     def withdraw(self, action: Callable[[Any], None]) -> list[tuple[float, Any]]:
-        """Take every entry of this action off the heap: (time, argument), in order."""
+        """Remove every entry of this action from the heap. Returns (time, argument), in order."""
         found = sorted(entry for entry in self._heap if entry[2] == action)
         if found:
             self._heap = [entry for entry in self._heap if entry[2] != action]

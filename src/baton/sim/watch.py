@@ -12,7 +12,7 @@ class Watch:
     def __init__(self, scenario: Scenario, timeline: Timeline) -> None:
         self.weights_known = scenario.weights_known
         self.requests = {client.id: SimulatedRequest(client, weights_known=self.weights_known) for client in scenario.clients}
-        "The present request of each id."
+        "The present request with each id."
         self.all_requests = list(self.requests.values())
         self.sometimes: dict[str, int] = {}
         "Rare states that were reached."
@@ -28,5 +28,5 @@ class Watch:
         self.all_requests.append(request)
 
     def happened(self, kind: str) -> None:
-        """A fault strikes now."""
+        """Record a fault that strikes now."""
         self.faults.add(self._timeline.now, kind)

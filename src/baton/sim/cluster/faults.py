@@ -73,7 +73,7 @@ class Faults:
         loaded = [instance.loaded for instance in self._instances]
         return max(sorted(loaded), key=loaded.count)
 
-    # When
+    # Times and stages
 
     def at_stage(self, stage: Stage, request: str) -> None:
         self._watch.saw(f"a hand-off at {stage}")
@@ -82,7 +82,7 @@ class Faults:
             return
         reached = self._reached[stage] = self._reached.get(stage, 0) + 1
         for fault in waiting:
-            if fault.nth == reached:  # after what is being done now
+            if fault.nth == reached:  # after the present event
                 self._timeline.at(self._timeline.now, self._at_party, (fault, request))
 
     def _at_time(self, fault: ClusterFault) -> None:
@@ -104,10 +104,10 @@ class Faults:
         party = {"prefill": parties.prefill, "decode": parties.decode, "router": len(self._instances) + parties.router}[
             fault.party
         ]
-        if party is None and fault.party == "prefill":  # chosen, but not sent to it yet: any prefill instance
+        if party is None and fault.party == "prefill":  # the instance is not chosen by a message yet: any prefill instance
             party = next((instance.number for instance in self._instances if instance.role == "prefill"), None)
         if fault.party != "router" and party is not None and party >= len(self._instances):
-            return  # a stray: it has no other faults
+            return  # a stray has no other faults
         if party is not None:
             self._watch.saw(f"{fault.party} struck at {fault.stage}")
             self._strike(fault, party, parties.router)
@@ -166,7 +166,7 @@ class Faults:
                 self._strike_child(fault, instance)
 
     def _after(self, kind: str) -> None:
-        """Count the fault once more when it ends: clients may get its errors until then, and a while longer."""
+        """Count the fault once more when it ends: clients may get its errors until a while later."""
         self._watch.happened(kind)
 
     def _strike_child(self, fault: ClusterFault, instance: SimulatedInstance) -> None:

@@ -35,7 +35,7 @@ MESSAGE_SECONDS: Final = 0.05
 
 
 class SinkWatch:
-    """The sink of one request. It holds each delta against the undisturbed answer."""
+    """The sink of one request. It compares each delta with the undisturbed answer."""
 
     def __init__(self, front: FrontProcess, request: GenerateRequest) -> None:
         self._front = front
@@ -63,7 +63,7 @@ class SinkWatch:
 
 
 class FrontProcess:
-    """`baton serve`'s front: it never dies, since the server ends with it."""
+    """The front of `baton serve`. It never dies, since the server ends with it."""
 
     def __init__(self, scenario: Scenario, timeline: Timeline, watch: ClusterWatch) -> None:
         assert scenario.cluster is not None
@@ -84,7 +84,7 @@ class FrontProcess:
         self._sent_over: dict[RequestId, Wire] = {}
         "The engine that each request was last sent to."
         self._sent_to: dict[RequestId, bytes] = {}
-        "By request: identity of the engine that it was sent to while its client had no token."
+        "Identity of the engine that a request was sent to while its client had no token, by request."
 
     # The engine
 
@@ -192,7 +192,8 @@ class FrontProcess:
         self._wire.send("down", message)
 
     def _send(self, request: GenerateRequest) -> None:
-        """32: an engine continues with what the client has. 43: each engine gets an attempt of its own."""
+        """Check and send a request. 32: an engine continues with what the client has. 43: each engine gets an attempt of its
+        own."""
         asked = self._watch.requests[request.id]
         owed = [index for index, ended in enumerate(asked.ended) if ended is None]
         if list(request.wanted) != owed:
@@ -210,12 +211,12 @@ class FrontProcess:
         self._attempts[request.id] = request.attempt
         assert self.machine.identity is not None
         self._sent_to.setdefault(request.id, self.machine.identity)
-        if not any(asked.delivered):  # it begins anew
+        if not any(asked.delivered):  # the answer begins anew
             self._sent_to[request.id] = self.machine.identity
         self._sinks[request.id].attempt = request.attempt
 
     def _failed(self, sink: SinkWatch, why: str) -> None:
-        """22, 59: only without an engine, before the request began; or with other weights, after that."""
+        """22, 59: a request fails only without an engine, before it began; or with other weights, after that."""
         asked = self._watch.requests[sink.request]
         if why == OTHER_WEIGHTS:
             begun = self._sent_to[sink.request] if asked.weights is None else identity_of(asked.weights)
@@ -279,7 +280,7 @@ class FrontClients(ClusterClients):
         self._front.withdraw(machine.ClientWithdrawal(RequestId(request.client.id), index, reason))
 
     def _failed(self, request: SimulatedRequest, index: int, ended: Ended) -> None:
-        """59: the engine ends what its worker cannot go on with."""
+        """59: the engine ends requests that its worker cannot continue."""
         if ended.detail != OTHER_WEIGHTS:
             super()._failed(request, index, ended)
         elif request.weights in (None, self._instance.loaded) and not any(r for r in request.ended if r is not ended.reason):
@@ -287,7 +288,7 @@ class FrontClients(ClusterClients):
         self._watch.saw("an answer ended, as other weights are served")
 
     def close(self) -> None:
-        """Requests are open when the server stops, and another one comes after that: all fail, and soon."""
+        """Close the server with open requests, and submit another one after that: all fail, and soon."""
         self.heal()
         self._front.close()
         self.heal()

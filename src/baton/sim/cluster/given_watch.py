@@ -21,7 +21,7 @@ class GivenWatch:
         self._given: dict[str, dict[Session, dict[int, None]]] = {}
 
     def clear(self) -> None:
-        """The router restarts."""
+        """Forget everything: the router restarts."""
         self._given.clear()
 
     def sent(self, session: Session, message: Any) -> None:

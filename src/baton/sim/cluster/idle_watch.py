@@ -36,7 +36,7 @@ def check_idle(router: Router, config: RouterConfig) -> None:
         and now < instance.received_at + config.suspect_seconds
     ]
     if any(instance.inhibited_until > now or instance.paths for instance in usable):
-        return  # this watch does not know which instances may get which requests
+        return  # unknown here: which instances may get which requests
     idle = [instance for instance in usable if _is_idle(instance)]
     for routed in waiting:
         for instance in idle:
@@ -50,13 +50,13 @@ def _avoids(routed: RoutedRequest, now: Instant) -> bool:
 
 def _is_idle(instance: ClusterInstance) -> bool:
     ready, beat = instance.hello.ready, instance.beat
-    if instance.short_for:  # it has just refused a request for lack of room, which waits for its next heartbeat
+    if instance.short_for:  # the instance has just refused a request for lack of room, which waits for its next heartbeat
         return False
     return not instance.assigned and beat.slots_free >= ready.slots and beat.blocks_available >= ready.blocks
 
 
 def _serves(routed: RoutedRequest, instance: ClusterInstance, usable: list[ClusterInstance]) -> bool:
-    """Could this idle instance serve the request, alone or with an idle prefill instance?"""
+    """Whether this idle instance could serve the request, alone or with an idle prefill instance."""
     one_token = routed.tokens_left <= 1
     decoders = [m for m in usable if m.hello.role != "prefill" and m.capacity >= routed.tokens_max]
     prefills = [m for m in usable if m.hello.role == "prefill" and m.hello.peers and m.capacity > routed.tokens]

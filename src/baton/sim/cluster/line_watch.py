@@ -22,7 +22,7 @@ from baton.protocol.request import GenerateRequest
 
 class LineWatch:
     def __init__(self, config: RouterConfig, *, pairs: bool) -> None:
-        """`pairs`: some instances prefill for others."""
+        """`pairs`: whether some instances prefill for others."""
         self._config = config
         self._pairs = pairs
         self._orders: dict[str, tuple[int, int]] = {}
@@ -32,7 +32,7 @@ class LineWatch:
         "Last attempt of each request that was placed."
 
     def clear(self) -> None:
-        """The router restarts."""
+        """Forget everything: the router restarts."""
         for table in (self._orders, self._untried, self._attempts):
             table.clear()
 
@@ -42,7 +42,7 @@ class LineWatch:
         self._untried[request.id] = request
 
     def answered(self, request: GenerateRequest, queued: int, effects: list[Any]) -> None:
-        """Check the answer to its arrival, after which `queued` sequences are in the queue."""
+        """Check the answer to the request's arrival, after which `queued` sequences are in the queue."""
         refused = next((e.refused for e in effects if type(e) is RejectRequest and e.request == request.id), None)
         needed, limit = queued + (len(request.wanted) if refused is not None else 0), self._config.queue_requests_max
         if refused is None or refused.reason == "queue_full":
@@ -60,7 +60,8 @@ class LineWatch:
                     self._untried.pop(ended.request, None)
 
     def sent(self, message: Any, *, readable: bool) -> None:
-        """`readable`: every instance can read from every other, as far as the router knew before."""
+        """Check the placement of a request. `readable`: every instance can read from every other, as far as the router knew
+        before."""
         match message:
             case GenerateRequest():
                 self._placed(message, exact=not self._pairs)
@@ -70,7 +71,7 @@ class LineWatch:
     def _placed(self, request: GenerateRequest, *, exact: bool) -> None:
         self._untried.pop(request.id, None)
         if self._attempts.get(request.id) == request.attempt:
-            return  # a lease renewal
+            return  # only a lease renewal
         self._attempts[request.id] = request.attempt
         if not exact:
             return

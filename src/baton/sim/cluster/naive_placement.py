@@ -171,7 +171,7 @@ class NaivePlacement:
         return ordered[0] if ordered else None
 
     def _may_wait(self, instance: ClusterInstance, routed: RoutedRequest) -> bool:
-        """May one more request wait there? Less urgent ones are no obstacle."""
+        """Whether one more request may wait there. Less urgent ones are no obstacle."""
         ahead = sum(order <= routed.order for order in instance.over_capacity.values())
         return ahead < self._config.waiting_prompts_max and len(instance.over_capacity) < self._config.overdrawn_max
 
@@ -183,19 +183,19 @@ class NaivePlacement:
 
 
 def _has_room(instance: ClusterInstance, blocks: int) -> bool:
-    """An idle instance can always begin."""
+    """Whether the instance has room for the request. An idle instance can always begin."""
     if not instance.sequences and instance.beat.blocks_available >= instance.hello.ready.blocks:
         return True
     return instance.slots_free > 0 and instance.blocks_available >= blocks
 
 
 def _settled(instances: list[ClusterInstance], now: Instant) -> list[ClusterInstance]:
-    """The instances that are not lost again and again, if there are any."""
+    """The instances that are not lost repeatedly, if there are any."""
     return [instance for instance in instances if instance.inhibited_until <= now] or instances
 
 
 class CheckedPlacement:
-    """A placement whose every choice is compared with the naive one."""
+    """A placement that compares each of its choices with the naive one."""
 
     def __init__(self, config: RouterConfig, router: Router, saw: Callable[[str], None]) -> None:
         self._placement = placement = router._placement

@@ -29,7 +29,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.in_vain = self.perhaps_in_vain = 0
-        "Failures in a row, at least and at most."
+        "Number of failures in a row, at least and at most."
         self.given_up_at = self.until = float("-inf")
 
 
@@ -42,7 +42,7 @@ class Copy:
         self.attempt, self.decoder, self.at = attempt, decoder, at
         self.source: Session | None = None
         self.offered: int | None = None
-        "Number of tokens, when all is computed."
+        "Number of tokens of the whole prompt."
         self.denied = False
 
 
@@ -54,7 +54,7 @@ class PathWatch:
         self._given_up = 0
 
     def clear(self) -> None:
-        """The router restarts."""
+        """Forget everything: the router restarts."""
         self._copies.clear()
         self._pairs.clear()
         self._given_up = 0
@@ -94,7 +94,7 @@ class PathWatch:
                     self._adopted(copy, message.tokens, now)
 
     def given_up(self, count: int) -> None:
-        """`count`: pairs that the router has given up since its start."""
+        """Check the number of failed paths. `count`: pairs that the router has given up since its start."""
         if count == self._given_up:
             return
         self._given_up = count
@@ -103,7 +103,7 @@ class PathWatch:
             raise InvariantBroken("a pair is given up that has not failed three times in a row", invariant=58)
 
     def gone(self, session: Session) -> None:
-        """The instance is gone. An instance that joins in its place is another one."""
+        """Forget the instance, which is gone. An instance that joins in its place is another one."""
         for pair in [pair for pair in self._pairs if session in pair]:
             del self._pairs[pair]
 
@@ -119,7 +119,7 @@ class PathWatch:
             pair.until = float("-inf")
             return
         more_than_half = 2 * tokens - copy.offered
-        if more_than_half > -UNSURE_TOKENS:  # a copy that began before arrives: the path works again
+        if more_than_half > -UNSURE_TOKENS:  # a copy that began before arrives, so the path works again
             pair.until = float("-inf")
         if more_than_half > UNSURE_TOKENS:
             pair.in_vain = pair.perhaps_in_vain = 0

@@ -13,7 +13,7 @@ from baton.errors import InvariantBroken
 from baton.sim.rest import Bound, Place, check_empty
 
 FIXED_MAX: Final = 64
-"""Tables whose keys are written in the source: handlers, roles, reasons, outcomes."""
+"""Tables whose keys are constants of the source: handlers, roles, reasons, outcomes."""
 
 PER_INSTANCE: Final[tuple[Place, ...]] = (
     *(("Membership", name) for name in ("instances", "names", "with_paths", "_capacities", "_stalled")),
@@ -30,14 +30,15 @@ ONCE_KNOWN: Final[tuple[Place, ...]] = (
     ("PrefixIndex", "_bits_free"),
     ("PrefixIndex", "_debtors"),
 )
-"""Also instances that left: those that may come back, and sizes as of the last placement pass."""
+"""Tables with an entry per instance. Instances that left and may come back count too, and sizes as of the last placement
+pass."""
 LAZY: Final[tuple[Place, ...]] = (
     ("Alarms", "_heap"),
     ("RequestQueue", "_lanes"),
     ("RequestQueue", "_waiters"),
     ("RequestQueue", "_cached"),
 )
-"""Entries of requests that ended are removed when there are too many."""
+"""Tables of requests. Entries of ended requests are removed when there are too many."""
 FIXED: Final[tuple[Place, ...]] = (
     *(("RouterStats", name) for name in ("broken_off", "handoff_ends", "losses", "refused", "turned_away")),
     *(("Router", name) for name in ("_handlers", "_message_handlers")),
@@ -47,7 +48,7 @@ FIXED: Final[tuple[Place, ...]] = (
 )
 STALE: Final[tuple[Place, ...]] = (("Alarms", "_heap"),)
 KEYS: Final[tuple[Place, ...]] = tuple(("KnownKeys", name) for name in ("keys", "guesses", "earlier"))
-"""Cached blocks of one instance."""
+"""Tables of cached blocks of one instance."""
 NAMES_OBJECTS: Final[tuple[Place, ...]] = (*PER_INSTANCE, *FIXED, *STALE, ("Placement", "_counts_of"))
 
 
@@ -71,6 +72,6 @@ def bounds_of(router: Router, config: RouterConfig) -> Mapping[Place, Bound]:
         **dict.fromkeys(KEYS, lambda _: router.membership.index.share),
         **dict.fromkeys(FIXED, lambda _: FIXED_MAX),
         ("PrefixIndex", "_holders"): lambda _: max(config.prefix_keys_max, instances),
-        # An entry per pair of size classes of the instances, for requests of one token and for others.
+        # one entry per pair of size classes of the instances, for requests of one token and for others
         ("Placement", "_counts_of"): lambda _: 2 * (instances + 1) ** 2,
     }
