@@ -30,7 +30,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def plain_messages(messages: object, *, messages_max: int) -> list[Message]:
-    """Raises CallerError with the place of the error, never the text."""
+    """The messages as plain dictionaries. Raises CallerError with the place of the error, never the text."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise CallerError(f"messages must be a list, not {type(messages).__name__}")
     if not messages:

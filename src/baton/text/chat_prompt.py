@@ -26,7 +26,7 @@ from baton.text.tokenizer import Tokenizer
 from baton.text.tools_in_words import has_tool_turns, in_words
 
 _MARKS = range(0xF0000, 0xF0100)
-"Private-use characters. The first that the chat does not contain becomes the mark."
+"Private-use characters. The first one that the chat does not contain becomes the mark."
 _NOT_TEXT = ("role", "type")
 "Keys whose values are left unmarked if they look like names: templates compare them."
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -66,7 +66,8 @@ def render_chat(
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """gpt-oss' template calls the reasoning `thinking`, and refuses it beside a content in a message with tool calls."""
+    """The message with reasoning under gpt-oss' name `thinking`. Its template refuses reasoning beside a content in a message
+    with tool calls."""
     thought = message.get("reasoning_content")
     if not isinstance(thought, str) or not thought or "thinking" in message:
         return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """True if `text` has no UTF-8 form. JSON allows such a string: `"\\ud800"`."""
+    """Whether `text` has no UTF-8 form. JSON allows such a string: `"\\ud800"`."""
     if text.isascii():
         return False
     try:

@@ -19,7 +19,7 @@ _new_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """One per sequence. Must not be used after flush()."""
+    """Converts one sequence's ids to text. Must not be used after flush()."""
 
     __slots__ = ("_in_character", "_shown", "_skip_special_tokens", "_strip_space", "_tokenizer", "_utf8")
 
@@ -31,7 +31,7 @@ class Detokenizer:
         at_text_start: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """With at_text_start off the ids continue a prompt, and a leading space is kept (see Tokenizer.decode).
+        """at_text_start False: the ids continue a prompt, and a leading space is kept (see Tokenizer.decode).
 
         shown_ids   special tokens that are not skipped, because a parser needs them
         """
@@ -63,7 +63,7 @@ class Detokenizer:
 
     @property
     def holds_back(self) -> bool:
-        """True while the output ends inside a character."""
+        """Whether the output ends inside a character."""
         return bool(self._utf8.getstate()[0])
 
     def _without_first_space(self, text: str) -> str:

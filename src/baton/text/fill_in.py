@@ -15,10 +15,10 @@ from typing import Final
 from baton.text.tokenizer import Tokenizer
 
 SNIPPET: Final = "\n\n--- snippet ---\n\n"
-"""Separates files for a model without a mark for them, as in llama.cpp."""
+"""Separator of files for a model without a mark for them, as in llama.cpp."""
 REPOSITORY: Final = "myproject\n"
 THIS_FILE: Final = "filename\n"
-"""llama.cpp's names of the repository and of the current file."""
+"""Names of the repository and of the current file, as in llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class FillIn:
     prefix: int
     suffix: int
     middle: int | None
-    "None: the suffix comes first."
+    "Token before the prefix. None: the suffix comes first."
     repository: int | None = None
     file: int | None = None
-    "Precedes each file, if there are several."
+    "Token before each file, if there are several."
     ends: tuple[int, ...] = ()
     "Tokens that end the filled-in text, besides the model's stop tokens."
 
@@ -53,14 +53,14 @@ _FAMILIES: Final[tuple[tuple[str, str, str | None], ...]] = (
     ("<PRE>", "<SUF>", "<MID>"),
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-"""Spellings of prefix, suffix and middle. None: the suffix comes first."""
+"""Texts of the tokens before prefix, suffix and middle. None: the suffix comes first."""
 _REPOSITORIES: Final = ("<|repo_name|>", "<repo_name>", "<reponame>")
 _FILES: Final = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
 _ENDS: Final = ("<|fim_pad|>", "<fim_pad>", "<|cursor|>", "\u2581<EOT>", "<EOT>", "<|endoftext|>")
 
 
 def fill_in_tokens(tokenizer: Tokenizer) -> FillIn | None:
-    """None: the model has no such tokens."""
+    """The model's tokens. None: it has no such tokens."""
     named = tokenizer.fill_in_ids
     repository = named["rep"] if "rep" in named else _first(tokenizer, _REPOSITORIES)
     file = named["sep"] if "sep" in named else _first(tokenizer, _FILES)
@@ -99,7 +99,8 @@ def plain(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def plain_after(tokenizer: Tokenizer, text: str) -> list[int]:
-    """`plain` without the space that some tokenizers put before a text. (Meta's code for CodeLlama does the same.)"""
+    """Token ids as of `plain`, without the space that some tokenizers put before a text. (Meta's code for CodeLlama does the
+    same.)"""
     if not tokenizer.strips_leading_space:
         return plain(tokenizer, text)
     lead = plain(tokenizer, "\u263a")

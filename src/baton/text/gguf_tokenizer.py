@@ -71,7 +71,7 @@ def _qwen2_words() -> pre_tokenizers.PreTokenizer:
 
 
 def _default_words() -> pre_tokenizers.PreTokenizer:
-    """llama.cpp's default: each split applies inside the pieces of the one before."""
+    """Splits words as llama.cpp does by default: each split applies inside the pieces of the one before."""
     cuts = (_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
     return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
 
@@ -90,7 +90,7 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 
 def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
-    """Raises InvalidConfig if the file has no tokenizer, or an unsupported kind."""
+    """Parts of a tokenizer from the file's metadata. Raises InvalidConfig if it has no tokenizer, or an unsupported kind."""
     family = _one(metadata, "tokenizer.ggml.model", str)
     match family:
         case "gpt2":
@@ -107,7 +107,7 @@ def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
 
 
 def _fill_in_ids(metadata: Metadata) -> dict[str, int]:
-    """Ids under llama.cpp's names; older files have other keys."""
+    """Ids of the tokens for filling in, under llama.cpp's names; older files have other keys."""
     older = {"pre": "prefix", "suf": "suffix", "mid": "middle"}
     found: dict[str, int] = {}
     for name in ("pre", "suf", "mid", "pad", "rep", "sep"):

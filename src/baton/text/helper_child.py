@@ -26,14 +26,14 @@ from baton.text.helper_wire import frame, receive, send
 _TIMER_SECONDS_MORE: Final = 1.0
 
 Answer = Callable[[Any], Any]
-"""Computes the reply to a request."""
+"""Function that computes the reply to a request."""
 
 
 def run(begin: Callable[[Any], Answer], *, out_of_memory: Any) -> None:
-    """`begin` gets the first message. `out_of_memory`: the reply when memory runs out."""
+    """Run the child. `begin` gets the first message. `out_of_memory`: the reply when memory runs out."""
     bound_this_process(int(sys.argv[1]))
     with socket.socket(fileno=0) as sock:
-        # From here on nothing may reach the log: it could contain a client's text.
+        # From here on no text may reach the log: it could contain a client's text.
         os.dup2(os.open(os.devnull, os.O_RDWR), 2)
         try:
             serve(sock, begin, out_of_memory)

@@ -22,7 +22,7 @@ _INTEGER = 1
 
 
 def frame(value: Any) -> bytearray:
-    """Raises TypeError or RecursionError for a value outside of JSON, or nested too deeply."""
+    """A message as bytes. Raises TypeError or RecursionError for a value outside of JSON, or nested too deeply."""
     content = bytearray(_LENGTH.size)
     try:
         _encoder.encode_into(value, content, _LENGTH.size)
@@ -33,13 +33,14 @@ def frame(value: Any) -> bytearray:
 
 
 def send(sock: socket.socket, message: bytearray, deadline: float | None = None) -> None:
-    """Raises TimeoutError at the deadline, ConnectionError if the peer is gone."""
+    """Send a message. Raises TimeoutError at the deadline, ConnectionError if the peer is gone."""
     _set_timeout(sock, deadline)
     sock.sendall(message)
 
 
 def receive(sock: socket.socket, bytes_max: int = FRAME_BYTES_MAX, deadline: float | None = None) -> Any:
-    """Raises TimeoutError at the deadline, ConnectionError at end of file, ValueError for an invalid message."""
+    """Receive a message. Raises TimeoutError at the deadline, ConnectionError at end of file, ValueError for an invalid
+    message."""
     (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size, deadline))
     if length > bytes_max:
         raise ValueError(f"a message of {length} bytes, and {bytes_max} are allowed")

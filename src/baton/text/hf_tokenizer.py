@@ -26,7 +26,8 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token"
 
 
 def tokenizer_parts_from_folder(folder: Path) -> TokenizerParts:
-    """Raises InvalidConfig if a file is missing, broken, or of a kind that cannot be decoded exactly."""
+    """Parts of a tokenizer from a folder. Raises InvalidConfig if a file is missing, broken, or of a kind that cannot be
+    decoded exactly."""
     description = read_json(folder / "tokenizer.json")
     if not description:
         raise InvalidConfig(
@@ -144,7 +145,7 @@ class _PieceStyle:
         self.is_byte_level = False
         self.strips_leading_space = False
         self.word_prefix = ""
-        "WordPiece: marks a piece that continues a word. All others begin one, behind a space."
+        "Mark of a WordPiece piece that continues a word. All other pieces begin a word, behind a space."
         for step in _steps(decoder):
             self._learn(step)
 

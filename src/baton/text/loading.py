@@ -33,7 +33,7 @@ def load_model_text(
     no_template: Literal["chatml", "refuse"] = "chatml",
     limits: TemplateLimits | None = None,
 ) -> ModelText:
-    """From a Hugging Face folder or a GGUF file.
+    """Reads tokenizer and templates from a Hugging Face folder or a GGUF file.
 
     chat_template   replaces the model's own
     no_template     for a model without a template: render chats as ChatML, or refuse them
@@ -66,7 +66,8 @@ def read_template(file: str | Path) -> str:
 
 
 def templates_of_folder(folder: Path) -> Templates:
-    """chat_template.jinja, else `chat_template` of tokenizer_config.json: one template, or a list with names."""
+    """Templates of a folder: chat_template.jinja, else `chat_template` of tokenizer_config.json, as one template or a list with
+    names."""
     try:
         return (folder / "chat_template.jinja").read_text("utf-8")
     except FileNotFoundError:
@@ -85,7 +86,7 @@ def templates_of_folder(folder: Path) -> Templates:
 
 
 def templates_of_gguf(metadata: Mapping[str, GGUFValue]) -> Templates:
-    """`tokenizer.chat_template`, and further ones as `tokenizer.chat_template.NAME`."""
+    """Templates of a GGUF file: `tokenizer.chat_template`, and further ones as `tokenizer.chat_template.NAME`."""
     key = "tokenizer.chat_template"
     found = {k: v for k, v in metadata.items() if isinstance(v, str) and (k == key or k.startswith(key + "."))}
     return {k.removeprefix(key).removeprefix(".") or "default": source for k, source in found.items()} or None

@@ -24,7 +24,7 @@ QUESTION: Final = (
 )
 ANSWER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 INSTRUCTION: Final = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's template, from its training."""
+"""Template of Qwen3-Reranker, from its training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class PairModel:
     pooling: str
     generates: bool
     characters_per_token: int
-    "A text with more than this many per token of the context is refused before it is tokenised."
+    "Maximum of characters per token of the context. A longer text is refused before it is tokenised."
 
 
 class PairRefused(CallerError):
@@ -55,7 +55,7 @@ class PairRefused(CallerError):
 
 class PairTooLong(PairRefused):
     def __init__(self, tokens: int, context_tokens: int) -> None:
-        """`tokens`: at least this many."""
+        """`tokens`: the pair has at least this many."""
         super().__init__(f"a pair of {tokens} tokens, and at most {context_tokens - 1} fit the context", "documents")
         self.tokens = tokens
 
@@ -69,7 +69,7 @@ class Cuts:
         self._model = model
         self._context = model.context_tokens
         most = self._context - 1
-        self.cuts = prompt_tokens is not None or not model.generates  # sentence-transformers cuts always
+        self.cuts = prompt_tokens is not None or not model.generates  # sentence-transformers always cuts
         self.prompt_tokens = most if prompt_tokens in (None, -1) else min(prompt_tokens or 0, most)
         self._document_tokens = document_tokens
 
@@ -90,7 +90,7 @@ class Cuts:
         return self.ids(text)[: self._document_tokens]
 
     def pair(self, query: str, document: str) -> tuple[int, ...]:
-        """As the tokenizer joins both texts; the longer one is cut first."""
+        """The pair as the tokenizer joins both texts; the longer one is cut first."""
         try:
             ids = self._model.tokenizer.encode_pair(query, document, self.prompt_tokens, second_max=self._document_tokens)
         except CallerError as error:
@@ -116,7 +116,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def prompts(self, pairs: Sequence[Pair], cuts: Cuts) -> Prompts:
-        """A generator, so that a request that is too long fails early."""
+        """Prompts of the pairs, as a generator: a request that is too long fails early."""
 
     @abstractmethod
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
@@ -171,7 +171,7 @@ class Cosine(Scorer):
 
     def scores(self, vectors: Sequence[bytes]) -> list[float]:
         numbers = [floats(vector) for vector in vectors]
-        lengths = [math.hypot(*vector) or 1.0 for vector in numbers]  # not 1 where a model's files want it so
+        lengths = [math.hypot(*vector) or 1.0 for vector in numbers]  # not 1 if a model's files say so
         return [
             math.fsum(map(mul, numbers[one], numbers[other])) / (lengths[one] * lengths[other]) for one, other in self._places
         ]

@@ -48,6 +48,6 @@ def sentencepiece_bytes(piece: str) -> bytes:
 
 
 def word_piece_bytes(piece: str, prefix: str) -> bytes:
-    """Bytes of a WordPiece piece. What stood between two words is not kept by such a vocabulary: a space is put there."""
+    """Bytes of a WordPiece piece. Such a vocabulary does not keep the characters between two words: a space is put there."""
     text = piece.removeprefix(prefix) if piece.startswith(prefix) and piece != prefix else f" {piece}"
     return text.encode("utf-8", "replace")

@@ -26,7 +26,7 @@ class Fed(NamedTuple):
     """The result of feeding a piece of text."""
 
     text: str
-    "Text that may be sent now."
+    "Text that can be sent now."
     stop: str | None = None
     "The stop string that ended the text. Later text is dropped."
 
@@ -40,11 +40,11 @@ class StopAutomaton:
         self.stops = tuple(_checked(stops))
         self._next: list[dict[str, int]] = [{}]
         self._depth = [0]
-        "Length of the state's text, which is held back in it."
+        "Length of the held-back text, by state."
         self._owner = [""]
-        "A stop string that begins with the state's text."
+        "A stop string that begins with the state's text, by state."
         self._match: list[str | None] = [None]
-        "The longest stop string that the state's text ends with."
+        "The longest stop string that the state's text ends with, by state."
         self._fall_back = [0]
         for stop in self.stops:
             self._add(stop)
@@ -94,7 +94,7 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """One per sequence: feed() it the deltas of a detokenizer, then flush()."""
+    """Stop strings of one sequence: feed() it the deltas of a detokenizer, then flush()."""
 
     __slots__ = ("_automaton", "_include_stop", "_state", "stop")
 
@@ -107,8 +107,8 @@ class StopStrings:
         "The stop string that ended the text, or None."
 
     def feed(self, delta: str, *, may_end: bool = True) -> Fed:
-        """Drops all text after a match. With `may_end` off a match that completes in this delta is ignored; a match that begins
-        here may complete in a later delta."""
+        """Reads a delta and returns the text to send. All text after a match is dropped. With `may_end` off a match that
+        completes in this delta is ignored; a match that begins here may complete in a later delta."""
         if self.stop is not None:
             return Fed("", self.stop)
         if not self._automaton.stops:
@@ -123,7 +123,7 @@ class StopStrings:
         return Fed(self._first(start, delta, automaton.held_back(start) + len(delta) - automaton.held_back(state)))
 
     def flush(self) -> str:
-        """The held-back text if the sequence ends otherwise; empty after a match."""
+        """Return the held-back text if the sequence ends otherwise; empty after a match."""
         if self.stop is not None:
             return ""
         state, self._state = self._state, 0

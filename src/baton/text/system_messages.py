@@ -1,4 +1,4 @@
-"""Adapts system and developer messages to the model's template. None is dropped.
+"""Adapts system and developer messages to the model's template. No message is dropped.
 
 developer     becomes system, unless the template supports the role
 neighbours    a developer's message is joined with the system message before it, and with the next one of its kind: clients send
@@ -27,9 +27,9 @@ _ANSWER: Final = {"role": "assistant", "content": "Yes."}
 
 
 def fitted(chat: Sequence[Message], template: ChatTemplate, *, with_tools: bool) -> list[Message]:
-    """`chat`: plain messages (chat_messages.py)."""
+    """The chat with system messages that the template accepts. `chat`: plain messages (chat_messages.py)."""
     if all(message["role"] not in _ROLES for message in chat[1:]) and chat[0]["role"] != "developer":
-        return list(chat)  # as in most chats
+        return list(chat)  # most chats have no more than this
     fits = list(chat)
     if any(message["role"] == "developer" for message in fits):
         fits = _joined(fits)
@@ -41,7 +41,7 @@ def fitted(chat: Sequence[Message], template: ChatTemplate, *, with_tools: bool)
 
 
 def _joined(chat: list[Message]) -> list[Message]:
-    """Joins neighbours of which at least one is a developer's."""
+    """Messages in which neighbours are joined if at least one is a developer's."""
     joined: list[Message] = [chat[0]]
     for before, message in pairwise(chat):
         roles = (before["role"], message["role"])

@@ -13,7 +13,7 @@ from baton.text.helper import Helper, HelperCrash
 from baton.text.template_wire import Reply, Request
 
 MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Address space of the child. 192 MiB are enough for the largest chat: 8 Mi characters of four bytes."""
+"""Bytes of the child's address space. 192 MiB are enough for the largest chat: 8 Mi characters of four bytes."""
 
 
 class TemplateProcess(Helper):
@@ -21,7 +21,7 @@ class TemplateProcess(Helper):
         super().__init__("baton.text.template_child", "chat templates", memory_bytes_max=memory_bytes_max)
 
     def render(self, request: Request, seconds: float, reply_bytes_max: int) -> Reply:
-        """Raises like `ask`."""
+        """Render a template. Raises like `Helper.ask`."""
         reply = self.ask(request, seconds, reply_bytes_max)
         if not isinstance(reply, list) or len(reply) != 2:
             raise HelperCrash

@@ -39,18 +39,18 @@ class _PromptTooLong(Exception):
 class _Compiled:
     template: Template
     literals: tuple[str, ...]
-    "String constants of the source."
+    "String constants of the template's source."
 
 
 class TemplateSandbox:
-    """Caches the last compiled templates."""
+    """Compiles and renders templates, and caches the last compiled ones."""
 
     def __init__(self) -> None:
         self._environment = _Environment()
         self._compiled = lru_cache(_TEMPLATES_KEPT)(self._compile)
 
     def answer(self, request: Request) -> Reply:
-        """The prompt; for a request without values the template's string constants."""
+        """The reply to a request: the prompt; without values the template's string constants."""
         try:
             compiled = self._compiled(request["source"])
             if request["values"] is None:
@@ -58,7 +58,7 @@ class TemplateSandbox:
             self._environment.now = datetime.fromisoformat(request["now"])
             pieces = compiled.template.generate(request["values"])
             return "ok", "".join(_within(pieces, request["prompt_chars_max"]))
-        except Exception as error:  # a template can fail in every way Python can
+        except Exception as error:  # a template can fail in every way that Python can
             return _failure(error)
 
     def _compile(self, source: str) -> _Compiled:
@@ -106,7 +106,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training. Here it only renders its body."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training. This tag only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -118,7 +118,7 @@ class _GenerationTag(Extension):
 class _PlainNamespace(Namespace):
     """jinja2's namespace without names that begin with an underscore: those would access the object itself."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
+    def __init__(*args: Any, **kwargs: Any) -> None:  # named so that `namespace(self=...)` works, as in jinja2
         self, *pairs = args
         attributes = dict(*pairs, **kwargs)
         for name in attributes:
@@ -131,7 +131,7 @@ class _PlainNamespace(Namespace):
 
 
 class _PlainDict:
-    """`dict(...)` and `dict.fromkeys(...)`, without the other attributes of the class."""
+    """A dict for templates: `dict(...)` and `dict.fromkeys(...)`, without the other attributes of the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypedDict
 
 UTF8_BYTES_MAX = 4
-"Maximum of bytes per character."
+"Maximum of bytes per character of text."
 
 
 class Request(TypedDict):
@@ -14,7 +14,7 @@ class Request(TypedDict):
     values: dict[str, Any] | None
     "Variables of the template. None: only compile it."
     now: str
-    "The local time in ISO format, for strftime_now."
+    "Local time in ISO format, for strftime_now."
     prompt_chars_max: int
 
 

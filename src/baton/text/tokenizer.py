@@ -39,13 +39,13 @@ class _AsciiTexts(dict[int, str | None]):
 
 
 _WINDOW = 32 * 1024
-"Characters per search."
+"Number of characters per search."
 _CHARACTERS_PER_TOKEN = 16
-"A text with more characters than this per allowed token is tokenised in part first. Most texts have fewer."
+"Characters per allowed token above which a text is tokenised in part first. Most texts have fewer."
 
 
 _UNSURE_TOKENS = 64
-"Last tokens of a beginning, which the rest of its text could change."
+"Number of last tokens of a beginning, which the rest of its text could change."
 
 
 class TooManyTokens(CallerError):
@@ -57,7 +57,7 @@ class TooManyTokens(CallerError):
 
 
 class Tokenizer:
-    """Thread-safe: its results never change."""
+    """A tokenizer, thread-safe: its results never change."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -65,7 +65,7 @@ class Tokenizer:
         self._special_ids = parts.special_ids
         self._size = len(parts.token_bytes)
         self.ascii_texts = _AsciiTexts(parts)
-        "By id, for the detokenizer's fast path. Filled on demand."
+        "Texts of tokens by id, for the detokenizer's fast path. Filled on demand."
         self._plain_lock = Lock()
         self._plain: Backend | None = None
 
@@ -118,7 +118,7 @@ class Tokenizer:
 
     @property
     def strips_leading_space(self) -> bool:
-        """True if encode puts a space before a text, which decode removes."""
+        """Whether encode puts a space before a text, which decode removes."""
         return self._parts.strips_leading_space
 
     @cached_property
@@ -129,7 +129,7 @@ class Tokenizer:
 
     @cached_property
     def added_ids(self) -> dict[str, int]:
-        """By text: tokens that were added to the vocabulary, special ones and others, such as <tool_call>."""
+        """Ids by text of tokens that were added to the vocabulary, special ones and others, such as <tool_call>."""
         return {token.content: token_id for token_id, token in self._parts.backend.get_added_tokens_decoder().items()}
 
     def encode(

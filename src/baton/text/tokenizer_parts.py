@@ -10,12 +10,12 @@ from tokenizers import Tokenizer as Backend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerParts:
-    """Built by hf_tokenizer.py and gguf_tokenizer.py."""
+    """Parts from which a Tokenizer is built, by hf_tokenizer.py and gguf_tokenizer.py."""
 
     backend: Backend
     "Converts text to ids. Used without special tokens: prefix and suffix are in the fields below."
     token_bytes: tuple[bytes, ...]
-    "Indexed by id. Empty for an id without a token."
+    "Bytes of tokens, indexed by id. Empty for an id without a token."
     special_ids: frozenset[int]
     "Ids that decode omits when it skips special tokens."
     prefix_ids: tuple[int, ...] = ()
@@ -28,4 +28,4 @@ class TokenizerParts:
     fill_in_ids: Mapping[str, int] = field(default_factory=dict)
     "Fill-in-the-middle tokens that the file names (fill_in.py)."
     strips_leading_space: bool = False
-    "The tokenizer puts a space before a text, so decode removes one."
+    "Whether the tokenizer puts a space before a text, so that decode removes one."

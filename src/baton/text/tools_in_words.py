@@ -25,7 +25,7 @@ To call several, answer with a list of such objects. If no tool helps, answer in
 
 
 def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
-    """`messages`: plain messages (chat_messages.py)."""
+    """The messages with tools and calls in words. `messages`: plain messages (chat_messages.py)."""
     chat: list[Message] = []
     before = ""
     for message in messages:

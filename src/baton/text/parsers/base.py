@@ -38,7 +38,7 @@ class ToolCallDelta:
     index: int
     "Index of the call in its choice, from 0."
     id: str | None = None
-    "Set by output.py: a parser sees only text."
+    "Id of the call, set by output.py: a parser sees only text."
     name: str | None = None
     arguments: str = ""
     "New text of the JSON object."
@@ -46,7 +46,7 @@ class ToolCallDelta:
 
     @property
     def is_whole(self) -> bool:
-        """The arguments are a JSON object. Those of a truncated or malformed call are not."""
+        """Whether the arguments are a JSON object. Those of a truncated or malformed call are not."""
         return isinstance(self.parsed, dict)
 
     @property
@@ -62,25 +62,25 @@ Part = Content | Reasoning | ToolCallDelta
 
 
 class Parser(Protocol):
-    """One per sequence."""
+    """Parser of one sequence."""
 
     @property
     def in_reasoning(self) -> bool:
-        """The text so far ends inside the reasoning."""
+        """Whether the text so far ends inside the reasoning."""
 
     @property
     def done(self) -> bool:
-        """The answer ends here. `feed` must not be called again."""
+        """Whether the answer ends here. `feed` must not be called again then."""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that are certain with this text."""
+        """Read more text. Returns the parts that are certain with this text."""
 
     def flush(self) -> list[Part]:
-        """The rest at the end of the sequence. `feed` must not be called again."""
+        """Return the rest at the end of the sequence. `feed` must not be called again."""
 
 
 class PlainParser:
-    """All text is content."""
+    """Parser without formats: all text is content."""
 
     in_reasoning = False
     done = False

@@ -42,9 +42,9 @@ def calls_grammar(
     or_answer: str | None = None,
     free: bool = False,
 ) -> str:
-    """`parameters`: schemas of the arguments, by name of the tool. `strict`: names of tools whose schema is binding. `special`:
-    ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it is allowed too. `free`: any
-    other answer is allowed too, for a style with marks."""
+    """The grammar of calls. `parameters`: schemas of the arguments, by name of the tool. `strict`: names of tools whose schema
+    is binding. `special`: ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it is
+    allowed too. `free`: any other answer is allowed too, for a style with marks."""
     words = _CallMarks(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
@@ -76,11 +76,11 @@ class _Schema:
 
     schema: Mapping[str, Any]
     exact: bool
-    "The tool is strict."
+    "Whether the tool is strict."
 
     @property
     def properties(self) -> list[tuple[str, Mapping[str, Any], bool]]:
-        """Name, schema, and whether it is required."""
+        """Properties: name, schema, and whether it is required."""
         properties, required = self.schema.get("properties"), self.schema.get("required")
         needed = required if isinstance(required, list) else []
         found = properties if isinstance(properties, Mapping) else {}
@@ -100,10 +100,10 @@ class _CallMarks:
         self._special = special
         self.key = "parameters" if style.name == "llama3_json" else "arguments"
         self.fenced = style.name == "deepseek_v3"
-        "The arguments are in a code block after the name."
+        "Whether the arguments are in a code block after the name."
         self.opening = "" if style.bare else self.mark(style.opens[0])
         self.between = quoted("\n") if style.closes and not style.bare and style.form != "deepseek" else ""
-        "Separates a call and its marks from the next. Empty: all calls are inside one pair of marks."
+        "Separator of a call and its marks from the next. Empty: all calls are inside one pair of marks."
 
     def mark(self, text: str, before: str = "", after: str = "") -> str:
         if text not in self._special:
@@ -168,7 +168,7 @@ def _xml_value(inner: Mapping[str, Any], outer: _Schema) -> str:
 
 
 def _python_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
-    """Required arguments first; then any of the others."""
+    """The arguments in Python's form: required ones first, then any of the others."""
     found = sorted(schema.properties, key=lambda each: not each[2])
     rules, required = [], sum(needed for _, _, needed in found)
     for index, (key, inner, _) in enumerate(found):

@@ -18,7 +18,7 @@ from baton.text.parsers.base import ToolCallDelta
 from baton.text.parsers.json_scan import JsonScan
 
 HELD_CHARS_MAX: Final = 64 * 1024
-"""A call that is not certain after this many characters is none."""
+"""Characters after which text that is not certain to be a call counts as none."""
 _KEYS_MAX: Final = 16
 _NAMES: Final = ("name", "function")
 _ARGUMENTS: Final = ("arguments", "parameters")
@@ -35,7 +35,7 @@ class CallObject:
         self._name = name
         self._alone = name is not None
         self._arguments: str | None = None
-        "Set if the arguments came before the name, or as a string."
+        "Arguments, if they came before the name, or as a string."
         self._key = ""
         self._keys = 0
         self._held: list[str] = []
@@ -134,7 +134,7 @@ class CallObject:
 
 
 def _arguments_in(text: str) -> str | None:
-    """Arguments as text: an object as it is; null means none; a string contains the object, as some models write it."""
+    """Arguments as text: an object unchanged; null means none; a string contains the object, as some models write it."""
     if text.startswith("{"):
         return text
     value = _loaded(text)

@@ -25,7 +25,7 @@ from baton.text.parsers.call_object import CallObject
 from baton.text.parsers.calls import first_mark
 
 HEADER_CHARS_MAX: Final = 512
-"""A longer text is not a header."""
+"""Characters after which a text is not a header."""
 NAMESPACE: Final = "functions."
 
 _BEGINNINGS: Final = (*MARKS, "assistant", "to=")
@@ -43,8 +43,8 @@ class HarmonyParser:
     def __init__(
         self, tools: Collection[str], *, calls_max: int, begun: str = "", shown: bool = True, separate: bool = True
     ) -> None:
-        """`begun`: the last message of the prompt, without its <|start|>. `shown`: reasoning is sent. `separate`: apart from
-        the content; else as part of it, with its marks."""
+        """`begun`: the last message of the prompt, without its <|start|>. `shown`: reasoning is sent. `separate`: reasoning is
+        apart from the content; else a part of it, with its marks."""
         self._tools = tools
         self._calls_max = calls_max
         self._shown = shown
@@ -57,7 +57,7 @@ class HarmonyParser:
         self._kind: _Kind = "content"
         self._name = ""
         self._closing = ""
-        "Emitted at the end of this message."
+        "Parts emitted at the end of this message."
         self._object: CallObject | None = None
         self._calls = 0
         self._emitted_kinds: set[_Kind] = set()

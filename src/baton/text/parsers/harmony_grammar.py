@@ -28,9 +28,9 @@ def harmony_grammar(
     answer: str | None,
     thinks: bool = True,
 ) -> str:
-    """`parameters`: schemas of the callable tools, by name. `strict`: names of tools whose schema is binding. `special`: ids of
-    the marks. `answer`: the JSON schema of an answer, "" for any text; None: it must be a call. `thinks`: reasoning may come
-    first."""
+    """The grammar of an answer in channels. `parameters`: schemas of the callable tools, by name. `strict`: names of tools
+    whose schema is binding. `special`: ids of the marks. `answer`: the JSON schema of an answer, "" for any text; None: it must
+    be a call. `thinks`: reasoning may come first."""
     mark = {text: f"<[{token}]>" for text, token in special.items()}
     lasts = [*(["call"] if parameters else []), *(["final"] if answer is not None else [])]
     channels = '("analysis" | "commentary")' if thinks else '"commentary"'

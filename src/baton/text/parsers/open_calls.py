@@ -15,7 +15,8 @@ _TEXTS: Final[dict[str, type[TextCalls]]] = {"xml": XmlCalls, "python": Pythonic
 
 
 def calls_parser(style: CallStyle, tools: Schemas, *, calls_max: int) -> Parser:
-    """`tools`: schemas of the arguments, by callable name. After `calls_max` calls the answer is done."""
+    """The parser for a style. `tools`: schemas of the arguments, by callable name. After `calls_max` calls the answer is
+    done."""
     if style.form == "json":
         return CallsParser(style, tuple(tools), calls_max=calls_max)
     return _TEXTS[style.form](style, tools, calls_max=calls_max)

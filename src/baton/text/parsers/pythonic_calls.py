@@ -25,7 +25,7 @@ _DEPTH_MAX: Final = 64
 
 class PythonicCalls(TextCalls):
     _scanned = 0
-    "Scanned characters of the current value."
+    "Number of scanned characters of the current value."
     _quote = ""
     _depth = 0
 
@@ -83,7 +83,7 @@ class PythonicCalls(TextCalls):
             char = text[at]
             if char == "\\":
                 if at + 1 >= len(text):
-                    break  # the escaped character is not here yet
+                    break  # the escaped character has not arrived yet
                 at += 2
             elif self._quote:
                 self._quote, at = (
@@ -134,7 +134,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _literal(node: ast.expr, depth: int) -> Any:
-    """Raises ValueError for anything but a literal that JSON has."""
+    """The value of a literal. Raises ValueError for anything but a literal that JSON has."""
     if depth > _DEPTH_MAX:
         raise ValueError("too deep")
     match node:

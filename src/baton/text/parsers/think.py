@@ -18,7 +18,7 @@ from baton.text.parsers.base import Parser, Part, Reasoning
 
 _SPACE: Final = " \t\r\n"
 _SPACE_HELD_MAX: Final = 16
-"Maximum of white space before a tag. More would have to be held back, and a text may be full of it."
+"Maximum of white space before a tag. More white space would have to be held back, and a text may be full of it."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +27,7 @@ class ThinkStyle:
     start: str
     end: str
     always_open: bool = False
-    "Answers begin inside the reasoning, however the prompt ends."
+    "Whether answers begin inside the reasoning, however the prompt ends."
 
 
 class ThinkParser:
@@ -40,7 +40,7 @@ class ThinkParser:
         self._state = "start"
         self._tail = ""
         self._blank = True
-        "Only white space of the reasoning so far."
+        "Whether only white space of the reasoning has come so far."
 
     @property
     def in_reasoning(self) -> bool:

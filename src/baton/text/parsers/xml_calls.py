@@ -114,7 +114,7 @@ def _escaped(text: str) -> str:
 
 
 def _types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """JSON types of the argument; empty: any."""
+    """JSON types of the argument; empty: any type."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     given = found.get("type") if isinstance(found, Mapping) else None
