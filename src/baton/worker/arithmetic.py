@@ -41,11 +41,11 @@ def native_arithmetic(variant: Variant, machine: str | None = None) -> str:
 
 
 def cuda_arithmetic(gpu: str, libraries: str, *, fp8: bool, deterministic: bool) -> str:
-    """`libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py)."""
+    """Name of the arithmetic on a GPU. `libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py)."""
     return f"cuda {CUDA} {libraries} {gpu}{' fp8' * fp8}{' deterministic' * deterministic}"
 
 
 def native_key(variant: Variant, machine: str | None = None) -> str:
     """The key in NATIVE."""
     machine = machine or platform.machine()
-    return f"{'aarch64' if machine == 'arm64' else machine} {variant.name}"  # macOS' name
+    return f"{'aarch64' if machine == 'arm64' else machine} {variant.name}"  # macOS names the architecture so

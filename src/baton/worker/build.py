@@ -44,7 +44,7 @@ from baton.worker.weights_digest import Digest, DigestInProgress
 from baton.worker.weights_text import weights_text
 
 CONTEXT_TOKENS_MIN = 2
-"""A prompt and an answer of one token each: the minimum of a request."""
+"""Tokens of the smallest request: a prompt and an answer of one token each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class BuiltWorker:
     scoring: str = ""
     "How the model scores a pair of texts (models/scoring.py)."
     generates: bool = True
-    "False: the model is an encoder."
+    "Whether the model generates. False: an encoder."
     labels: tuple[str, ...] = ()
     "Names of the classes of a model that classifies."
 
@@ -80,7 +80,7 @@ class PoolSize:
 
 
 PoolSource = Callable[[Platform, KVLayout, int], Pool]
-"""Creates a pool with this number of blocks, or attaches to one."""
+"""Creates a pool with this number of blocks, or attaches to an existing pool."""
 
 
 def own_pool(platform: Platform, layout: KVLayout, blocks: int) -> Pool:
@@ -137,8 +137,9 @@ def build_worker(
     announce: Callable[[str], None] | None = None,
     collective_fd: int | None = None,
 ) -> BuiltWorker:
-    """Raises for wrong settings before any weights are read. `tokenizer`: if it is already loaded. `announce`: called with a
-    sentence before kernels are compiled or prepared. `collective_fd`: the memory file that all ranks of the set share."""
+    """Builds the runner. Raises for wrong settings before any weights are read. `tokenizer`: if it is already loaded.
+    `announce`: called with a sentence before kernels are compiled or prepared. `collective_fd`: the memory file that all ranks
+    of the set share."""
     if config.ranks > 1 and collective_fd is None:
         raise InvalidConfig(f"--tensor-parallel-size {config.ranks} needs as many processes: use baton serve")
     with compilation_announced(announce) if announce is not None else nullcontext():

@@ -29,7 +29,7 @@ def draft_settings(config: WorkerConfig, name: str) -> WorkerConfig:
         raise InvalidConfig(
             f"--speculate {config.speculate}: a draft model needs --device cpu; else take ngram, grammar or auto"
         )
-    # The heads of the draft model may have a width that int8 does not take.
+    # The heads of the draft model may have a width that int8 does not support.
     kv_dtype = "auto" if config.kv_dtype == "int8" else config.kv_dtype
     return replace(config, model=name, model_shape="", speculate="none", kv_dtype=kv_dtype)
 
@@ -46,14 +46,14 @@ class DraftModel:
         return platform.load(self.opened, self.settings, progress)
 
     def drafter(self, platform: Platform, loaded: LoadedExecutor, blocks: int, vocabulary: int) -> ModelDrafter:
-        """`blocks`: of the main model's pool; `vocabulary`: width of its head."""
+        """Loads the drafter. `blocks`: of the main model's pool; `vocabulary`: width of its head."""
         pool = platform.create_pool(self.layout, blocks)
         executor = loaded.with_pool(pool)
         assert isinstance(executor, Stepwise)
         return ModelDrafter(executor.forward, pool, slots=self.settings.slots, vocabulary=vocabulary)
 
     def plan(self, blocks: int) -> dict[str, int | float | str]:
-        """For operators, beside that of the main model's pool."""
+        """The plan of the draft model's pool as text, shown beside that of the main model's pool."""
         return {
             "draft_model": self.settings.model,
             "draft_context_tokens": self.opened.config.context_tokens_max,
@@ -65,8 +65,8 @@ class DraftModel:
 def draft_model(
     platform: Platform, settings: WorkerConfig, opened: Opened, main: OpenedModel, tokenizer: Tokenizer | None = None
 ) -> DraftModel:
-    """`settings`: of the draft model, whose files are `opened`. `tokenizer`: the main model's, if it is already loaded. Raises
-    InvalidConfig."""
+    """The draft model with its files. `settings`: of the draft model, whose files are `opened`. `tokenizer`: the main model's,
+    if it is already loaded. Raises InvalidConfig."""
     if isinstance(opened, OpenedEncoder):
         raise InvalidConfig(f"--speculate draft:{settings.model}: the model is an encoder, which drafts no tokens")
     difference = vocabulary_difference(
@@ -84,8 +84,8 @@ def draft_model(
 
 
 def vocabulary_difference(main: Tokenizer, draft: Tokenizer, width: int) -> str:
-    """The first token below `width` that is another one for the draft model, in words. Empty: none. Heads may be wider than
-    the vocabulary, each by another number."""
+    """The first token below `width` that differs in the draft model's vocabulary, in words. Empty: none. Heads may be wider
+    than the vocabulary, each by another number."""
     texts = [[one.id_to_bytes(token) for token in range(min(one.vocab_size, width))] for one in (main, draft)]
     for token, (mine, its) in enumerate(zip_longest(*texts, fillvalue=b"")):
         if mine != its:
@@ -99,7 +99,7 @@ def _shown(text: bytes) -> str:
 
 
 def warn_of_context(draft: DraftModel, context_tokens: int) -> None:
-    """Says that longer sequences have no drafts."""
+    """Warn that longer sequences have no drafts."""
     most = draft.opened.config.context_tokens_max
     if most < context_tokens:
         log.warning(

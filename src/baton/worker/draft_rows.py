@@ -32,7 +32,7 @@ class DraftCounts:
     places: Int64s
     "[rows] place of the row's counts."
     slots: Int64s
-    "[rows]"
+    "[rows] slot of the row's sequence."
     tokens: Int64s
     "[2, tokens]: index into the flat counts, and how often the token is a draft before the row. No index occurs twice."
 

@@ -18,7 +18,7 @@ from baton.worker.token_masks import Masks
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Draws = NDArray[np.void]
-"""[rows] of DRAW."""
+"""Draw settings by row, [rows] of DRAW."""
 DRAW = np.dtype(
     [
         *((name, np.float64) for name in ("uniform", "top_p", "min_p")),
@@ -31,7 +31,7 @@ an excluded token, and is not an error."""
 NOT_FINITE_ID = -1
 NOTHING_LEFT_ID = -2
 TEMPERATURE_LEAST = 1e-30
-"""Lower temperatures are greedy."""
+"""Temperatures below this are greedy."""
 
 
 def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
@@ -66,7 +66,7 @@ def choose(logits: Floats, draws: Draws, masks: Masks | None = None) -> Int64s:
 def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
     """The likeliest token of each row of [rows, vocabulary]. NOT_FINITE_ID if the row is not finite, NOTHING_LEFT_ID if its
     mask allows nothing."""
-    # Row by row: so the second pass hits the cache.
+    # Row by row, so that the second pass hits the cache.
     tokens = np.array([_checked(row, row.argmax(), may_exclude=False) for row in logits], np.int64)
     for i, bits in zip(masks.rows.tolist(), masks.bits, strict=True) if masks is not None else ():
         if tokens[i] != NOT_FINITE_ID:
@@ -76,15 +76,15 @@ def likeliest(logits: Floats, masks: Masks | None = None) -> Int64s:
 
 
 def _checked(row: Floats, best: np.int64, may_exclude: bool) -> np.int64 | int:
-    """`best`: index of the maximum. The first NaN of a row counts as its maximum, so maximum and minimum together check the
-    whole row."""
+    """Whether each row is finite. `best`: index of the maximum. The first NaN of a row counts as its maximum, so maximum and
+    minimum together check the whole row."""
     if may_exclude:
         return best if isfinite(row[best]) else NOTHING_LEFT_ID if row[best] == -np.inf else NOT_FINITE_ID
     return best if isfinite(row[best]) and isfinite(np.minimum.reduce(row)) else NOT_FINITE_ID
 
 
 def uniforms(seeds: Words, indices: Words, positions: Words) -> Doubles:
-    """One number in [0, 1) per row, with 53 random bits."""
+    """Random numbers in [0, 1) with 53 random bits, one per row."""
     word = seeds
     for part in (indices, positions):
         word = _mixed(word + np.uint64(0x9E3779B97F4A7C15)) ^ part
@@ -128,13 +128,13 @@ def draw_from_best(weights: Floats, uniform: float, top_k: int, top_p: float, mi
 
 
 def _best_first(weights: Floats) -> Ids:
-    """Heaviest first, then in order of appearance. As integers the bits of positive floats have the same order; one sort
-    of whole words is several times faster than a stable argsort."""
+    """Candidates by weight, heaviest first, then in order of appearance. As integers the bits of positive floats have the same
+    order; one sort of whole words is several times faster than a stable argsort."""
     words = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | np.arange(weights.size, dtype=np.uint64)
     words.sort()
     return (words & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _look_up(sums: Doubles, uniform: float) -> int:
-    """The first index whose running sum is above; its weight cannot be zero."""
+    """The first index whose running sum is above the uniform number; its weight cannot be zero."""
     return int(np.searchsorted(sums, uniform * sums[-1], side="right"))

@@ -24,7 +24,8 @@ def encoder_kind(platform: Platform) -> KVKind:
 
 
 def encoder_settings(config: WorkerConfig, longest: int) -> WorkerConfig:
-    """`longest`: maximum input length of the model. The engine counts one token more, for the answer. Raises InvalidConfig."""
+    """Settings of an encoder. `longest`: maximum input length of the model. The engine counts one token more, for the answer.
+    Raises InvalidConfig."""
     if config.quantization not in ("auto", "none"):
         raise InvalidConfig(f"--quantization {config.quantization} is for decoders: an encoder is not rounded; leave it out")
     if config.compute == "native":

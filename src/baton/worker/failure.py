@@ -1,4 +1,4 @@
-"""Why a worker cannot continue one sequence. The other sequences of its step are not affected."""
+"""Reasons why a worker cannot continue one sequence. The other sequences of its step are not affected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.protocol.step import RowError
 @dataclass(frozen=True, slots=True)
 class Failure:
     reason: str
-    "Text for the client."
+    "Reason of the failure, as text for the client."
     error: RowError = "row_failed"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from baton.worker.arrays import Bools, Int32s, Int64s
 
 FEEDBACK = -1
-"""In place of a token id: the token that this slot sampled in the previous step, which the host does not have yet."""
+"""Stands for the token that this slot sampled in the previous step: the host does not have it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Spans:
     """Sequences of the rows in the flat batch, and the places of their keys and values."""
 
     tables: Int32s
-    "[slots, width] block numbers. The slots' own arrays, not a copy: valid until the next plan."
+    "[slots, width] block numbers, not copied: valid until the next plan."
     slots: Int64s
     "[sequences] row of `tables`."
     starts: Int64s
-    "[sequences + 1]"
+    "[sequences + 1] first row of each sequence."
     contexts: Int64s
-    "[sequences]"
+    "[sequences] tokens in the pool before this step."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class FlatBatch:
 
     spans: Spans
     token_ids: Int32s
-    "[tokens], or FEEDBACK: never with steps_ahead 1 (executors/base.py)."
+    "[tokens] token ids, or FEEDBACK: never with steps_ahead 1 (executors/base.py)."
     positions: Int64s
-    "[tokens] each counted from the start of its sequence."
+    "[tokens] positions, each counted from the start of its sequence."
     due: Bools
     "[sequences] whether all tokens are computed after this step: such a sequence gets a new one."
     drafts: Int64s | None = None
@@ -51,7 +51,7 @@ class FlatBatch:
         return last if self.drafts is None else last - self.drafts
 
     def without_drafts(self) -> FlatBatch:
-        """The same step without the drafts."""
+        """The step without the drafts."""
         assert self.drafts is not None
         spans = self.spans
         own = np.ones(len(self.token_ids), np.bool_)

@@ -57,7 +57,7 @@ class MaskWork:
         self.words: Words = _NO_WORDS if words is None else words
         self.error = error
         self.forced = b""
-        "Text that must come next, if drafts are wanted."
+        "Text that must come next; set if drafts are wanted."
         self.seconds_over = 0.0
         "CPU time of its masks beyond MASK_SECONDS each."
 
@@ -73,9 +73,9 @@ class GrammarState:
         self.pending: Future[None] | None = None
         "While set, `work` belongs to a thread."
         self.consumed: Event | None = None
-        "Set by the thread when it has consumed the tokens: `work.forced` is valid, and `work.words` is not yet."
+        "Event of the thread: it has consumed the tokens, so `work.forced` is valid, and `work.words` is not yet."
         self.drafts = False
-        "Forced text is drafted."
+        "Whether forced text is drafted."
         self.accepted: list[int] = []
         "Accepted drafts, which are consumed together with the token after them."
         self._ahead_over = 0.0
@@ -103,7 +103,7 @@ class GrammarState:
         """Up to `most` tokens of the text that the grammar forces next. The last token of that text is left out: the model may
         join it with what follows."""
         vocabulary = self._masks.vocabulary
-        if not self.drafts:  # from now on the thread computes it
+        if not self.drafts:  # from now on the thread computes the next mask
             self.mask()
             self.drafts = True
             if self.work.matcher is not None and not self.error:
@@ -114,8 +114,8 @@ class GrammarState:
 
     def masks_ahead(self, drafts: Sequence[int], vocabulary: int) -> list[Words]:
         """The mask of the next token, and those behind each of the drafts, on a copy of the state. A mask is empty behind a
-        draft that the grammar does not allow: no sampled token equals it. So are all of a sequence whose masks take too long:
-        its drafts are refused, and it goes on without."""
+        draft that the grammar does not allow: no sampled token equals it. If the masks of a sequence take too long, all are
+        empty: its drafts are refused, and it continues without."""
         found, matcher = [self.mask_of(vocabulary)], self.work.matcher
         late = self._masks.timed and self._ahead_over > MASK_SECONDS_OVER
         copy = None if matcher is None or self.error or late else matcher.fork()
@@ -190,7 +190,7 @@ class GrammarMasks:
             state.accepted.clear()
 
     def wait_consumed(self, consumed: Event) -> bool:
-        """Waits until tokens are consumed. False: it takes too long, as the mask will."""
+        """Waits until tokens are consumed. False: it takes too long, as the mask would."""
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
             if consumed.wait(_BEAT_SECONDS):
                 return True
@@ -198,7 +198,7 @@ class GrammarMasks:
         return False
 
     def report_alive(self) -> None:
-        """The worker waits for masks, or computes them, but is not stalled."""
+        """Reports progress: the worker waits for masks, or computes them, but is not stalled."""
         self._advance()
 
     def wait(self, state: GrammarState) -> None:
@@ -242,7 +242,7 @@ class GrammarMasks:
 
 
 def _continue(rows: list[tuple[MaskWork, tuple[int, ...], bool]], consumed: Event | None, timed: bool) -> None:
-    """Runs on the mask thread. `rows`: tokens of a sequence, and whether its forced text is drafted."""
+    """Computes masks on the mask thread. `rows`: tokens of a sequence, and whether its forced text is drafted."""
     seconds = [_timed(work, partial(_consume, work, tokens, drafts)) for work, tokens, drafts in rows]
     if consumed is not None:
         consumed.set()

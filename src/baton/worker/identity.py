@@ -28,7 +28,7 @@ class KVIdentity:
     model: str
     "The model's shape, and the config's numbers that the arithmetic uses."
     weight_types: str
-    "Compute types of the weights: they follow from the files and from `quantization`, which may be auto."
+    "Compute types of the weights, which follow from the files and from `quantization`, which may be auto."
     adapter: bytes = b""
     "Digest of the adapter's content, not its name."
     dtype: str = "float32"
@@ -45,7 +45,8 @@ class KVIdentity:
         for field in fields(self):
             value = getattr(self, field.name)
             part = value if isinstance(value, bytes) else str(value).encode()
-            digest.update(f"{field.name} {len(part)} ".encode() + part)  # lengths: no two identities give the same bytes
+            # with lengths, so that no two identities give the same bytes
+            digest.update(f"{field.name} {len(part)} ".encode() + part)
         return digest.digest()
 
     def parts(self) -> dict[str, str]:

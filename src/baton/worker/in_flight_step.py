@@ -28,7 +28,7 @@ class BatchMembers:
         self.run = run
         self.incarnations = tuple([Incarnation(n) for n in batch.incarnations[list(run.slots)].tolist()])
         self.failed: dict[int, Failure] = {slot: failed[slot] for slot in run.slots if slot in failed} if failed else {}
-        "Sequences that had failed before: they are not computed any more."
+        "Sequences that had failed before, and are not computed any more."
         sound = [(slot, count) for slot, count in zip(run.slots, run.counts, strict=True) if slot not in self.failed]
         self.layout = BatchLayout(
             np.array([slot for slot, _ in sound], np.int64), np.array([count for _, count in sound], np.int64)
@@ -49,16 +49,16 @@ class InFlightStep:
         self.plan = plan
         self.members = members
         self.launched: Launched | None = None
-        "None: there was nothing to compute."
+        "Data of the launched step. None: there was nothing to compute."
         self.rows = 0
         self.began = 0.0
         "Time of the launch."
         self.waited = False
-        "The plan waited for the tokens before it, so that drafts could follow them."
+        "Whether the plan waited for the tokens before it, so that drafts could follow them."
         self.needs_tokens = False
-        "The step waits for them even without drafts. Known only where drafts have a price."
+        "Whether the step waits for the previous tokens even without drafts. Known only where drafts have a price."
         self.due: Int64s | None = None
-        "Which sequences of the layout get a token. None: all."
+        "Mask of the sequences in the layout that get a token. None: all."
         self.places = NO_SEQUENCES
         "Positions of their tokens (InputBatch.learn)."
         self.drafted: dict[int, int] = {}

@@ -8,7 +8,8 @@ from baton.models.encoders.config import EncoderConfig
 
 
 def kv_layout(config: ModelConfig | EncoderConfig, block_size: int, kind: KVKind) -> KVLayout:
-    """Blocks of an encoder hold nothing: they have the smallest layout, and the scheduler counts with them."""
+    """The layout of the model's blocks. Blocks of an encoder hold nothing, but the scheduler counts them: they have the
+    smallest layout."""
     if isinstance(config, EncoderConfig):
         return KVLayout(layers=1, kv_heads=1, head_dim=2, block_size=block_size, dtype=kind.dtype, format=kind.format)
     return KVLayout(

@@ -12,7 +12,7 @@ from baton.worker.draws import Ids
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """[rows, vocabulary]. Row by row, so that a row's result is independent of others."""
+    """Log-softmax of [rows, vocabulary]. Row by row, so that a row's result is independent of others."""
     logprobs = np.empty_like(logits)
     for row, out in zip(logits, logprobs, strict=True):
         np.subtract(row, row.max(), out=out)
@@ -21,12 +21,12 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def describe_rows(raw: Sequence[tuple[int, int, Floats]], tokens: Ids) -> dict[int, TokenLogprob]:
-    """`raw`: (row, number of top tokens, log-probabilities [1, vocabulary])."""
+    """Log-probabilities of some rows. `raw`: (row, number of top tokens, log-probabilities [1, vocabulary])."""
     return {i: describe(row, tokens[i : i + 1], top)[0] for i, top, row in raw}
 
 
 def describe(logprobs: Floats, tokens: Ids, top: int) -> list[TokenLogprob]:
-    """logprobs: [rows, vocabulary]; one token per row."""
+    """Log-probabilities of tokens, one per row. logprobs: [rows, vocabulary]."""
     own = logprobs[np.arange(len(tokens)), tokens]
     ranks = ((logprobs > own[:, None]).sum(-1) + 1).tolist()
     rows = zip(tokens.tolist(), own.tolist(), ranks, logprobs, strict=True)
@@ -34,7 +34,7 @@ def describe(logprobs: Floats, tokens: Ids, top: int) -> list[TokenLogprob]:
 
 
 def _likeliest(row: Floats, count: int) -> tuple[tuple[int, float], ...]:
-    """The best `count` tokens, best first; equal ones by id."""
+    """The best `count` tokens, best first; equal tokens by id."""
     count = min(count, row.size)
     if count == 0:
         return ()

@@ -73,7 +73,7 @@ class ModelRunner:
         self._slots = slots
         self._advance: Callable[[], None] = lambda: None
         self._in_flight: deque[InFlightStep] = deque()
-        "Submitted and not collected, oldest first."
+        "Steps that are submitted and not collected, oldest first."
         self._collected_at = 0.0
         self.clear()
 
@@ -87,7 +87,7 @@ class ModelRunner:
         return self.drafter is not None or self._draft_model is not None
 
     def clear(self) -> None:
-        """Empties every slot, as at the start. Data in the pool stays, but is not referenced."""
+        """Empties every slot, as at the start. Data in the pool stays, but no slot refers to it."""
         while self._in_flight:
             in_flight = self._in_flight.popleft()
             if in_flight.launched is not None:
@@ -95,13 +95,13 @@ class ModelRunner:
         self.batch = InputBatch(slots=self._slots, blocks=self.pool.blocks, block_size=self.pool.layout.block_size)
         self.sampling = SamplingColumns(self._slots)
         self._failed: dict[int, Failure] = {}
-        "Slots that answer with this failure until they are dropped."
+        "Slots with a failure, which their results report until they are dropped."
         self._last_step: int | None = None
         self._last_members: BatchMembers | None = None
         "Members of the last step, while they are valid."
 
     def report_progress(self, word: ProgressWord) -> None:
-        """Advances the word from now on: per layer, and at every phase of a step."""
+        """Sets the word to advance from now on: per layer, and at every phase of a step."""
         self._advance = word.advance
         self.grammars.report_progress(word)
         self.executor.report_progress(word)
@@ -189,7 +189,8 @@ class ModelRunner:
             for each in self._drafting:
                 each.drop(slot)
             self._failed.pop(slot, None)
-        bad_words: dict[int, BadWords | None] = {}  # by row of the settings: thousands of tokens, for up to 64 sequences
+        # By row of the settings: sequences of one request share them, and the lists may hold thousands of tokens.
+        bad_words: dict[int, BadWords | None] = {}
         for new in plan.new:
             if not 0 <= new.sampling < len(plan.sampling):
                 raise ProtocolError(f"slot {new.slot} has settings {new.sampling}; the plan has {len(plan.sampling)}")
@@ -293,8 +294,8 @@ class ModelRunner:
     # Results of a step
 
     def _measure(self, in_flight: InFlightStep) -> None:
-        """Teaches the price of a step without prompts. One that waited for tokens counts from their arrival on: the device is
-        idle in between. If it needs them even without drafts, drafts are not charged for that."""
+        """Teaches the price of a step without prompts. If it waited for tokens, time counts from their arrival on: the device
+        is idle before. If it needs them even without drafts, the wait is not charged to drafts."""
         plan, before, now = in_flight.plan, self._collected_at, perf_counter()
         self._collected_at = now
         if self._price is None or not in_flight.rows or plan.new or max(plan.run.counts) > 1:

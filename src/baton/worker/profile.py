@@ -27,7 +27,7 @@ from baton.worker.platforms.base import Platform
 
 CONTEXT_TOKENS_MAX: Final = 4096
 LARGEST = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=20)
-"""The settings that need most memory: logits of every row, adjusted, sorted, and stored for log-probabilities."""
+"""The most expensive settings in memory: logits of every row are adjusted, sorted, and stored for log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class MemoryProfile:
 
 
 def measure(platform: Platform, with_pool: PoolBinder, layout: KVLayout, config: WorkerConfig, context: int) -> MemoryProfile:
-    context = min(context, platform.memory().total_bytes // layout.block_bytes * layout.block_size)  # no pool holds more
+    # no pool holds more than this
+    context = min(context, platform.memory().total_bytes // layout.block_bytes * layout.block_size)
     plan = largest_step(config, min(context, CONTEXT_TOKENS_MAX))
     pool = platform.create_pool(layout, sum(len(new.blocks) for new in plan.new))
     runner = ModelRunner(with_pool(pool, context), pool, slots=config.slots)
@@ -80,8 +81,8 @@ def _sequence(slot: int, tokens: int, computed: int, blocks: tuple[int, ...]) ->
 
 
 def blocks_that_fit(profile: MemoryProfile, layout: KVLayout, config: WorkerConfig, share: float, *, beside: int = 0) -> int:
-    """The number of blocks. `beside`: bytes that each has in another pool. Raises InvalidConfig, with numbers and advice, if
-    none fits."""
+    """The number of blocks that fit. `beside`: bytes that each has in another pool. Raises InvalidConfig, with numbers and
+    advice, if none fits."""
     room = profile.pool_bytes(share) - int(config.memory_reserved_gib * GIB)
     block = layout.block_bytes + beside
     blocks = room // block

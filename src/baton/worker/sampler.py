@@ -29,12 +29,12 @@ from baton.worker.sampling_state import SequenceSampling
 from baton.worker.token_masks import Masks, masks_of
 
 Choose = Callable[[Floats, Draws, Masks | None], Int64s]
-"""Forward.choose, or draws.choose."""
+"""Chooses tokens: Forward.choose, or draws.choose."""
 
 
 @dataclass(slots=True)
 class SampleRow:
-    """One due sequence."""
+    """A due sequence of a step."""
 
     state: SequenceSampling
     outputs: Int32s
@@ -46,10 +46,10 @@ class Chosen:
     """Results by row."""
 
     tokens: Ids
-    "Undefined for failed rows."
+    "Sampled tokens. Undefined for failed rows."
     failed: dict[int, Failure] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "For rows that requested them."
+    "Log-probabilities, for rows that requested them."
 
 
 def plain(tokens: Int64s) -> Chosen:
@@ -58,11 +58,12 @@ def plain(tokens: Int64s) -> Chosen:
 
 
 def sample(logits: Floats, rows: Sequence[SampleRow], draws: Draws, choose: Choose = choose_in_numpy) -> Chosen:
-    """logits: float32 [rows, vocabulary], which may be changed here. `draws`: one per row (SamplingColumns.draws_at)."""
+    """Samples a token per row. logits: float32 [rows, vocabulary], which may be changed here. `draws`: one per row
+    (SamplingColumns.draws_at)."""
     asked = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
     touched = [i for i, row in enumerate(rows) if row.state.adjusted]
     failed, raw = {}, []
-    if asked or touched:  # choosing checks the other rows
+    if asked or touched:  # choosing checks the rows without adjustments
         failed = {i: NOT_FINITE for i in {*asked, *touched} if not np.isfinite(logits[i]).all()}
         raw = [(i, rows[i].state.params.logprobs or 0, log_softmax(logits[i : i + 1])) for i in asked if i not in failed]
         _adjust(logits, rows, [i for i in touched if i not in failed])

@@ -22,21 +22,21 @@ class SamplingBatch:
     )
 
     def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
-        """`slots`: occupied ones."""
+        """`slots`: the occupied slots of the step's sequences."""
         self.slots = slots
         self.columns = columns
         self.sequences = sequences
         "State of each slot, for code that reads tokens."
         self.states: list[SequenceSampling] = [state for slot in slots.tolist() if (state := columns.states[slot]) is not None]
         self.plain = all(state.plain for state in self.states)
-        "All sequences are greedy, except for excluded tokens."
+        "Whether all sequences are greedy, except for excluded tokens."
         self.draws = any(state.params.temperature > 0.0 for state in self.states)
-        "Some sequence is sampled at random."
+        "Whether some sequence is sampled at random."
         self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
         self.pools = [(place, state.pool) for place, state in enumerate(self.states) if state.pool is not None]
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
         self.token_logprobs = any(state.params.logprobs is not None for state in self.states)
-        "Some sequence requests log-probabilities of sampled tokens."
+        "Whether some sequence requests log-probabilities of sampled tokens."
         self.on_host = any(state.on_host for state in self.states)
         self.constrained = [(place, state.grammar) for place, state in enumerate(self.states) if state.grammar is not None]
         "Sequences with a grammar, by batch index."

@@ -18,13 +18,13 @@ class SamplingColumns:
 
     def __init__(self, slots: int) -> None:
         self.draws: Draws = np.zeros(slots, DRAW)
-        "Temperature, top_k, top_p, min_p. The uniform number differs per token: draws_at."
+        "Temperature, top_k, top_p and min_p. The uniform number differs per token (draws_at)."
         self.seeds: Words = np.zeros(slots, np.uint64)
         self.indices: Words = np.zeros(slots, np.uint64)
         self.on_host: Bools = np.zeros(slots, np.bool_)
-        "Whether its logits are processed on the host."
+        "Whether the slot's logits are processed on the host."
         self.waits: Bools = np.zeros(slots, np.bool_)
-        "Whether its tokens so far must be known, on any executor."
+        "Whether the slot's tokens so far must be known, on any executor."
         self.states: list[SequenceSampling | None] = [None] * slots
         self._changed: dict[int, None] = {}
 
@@ -38,7 +38,7 @@ class SamplingColumns:
         self._changed[slot] = None
 
     def changed(self, slot: int) -> None:
-        """Counts of its tokens have changed otherwise than by one token per step."""
+        """Record that counts of the slot's tokens have changed otherwise than by one token per step."""
         self._changed[slot] = None
 
     def drop(self, slot: int) -> None:

@@ -17,7 +17,7 @@ from baton.worker.pooling import PromptPool
 from baton.worker.thought import Thought
 
 ANY = -1
-"""In a ban, in place of the last token: any."""
+"""Stands for any last token in a ban."""
 NO_BANS: Int32s = np.zeros((0, 2), np.int32)
 BANS_MAX = 4096
 """Maximum of bans per sequence and step. A GPU has room for this many per slot; the API allows fewer (api/limits.py)."""
@@ -29,7 +29,7 @@ class Tally:
     __slots__ = ("_ids", "_outputs", "_place", "size")
 
     def __init__(self, prompt: Sequence[int], outputs: Sequence[int], vocab_size: int, *, with_prompt: bool) -> None:
-        """Ids outside the vocabulary are ignored: on a GPU the counts of all sequences are adjacent in one table."""
+        """Ids of `vocab_size` and above are ignored: on a GPU the counts of all sequences are adjacent in one table."""
         self._place: dict[int, int] = {}
         self._ids: Ids = np.zeros(16, np.int64)
         self._outputs: Floats = np.zeros(16, np.float32)
@@ -43,7 +43,7 @@ class Tally:
                 self.add(token)
 
     def add(self, token: int) -> None:
-        place = self._find(token)  # first: it may replace the arrays
+        place = self._find(token)  # first, because it may replace the arrays
         self._outputs[place] += 1
 
     def _find(self, token: int) -> int:
@@ -162,13 +162,13 @@ class SequenceSampling:
         limited = rules is not None and rules.budget is not None and rules.end < vocab_size
         self.thought = Thought(rules) if limited and rules is not None else None
         self.adjusted = bool(bias or self.tally or self.excluded or self.thought)
-        "True: the logits may be changed before a token is chosen from those that its grammar allows."
-        top_k = min(params.top_k, vocab_size)  # any number may be requested
+        "Whether the logits may be changed before a token is chosen from those that its grammar allows."
+        top_k = min(params.top_k, vocab_size)  # the client may request any number
         self.draw = (0.0, params.top_p, params.min_p, params.temperature, top_k, self.adjusted, 0)
-        "draws.DRAW, without the uniform number."
+        "Settings as in draws.DRAW, without the uniform number."
         changed = bool(bias or self.tally or self.thought)
         self.plain = not (params.temperature > 0.0 or changed) and params.logprobs is None
-        "Greedy, except for tokens in `excluded` or forbidden by its grammar."
+        "Whether the sequence is greedy, except for tokens in `excluded` or forbidden by its grammar."
         self.on_host = sampled_on_host(params)
 
     def forbidden(self, outputs: NDArray[np.int32]) -> Ids:
@@ -181,8 +181,9 @@ class SequenceSampling:
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def bans(self, outputs: NDArray[np.int32], mask: NDArray[np.uint32] | None = None) -> Int32s:
-        """As forbidden(), without single bad words: [bans, 2], (last token that activates it or ANY, token). The last of
-        `outputs` may be FEEDBACK. `mask`: what the grammar allows after these outputs, if that is not its present mask."""
+        """Forbidden tokens, as of forbidden(), without single bad words: [bans, 2], (last token that activates it or ANY,
+        token). The last of `outputs` may be FEEDBACK. `mask`: what the grammar allows after these outputs, if that is not its
+        present mask."""
         early = self.stop_ids.size and self._keeps_going(outputs, mask)
         bans = NO_BANS if self.bad_words is None else self.bad_words.bans(outputs)
         return np.concatenate((_any_last(self.stop_ids), bans)) if early else bans
@@ -201,7 +202,7 @@ class SequenceSampling:
         return self.thought.forced_behind(outputs) if drafts else self.thought.forced(outputs)
 
     def _keeps_going(self, outputs: NDArray[np.int32], mask: NDArray[np.uint32] | None = None) -> bool:
-        """No stop id is drawn before min_tokens, unless the grammar allows nothing else."""
+        """Whether no stop id may be drawn yet (min_tokens), unless the grammar allows nothing else."""
         if outputs.size >= self.params.min_tokens:
             return False
         return self.grammar is None or not allows_only(self.grammar.mask() if mask is None else mask, self.stop_ids)
@@ -211,14 +212,14 @@ class SequenceSampling:
             self.tally.add(token)
 
     def accept(self, token: int) -> None:
-        """Consumes an accepted draft before the next position of the same step is sampled."""
+        """Consume an accepted draft before the next position of the same step is sampled."""
         self.sampled(token)
         if self.grammar is not None:
             self.grammar.consume(token)
 
 
 def sampled_on_host(params: SamplingParams) -> bool:
-    """Whether an executor that samples on the host needs its tokens so far before its next step is launched."""
+    """Whether an executor that samples on the host needs the sequence's tokens so far before its next step is launched."""
     return bool(
         params.logit_bias
         or params.bad_words
@@ -233,6 +234,7 @@ def sampled_on_host(params: SamplingParams) -> bool:
 
 
 def waits_for_tokens(params: SamplingParams) -> bool:
-    """Whether any executor needs its tokens so far before its next step is launched: they decide the allowed tokens."""
+    """Whether any executor needs the sequence's tokens so far before its next step is launched: they decide the allowed
+    tokens."""
     limited = params.thinking is not None and params.thinking.budget is not None
     return limited or params.grammar is not None

@@ -26,7 +26,7 @@ class Bans:
 
 
 def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
-    """places: batch indices of the due sequences. None: there are no bans."""
+    """The bans of a step. places: batch indices of the due sequences. None: there are no bans."""
     if not sampling.excludes:
         return None
     slots, outputs, states = sampling.slots.tolist(), sampling.sequences.outputs, sampling.states
@@ -36,14 +36,14 @@ def bans_of(sampling: SamplingBatch, places: Int64s) -> Bans | None:
 
 
 def bans_from(pairs: Sequence[Int32s | None]) -> Bans | None:
-    """pairs: per row. None: there are no bans."""
+    """The bans of these rows. pairs: per row. None: there are no bans."""
     ends = np.zeros(len(pairs) + 1, np.int32)
     np.cumsum([0 if part is None else len(part) for part in pairs], out=ends[1:])
     return Bans(ends, np.concatenate([part for part in pairs if part is not None])) if ends[-1] else None
 
 
 def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
-    """Masks of grammars by batch index. Waits for them. A failed grammar allows nothing, so its row fails."""
+    """Masks of grammars by batch index; waits for them. A failed grammar allows nothing, so its row fails."""
     wanted, masks = set(places.tolist()), dict[int, NDArray[np.uint32]]()
     for place, grammar in sampling.constrained:
         if place in wanted:

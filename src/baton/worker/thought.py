@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from baton.protocol.thinking import Thinking
 
 TOKENS_BEFORE_MAX: Final = 4
-"""Mostly white space."""
+"""Maximum of tokens before the closing token; most are white space."""
 
 
 class Thought:
@@ -40,7 +40,7 @@ class Thought:
         return self._rules.end if budget is not None and self._state == "open" and self._used >= budget else None
 
     def forced_behind(self, outputs: NDArray[np.int32] | Sequence[int]) -> int | None:
-        """As forced(), of outputs that end with drafts: they are not read for good."""
+        """The only allowed next token, as of forced(), after outputs that end with drafts: they are not read for good."""
         return copy(self).forced(outputs)
 
     def _advance(self, token: int) -> None:

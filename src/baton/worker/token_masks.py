@@ -20,7 +20,7 @@ class Masks:
 
 
 def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks | None:
-    """masks: by batch index."""
+    """The masks of some rows of a step. masks: by batch index."""
     rows = [row for row, place in enumerate(places.tolist()) if place in masks]
     if not rows:
         return None

@@ -34,14 +34,14 @@ FORMAT = b"baton weights 1"
 ENTRIES_MAX = 512
 """Maximum of cached digests; the oldest are removed."""
 RECENT_SECONDS = 2.0
-"""A file changed this recently may change again without a visible change of its times: file systems have coarse clocks."""
+"""Seconds in which a changed file may change again without a visible change of its times: file systems have coarse clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
     value: bytes
     seconds: float
-    "Duration. About 0 if all digests were cached."
+    "Seconds spent. About 0 if all digests were cached."
     read_bytes: int
     "Bytes read: 0 if all digests were cached."
 
@@ -80,8 +80,8 @@ class DigestInProgress:
         self._pool.shutdown(cancel_futures=True)
 
     def result(self) -> Digest:
-        """Must be called after the weights are loaded. Raises ModelFileBroken if a file has changed: the loaded content is
-        unknown."""
+        """The digest. Must be called after the weights are loaded. Raises ModelFileBroken if a file has changed: the loaded
+        content is unknown."""
         computed, read = self._computed() if self._computes else (bytes(DIGEST_BYTES), 0)
         for file in self._files:
             if _changed(file):
@@ -131,7 +131,7 @@ def _state(stat: os.stat_result) -> str:
 
 
 class DigestStore:
-    """One small file per inode: the digested state, and its digest. Without a private folder nothing is cached."""
+    """Stored digests: one small file per inode, with the digested state. Without a private folder nothing is cached."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder: Path | None = None
@@ -156,7 +156,7 @@ class DigestStore:
         recent = time.time() - max(file.stat.st_ctime, file.stat.st_mtime) < RECENT_SECONDS
         if self._folder is None or recent:
             return
-        with suppress(OSError):  # a full disk, or a read-only folder
+        with suppress(OSError):  # writing fails on a full disk or in a read-only folder
             entry = self._entry(self._folder, file)
             written = entry.with_suffix(f".{os.getpid()}")
             written.write_text(f"{_state(file.stat)}\n{digest.hex()}\n")

@@ -35,5 +35,5 @@ def _most(stored: Mapping[str, StoredTensor], words_of: Callable[[str, StoredTen
 
 
 def _words(kind: TensorType) -> str:
-    """Blocks by the bits of a number: the first digit of their name. The scales that a block shares are not counted."""
+    """The types of blocks in words, by the bits of a number: the first digit of their name. Shared scales are not counted."""
     return FLOATS.get(kind) or f"{next(filter(str.isdigit, kind.name))}-bit"

@@ -14,9 +14,9 @@ from baton.kvpool.pool import KVPool
 
 class PoolTensors(NamedTuple):
     keys: Tensor
-    "[block, layer, kv_head, head_dim, token]."
+    "Keys, [block, layer, kv_head, head_dim, token]."
     values: Tensor
-    "[block, layer, kv_head, token, head_dim]."
+    "Values, [block, layer, kv_head, token, head_dim]."
 
 
 def pool_tensors(pool: Pool) -> PoolTensors:
@@ -42,7 +42,7 @@ class _DeviceMemory:
 
 
 def device_tensor(pool: DevicePool) -> Tensor:
-    """[block, layer, keys and values, kv_head, token, head_dim]."""
+    """The pool on the device, [block, layer, keys and values, kv_head, token, head_dim]."""
     layout = pool.layout
     flat = torch.as_tensor(_DeviceMemory(pool), device=f"cuda:{pool.device}")
     dtype: torch.dtype = getattr(torch, layout.dtype)

@@ -15,7 +15,7 @@ class Collective(Protocol):
     ranks: int
 
     def notes(self, note: bytes) -> list[bytes]:
-        """A note of each rank, in the order of ranks. All have the same length. Outside of steps."""
+        """A note of each rank, in the order of ranks. All notes have the same length. Called outside of steps."""
         ...
 
     def least(self, number: int) -> int:

@@ -27,11 +27,11 @@ from baton.errors import EngineError
 from baton.models.shard import Shard
 
 _gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"torch 2.13 renames it; the former name warns on every rank."
+"Gathers tensors of all ranks. torch 2.13 renames the function, and the former name warns on every rank."
 
 LOOPBACK: Final = "lo" if sys.platform == "linux" else "lo0"
 WAIT_SECONDS = 600.0
-"""Maximum wait for another rank. Long: the ranks load weights between two exchanges."""
+"""Maximum wait for another rank. It is long because the ranks load weights between two exchanges."""
 
 
 class DistributedCollective:
@@ -109,7 +109,7 @@ class DistributedCollective:
         return EngineError(f"{what} ({self.backend}): {str(error).splitlines()[0]}")
 
     def _backend_for(self, device: torch.device) -> str:
-        """NCCL refuses two ranks on one GPU."""
+        """The backend for these ranks. NCCL refuses two ranks on one GPU."""
         own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
         devices = self.notes(own.encode())
         on_own_gpus = device.type == "cuda" and len(set(devices)) == self.ranks

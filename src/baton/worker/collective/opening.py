@@ -46,7 +46,8 @@ def part_of_rank(opened: Opened, config: WorkerConfig) -> Opened:
 
 
 def open_collective(config: WorkerConfig, model: ModelConfig | EncoderConfig, fd: int | None) -> Collective | None:
-    """`fd`: memory that the ranks share, empty at first; belongs to the caller. None: one rank."""
+    """The exchange with the other ranks. `fd`: memory that the ranks share, empty at first; belongs to the caller. None: one
+    rank."""
     if config.ranks == 1 or fd is None or isinstance(model, EncoderConfig):
         return None
     shard, wait_seconds = Shard(config.rank, config.ranks), config.start_seconds_max * WAIT_SHARE
@@ -55,7 +56,7 @@ def open_collective(config: WorkerConfig, model: ModelConfig | EncoderConfig, fd
             return RankExchange(load_best(), fd, shard, exchanged_numbers(config, model), wait_seconds)
         except NoCompiler:
             pass
-    from baton.worker.collective.distributed import DistributedCollective  # torch: a second and 200 MiB
+    from baton.worker.collective.distributed import DistributedCollective  # importing torch takes a second and 200 MiB
 
     folder, ordered = Path(config.rendezvous), config.deterministic
     return DistributedCollective(shard, folder, config.device, ordered=ordered, wait_seconds=wait_seconds)

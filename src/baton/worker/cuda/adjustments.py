@@ -31,14 +31,14 @@ PROMPT_ROWS_MIN = 64
 
 
 def sent(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copied asynchronously, in the order of the current stream."""
+    """Copy an array to the device asynchronously, in the order of the current stream."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Adjustments:
     def __init__(self, columns: AdjustColumns, rows: int, sampled: int) -> None:
-        """rows: of a step, prompts included. sampled: rows that get a token."""
+        """rows: maximum of rows of a step, prompts included. sampled: maximum of rows that get a token."""
         device, vocabulary = columns.bias.device, columns.bias.shape[1]
 
         def column(count: int, value: int = 0) -> Tensor:
@@ -56,7 +56,7 @@ class Adjustments:
         )
         kept = max(sampled, PROMPT_ROWS_MIN)
         self.raw = torch.zeros(kept, vocabulary, dtype=torch.float32, device=device)
-        "The model's logits of adjusted rows. After the tokens are chosen: logits of prompts."
+        "Unchanged logits of adjusted rows. After the tokens are chosen the buffer holds logits of prompts."
         self.logprob_words = torch.zeros(sampled, WORDS, dtype=torch.int32, device=device)
         self.prompt_words = torch.zeros(rows, WORDS, dtype=torch.int32, device=device)
         self.scratch = LogprobScratch(kept, vocabulary, device)
@@ -64,7 +64,7 @@ class Adjustments:
         self.nothing_adjusted = column(kept)
         self._has_bans = self._has_masks = False
 
-    # By slot
+    # Columns by slot
 
     def write(self, host: SamplingColumns, slots: Int64s) -> None:
         """Writes the settings of the sequences in these slots, on the current stream."""
@@ -100,7 +100,7 @@ class Adjustments:
     def _places(self, ids: list[tuple[int, Int64s]]) -> Tensor:
         return sent(np.concatenate([slot * self.vocabulary + part for slot, part in ids]), self.device)
 
-    # By row
+    # Columns by row
 
     def write_draft_counts(self, drafts: DraftCounts) -> None:
         """Writes the counts of draft rows of the next step, on the current stream."""

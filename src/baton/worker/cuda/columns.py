@@ -58,7 +58,7 @@ class SlotColumns:
 
 
 def kind_of(state: SequenceSampling | None) -> int:
-    """None: the sequence has already left its slot."""
+    """The kinds of adjustments of a slot. `state` None: the sequence has already left its slot."""
     if state is None:
         return 0
     biased = state.bias_ids.size or (state.bad_words is not None and state.bad_words.always.size)

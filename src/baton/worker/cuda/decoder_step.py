@@ -29,7 +29,7 @@ from baton.worker.cuda.weights import DecoderWeights
 from baton.worker.pooling import LARGEST, STEPS_PER_ONE
 
 Hidden = tuple[Tensor, Tensor | None]
-"""Rows, and the rows still to be added to them."""
+"""Rows of a step, and the rows still to be added to them."""
 
 
 class DecoderStep(LayerSteps):
@@ -57,7 +57,8 @@ class DecoderStep(LayerSteps):
         self._logits = self._buffer(sampled, config.vocab_size, torch.float32)
         self._tokens, self._broken = column(sampled), column(rows)
         self.last_tokens = column(sequences)
-        "[slots] last sampled token. Of a slot with drafts any of its rows: its next step has the token from the host."
+        """[slots] last sampled token. For a slot with drafts it is the token of any of its rows: the next step has the token
+        from the host."""
         self.columns = SlotColumns(sequences, config.vocab_size, device, drafts=limits.drafts)
         self.adjustments = Adjustments(self.columns.adjust, rows, sampled)
         self._sample_scratch = SampleScratch(sampled, config.vocab_size, device)
@@ -152,7 +153,7 @@ class DecoderStep(LayerSteps):
         tally(slots, inputs.tallies, tokens, columns)
 
     def _head(self, x: Tensor, out: Tensor) -> None:
-        """Logits are always float32: rounded to bfloat16 the likeliest tokens would often be equal."""
+        """Compute logits from hidden rows, always in float32: rounded to bfloat16 the likeliest tokens would often be equal."""
         if self.collective is None:
             self._float_product(x, self.weights.head, out)
             return

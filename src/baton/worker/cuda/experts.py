@@ -25,17 +25,17 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 from baton.worker.cuda.weights import CudaLayerWeights, LinearWeights, RouterWeights
 
 Product = Callable[[Tensor, Tensor, Tensor], None]
-"""x [rows, inputs], weight [outputs, inputs] -> out, float32 [rows, outputs]."""
+"""A product: x [rows, inputs], weight [outputs, inputs] -> out, float32 [rows, outputs]."""
 
 
 class Routed(NamedTuple):
     """Rows whose experts are in the scratch."""
 
     x: Tensor
-    "[rows, hidden], normed."
+    "[rows, hidden], the normalised input of the experts."
     tiles: int
     tile: int
-    "Rows of a tile."
+    "Rows per tile."
 
 
 class ExpertSteps:
@@ -55,7 +55,7 @@ class ExpertSteps:
         """fp8: the experts' matrices are in fp8. own: the experts of this rank; None: all."""
         self._own = None if own is None or len(own) == experts.count else own
         self.experts, self.fixed, self.activation = experts, deterministic, activation
-        padded = next_power_of_2(experts.count)  # so that one kernel can clear all counts
+        padded = next_power_of_2(experts.count)  # adjacent, so that one kernel clears all counts
         self._scratch = RouteScratch(rows, padded, experts.per_token, (TILE_LEAST, TILE_MOST), device)
         self._logits = torch.zeros(rows, experts.count, dtype=torch.float32, device=device)
         pairs = rows * experts.per_token
@@ -66,7 +66,7 @@ class ExpertSteps:
             self._rows_8_bits = Rows8Bits(pairs, max(experts.inner_size, cdiv(hidden, experts.per_token)), device)
 
     def route(self, x: Tensor, slots: Tensor, router: RouterWeights, product: Product) -> Routed:
-        """x: [rows, hidden], normalised; slots: int32 [rows], -1: padding."""
+        """Choose experts for these rows. x: [rows, hidden], normalised; slots: int32 [rows], -1: padding."""
         rows, experts = len(x), self.experts
         logits = self._logits[:rows]
         product(x, router.weight, logits)
@@ -75,12 +75,13 @@ class ExpertSteps:
         return Routed(x, route(logits, slots, self._scratch, tile, self._picking(router)), tile)
 
     def route_row(self, residual: Tensor, norm: NormWeights, eps: float, router: RouterWeights, normed: Tensor) -> Routed:
-        """residual: [1, hidden], before the norm, an RMSNorm -> normed [1, hidden]."""
+        """Normalise one row and choose its experts. residual: [1, hidden], before the norm, an RMSNorm -> normed [1,
+        hidden]."""
         given = (residual, norm.weight, eps, router.weight, self._logits[:1], normed, self._scratch, TILE_LEAST)
         return Routed(normed, route_row(*given, self._picking(router)), TILE_LEAST)
 
     def run(self, routed: Routed, layer: CudaLayerWeights, out: Tensor, *, add: bool) -> None:
-        """-> out [rows, hidden], written or added to."""
+        """Compute the chosen experts -> out [rows, hidden], written or added to."""
         scratch, pairs = self._scratch, len(routed.x) * self.experts.per_token
         activated, answers = self._activated[:pairs], self._answers[:pairs]
         self._product(routed.x, layer.gate_up, activated, routed, first=True)

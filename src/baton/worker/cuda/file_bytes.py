@@ -16,11 +16,11 @@ from baton.models.raw_tensor import Bytes
 
 
 class FileBytes:
-    """Must be closed. read() is thread-safe."""
+    """Bytes of mapped files. The object must be closed; read() is thread-safe."""
 
     def __init__(self, files: Sequence[MappedFile]) -> None:
         self._places: list[tuple[int, int, int]] = []
-        "(start of the map, end of the map, descriptor)"
+        "Mapped files: start of the map, end of the map, descriptor."
         for file in files:
             descriptor = os.open(file.path, os.O_RDONLY)
             if not os.path.samestat(os.fstat(descriptor), file.stat):
@@ -30,7 +30,7 @@ class FileBytes:
             self._places.append((begin, begin + len(file.buffer), descriptor))
 
     def read(self, content: Bytes, target: Bytes) -> None:
-        """content, target: contiguous bytes of equal length."""
+        """Read the bytes that `content` maps into `target`. Both are contiguous and of equal length."""
         address, size = content.ctypes.data, len(content)
         for begin, end, descriptor in self._places:
             if begin <= address and address + size <= end:

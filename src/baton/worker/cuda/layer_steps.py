@@ -38,7 +38,7 @@ from baton.worker.cuda.step_inputs import StepInputs
 from baton.worker.cuda.weights import CudaLayerWeights, DecoderWeights, LinearWeights, RouterWeights
 
 LIBRARY_ROWS = range(49, 97)
-"""For these numbers of rows cublasLt chooses better kernels than cuBLAS: 1.5 % of a step of 64 rows on an H200."""
+"""Row counts for which cublasLt chooses better kernels than cuBLAS: 1.5 % of a step of 64 rows on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ class LayerSteps:
         self.deterministic, self.collective = deterministic, collective
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.pdl = self._gpu = self.device.type == "cuda"
-        "Programmatic dependent launch: a kernel is loaded onto the chip while the one before it ends."
+        "Whether programmatic dependent launch is used: a kernel is loaded onto the chip while the one before it ends."
         self._tuning: DecodeTuning = FIXED_TUNING
         rows, sequences, experts = limits.rows, limits.sequences, config.experts
         self._residual, self._normed, self._added = (self._buffer(rows, config.hidden_size) for _ in range(3))
@@ -121,7 +121,7 @@ class LayerSteps:
         return torch.zeros(count, width, dtype=kind or self.dtype, device=self.device)
 
     def _make_products(self, inner: int) -> None:
-        """inner: width of MLPs without experts."""
+        """Builds the products. inner: width of MLPs without experts."""
         config, rows = self.config, self.limits.rows
         routed = 0 if config.experts is None else config.experts.count
         outputs = max(config.q_size + 2 * config.kv_size, config.hidden_size, 2 * inner, routed)
@@ -225,7 +225,7 @@ class LayerSteps:
                 sinks=layer.sinks,
                 fixed=self.deterministic,
             )
-        # After the prompts: a tile may span decoded rows (StepBatch.of_prompt), and their results must win.
+        # Decoded rows come after the prompts: a tile may span decoded rows (StepBatch.of_prompt), and their results must win.
         for some in torch.split(inputs.order, self.limits.sampled) if len(inputs.order) else ():
             attend_decode(
                 *(qkv, self.pool, number, tables, inputs.row_slots, inputs.positions),
@@ -235,7 +235,8 @@ class LayerSteps:
                 window=window,
                 sinks=layer.sinks,
                 tuning=self._tuning,
-                # Independent of the rest of the step: so a step with prompts uses the kernels compiled for the graphs.
+                # The sizes do not depend on the rest of the step, so a step with prompts uses the kernels compiled for the
+                # graphs.
                 pdl=self._uses_pdl(len(inputs.order)),
                 fixed=self.deterministic,
             )
@@ -283,7 +284,7 @@ class LayerSteps:
     # Products
 
     def _gated(self, x: ProductInput, gate_up: LinearWeights) -> Tensor:
-        """act(gate) * up, valid until the next call."""
+        """The activated product act(gate) * up, valid until the next call."""
         rows, width = len(x.rows), len(gate_up.weight) // 2
         activated = self._activated[: rows * width].view(rows, width)
         if self._is_narrow(rows):
@@ -297,7 +298,7 @@ class LayerSteps:
     def _product(
         self, x: ProductInput, linear: LinearWeights, out: Tensor, *, residual: Tensor | None = None, paired: bool = False
     ) -> None:
-        """residual, paired: only for up to 32 rows."""
+        """One product. residual, paired: only for up to 32 rows."""
         rows, activation, norm = len(out), self.config.traits.activation, None if x.norm is None else x.norm.weight
         if not self._is_narrow(rows):
             self._large_product(x.rows, linear, out)

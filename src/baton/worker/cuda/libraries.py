@@ -19,7 +19,7 @@ def library_versions() -> str:
 
 
 def _cublas_version() -> str:
-    """torch has loaded cuBLAS but does not report its version: the same version of torch comes with several."""
+    """Version of cuBLAS. torch has loaded it but does not report the version, and one version of torch comes with several."""
     try:
         library = ctypes.CDLL(f"libcublas.so.{(torch.version.cuda or '0').partition('.')[0]}")
         numbers = [ctypes.c_int() for _ in (MAJOR, MINOR, PATCH)]

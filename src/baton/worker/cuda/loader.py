@@ -25,7 +25,7 @@ from baton.worker.cuda.kernels.fp8 import FP8, Scales, can_stack, scales_of_bloc
 BUFFER_BYTES = 64 << 20
 BUFFERS = 3
 THREADS = 8
-"""Reading threads: a single one is slower than the bus."""
+"""Number of reading threads: a single one is slower than the bus."""
 
 
 class DeviceWeights(Weights):
@@ -34,7 +34,7 @@ class DeviceWeights(Weights):
     def __init__(
         self, raw: RawWeights, dtype: Literal["auto", "float32", "bfloat16"], files: Sequence[MappedFile] = ()
     ) -> None:
-        """files: files of the weights."""
+        """files: the model's weight files."""
         super().__init__(raw, dtype=torch.float32 if dtype == "float32" else torch.bfloat16, device="cuda")
         self._ring = [_Buffer() for _ in range(BUFFERS)]
         self._next = 0
@@ -107,7 +107,7 @@ class _Buffer:
         self.sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def fill(self, content: Bytes, threads: ThreadPoolExecutor, files: FileBytes) -> None:
-        self.sent.synchronize()  # its previous content was sent
+        self.sent.synchronize()  # the previous content of the buffer was sent
         target: Bytes = self.pinned.numpy()
         piece = -(-len(content) // THREADS)
         ends = [(at, min(at + piece, len(content))) for at in range(0, len(content), piece)]

@@ -11,12 +11,13 @@ from baton.worker.pooling import PromptPart
 
 
 def pooled_rows(parts: Sequence[PromptPart]) -> Int32s:
-    """StepBatch.pooled. For "last" and "cls" only that row of the chunk: later only the first or the last chunk's is used."""
+    """The rows to sum (StepBatch.pooled). "last" and "cls" need one row of the chunk: only that of the first or the last chunk
+    is used later."""
     return np.array([_rows(part) for part in parts], np.int32)
 
 
 def _rows(part: PromptPart) -> tuple[int, int]:
-    """First row and count."""
+    """First row and number of rows to sum."""
     match part.pool.kind:
         case "last":
             return part.row + part.tokens - 1, 1

@@ -53,7 +53,7 @@ def prompt_requests(batch: FlatBatch, sampling: SamplingBatch) -> tuple[tuple[As
 def read_sampled(
     words: Int32s, tokens: Int64s, places: Int64s, top_logprobs: Sequence[int | None], failed: Collection[int]
 ) -> dict[int, TokenLogprob]:
-    """words: int32 [due, logprobs.WORDS]. Results by batch index, for sequences that requested them."""
+    """Log-probabilities by batch index, for sequences that requested them. words: int32 [due, logprobs.WORDS]."""
     numbers: Floats = words.view(np.float32)
     found = {}
     for row, place in enumerate(places.tolist()):
@@ -76,5 +76,6 @@ def read_prompts(words: Int32s, asked: Sequence[AskedPrompt], failed: Collection
 
 def _read(words: Int32s, numbers: Floats, token: int, top: int) -> TokenLogprob:
     ids, values = words[2 : 2 + 2 * top : 2].tolist(), numbers[3 : 3 + 2 * top : 2].tolist()
-    likeliest = tuple(pair for pair in zip(ids, values, strict=True) if pair[0] < TOKEN_ID_MAX)  # a vocabulary may be smaller
+    # a vocabulary may be smaller than that
+    likeliest = tuple(pair for pair in zip(ids, values, strict=True) if pair[0] < TOKEN_ID_MAX)
     return TokenLogprob(token, float(numbers[0]), int(words[1]), likeliest)

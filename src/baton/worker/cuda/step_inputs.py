@@ -24,7 +24,7 @@ Ints = NDArray[np.int32]
 EVEN_FACTOR = 1.25
 """Maximum length of about equally long sequences, relative to the average."""
 ALIGNED = 4
-"""Arrays begin at multiples of 16 bytes, as the kernels assume."""
+"""Alignment of arrays in ints: 16 bytes, as the kernels assume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class PromptRows:
 
     rows: Ints
     tokens: Ints
-    "The token that follows."
+    "The tokens that follow these rows."
     top_logprobs: Ints
     "Number of top log-probabilities."
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """As in flat_batch.py: the rows of sequence s are starts[s] to starts[s + 1]."""
+    """One step. As in flat_batch.py the rows of sequence s are starts[s] to starts[s + 1]."""
 
     token_ids: NDArray[np.integer]
     "[rows]; embed.FEEDBACK for the token that the row's slot sampled in the previous step."
     slots: NDArray[np.integer]
-    "[sequences]"
+    "[sequences] slot of each sequence."
     starts: NDArray[np.integer]
-    "[sequences + 1]"
+    "[sequences + 1] first row of each sequence."
     contexts: NDArray[np.integer]
     "[sequences] tokens in the pool before this step."
     due: NDArray[np.bool_]
@@ -55,9 +55,9 @@ class StepBatch:
     outputs: NDArray[np.integer]
     "[sequences] number of earlier output tokens: the position of a draw."
     draws: bool = True
-    "Some sequence is not greedy. Otherwise fewer kernels are launched."
+    "Whether some sequence is not greedy. Otherwise fewer kernels are launched."
     token_logprobs: bool = False
-    "Some sequence requests log-probabilities of its token."
+    "Whether some sequence requests log-probabilities of its token."
     bans: Bans | None = None
     masks: Masks | None = None
     tallies: NDArray[np.integer] | None = None
@@ -72,12 +72,13 @@ class StepBatch:
 
     @property
     def even(self) -> bool:
-        """The sequences have about equal lengths."""
+        """Whether the sequences have about equal lengths."""
         return int(self.contexts.max(initial=0)) * len(self.contexts) <= EVEN_FACTOR * int(self.contexts.sum()) + 64
 
     @property
     def decodes(self) -> bool:
-        """One row per sequence, none of a prompt, and a token for each. Hidden states are not kept, so nothing is pooled."""
+        """Whether this is a decode step: one row per sequence, none of a prompt, and a token for each. Then nothing is
+        pooled."""
         if self.pooled is not None:
             return False
         one_each = len(self.token_ids) == len(self.slots) and bool(self.due.all())
@@ -98,8 +99,9 @@ FEW_ROWS, LONG_CONTEXT = 16, 512
 
 
 def split_few_rows(counts: NDArray[np.int64], contexts: NDArray[np.int64], decoded_max: int) -> NDArray[np.int64] | None:
-    """StepBatch.of_prompt. A few rows after a long context, as when all but the end of a prompt was cached, are one tile per kv
-    head, and most of the chip would idle. Row by row they are split over the context."""
+    """Leading rows of prompts (StepBatch.of_prompt), without short ends. A few rows after a long context, as when all but the
+    end of a prompt was cached, are one tile per kv head, and most of the chip would idle. Row by row they are split over the
+    context."""
     few = (counts <= FEW_ROWS) & (contexts >= LONG_CONTEXT) | (counts == 1)
     fits = int(counts[few].sum()) <= decoded_max
     return np.where(few, 0, counts) if fits and bool((few & (counts > 1)).any()) else None
@@ -123,16 +125,16 @@ class StepInputs:
     positions: Tensor
     row_slots: Tensor
     order: Tensor
-    "Rows that are decoded, longest first."
+    "Decoded rows, longest sequence first."
     split_tokens: Tensor
     due_slots: Tensor
     tallies: Tensor
     "Places of the counts of the due rows."
     outputs: Tensor
     due_rows: Tensor | None = None
-    "None: all rows."
+    "Rows that get a token. None: all."
     tiles: Tensor | None = None
-    "None: no prompts."
+    "Tiles of prompts. None: no prompts."
     slots: Tensor | None = None
     starts: Tensor | None = None
     contexts: Tensor | None = None

@@ -17,26 +17,27 @@ from baton.worker.cuda.kernels.fp8 import ALIGNED, Scales, quantise
 from baton.worker.cuda.kernels.grouped_gemm_mxfp4 import split_mxfp4
 
 Take = Callable[[Sequence[str]], Tensor]
-"""The parameters of these names (models/parameters.py), stacked along their first dimension: torch_weights.Weights.take."""
+"""Takes the parameters of these names (models/parameters.py), stacked along their first dimension:
+torch_weights.Weights.take."""
 TakeFp8 = Callable[[Sequence[str]], tuple[Tensor, Scales] | None]
-"""The same, stored in fp8; None if it is not, or cannot be one matrix: loader.DeviceWeights."""
+"""Takes parameters stored in fp8; None if they are not, or cannot be one matrix: loader.DeviceWeights."""
 
 TakeMxfp4 = Callable[[Sequence[str]], Tensor | None]
-"""The same, stored in MXFP4; None if it is not: torch_weights.Weights.take_mxfp4."""
+"""Takes parameters stored in MXFP4; None if they are not: torch_weights.Weights.take_mxfp4."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
     weight: Tensor
-    "[outputs, inputs]."
+    "The matrix, [outputs, inputs]."
     bias: Tensor | None
     scales: Scales | None = None
-    "Set if weights are in fp8 (kernels/fp8.py); for experts, scales of all outputs in order."
+    "Scales of fp8 weights (kernels/fp8.py); for experts those of all outputs in order. None: not in fp8."
     exponents: Tensor | None = None
     "uint8 [outputs, inputs / 32] of experts in MXFP4: `weight` then has two per byte (kernels/grouped_gemm_mxfp4.py)."
 
     def of_experts(self, count: int) -> LinearWeights:
-        """The same as [experts, outputs, inputs]."""
+        """The same weights as [experts, outputs, inputs]."""
         return replace(self, weight=self.weight.view(count, -1, self.weight.shape[1]))
 
 
@@ -49,13 +50,13 @@ class MlpWeights:
 @dataclass(frozen=True, slots=True)
 class RouterWeights:
     weight: Tensor
-    "[experts, hidden]."
+    "The router's matrix, [experts, hidden]."
     bias: Tensor | None = None
     correction: Tensor | None = None
-    "float32 [experts]."
+    "The router's bias, float32 [experts]."
     shared: MlpWeights | None = None
     shared_gate: Tensor | None = None
-    "[1, hidden]."
+    "The gate of the shared expert, [1, hidden]."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ class CudaLayerWeights:
     down: LinearWeights
     mlp_post_norm: NormWeights | None = None
     router: RouterWeights | None = None
-    "If set, `gate_up` and `down` are of all experts: [experts, outputs, inputs]."
+    "Experts, if any: `gate_up` and `down` are then of all experts, [experts, outputs, inputs]."
 
     def linears(self) -> list[LinearWeights]:
         shared = None if self.router is None else self.router.shared
@@ -90,7 +91,7 @@ class DecoderWeights:
     "[vocabulary of this rank, hidden]; rows of the embedding if tied."
 
     def in_fp8(self) -> list[LinearWeights]:
-        """Matrices of layers in 8 bits, including experts."""
+        """Whether matrices of layers are in 8 bits, including experts."""
         return [one for layer in self.layers for one in layer.linears() if one.scales is not None]
 
 
@@ -183,7 +184,8 @@ class _Taker:
         return replace(without, bias=self.take([f"{name}.bias" for name in names])) if bias else without
 
     def expert_matrices(self, names: Sequence[str]) -> LinearWeights:
-        """MXFP4 stays packed: grouped_gemm_mxfp4.py computes with it. Other products do not, so `take` unpacks."""
+        """The matrices of experts. MXFP4 stays packed: grouped_gemm_mxfp4.py computes with it. Other products do not, so `take`
+        unpacks."""
         packed = self.take_mxfp4(names)
         if packed is None:
             return self.matrices(names)
@@ -211,7 +213,7 @@ def random_weights(
     def take(names: Sequence[str]) -> Tensor:
         rows = sum(shapes[name][0] for name in names)
         shape = (rows, *shapes[names[0]][1:])
-        if not config.shard.is_whole:  # by name: what every rank has is the same on every rank, whatever else it has
+        if not config.shard.is_whole:  # Seeded by name: every rank gets the same values for weights that all ranks have.
             generator.manual_seed(zlib.crc32(f"{seed} {names[0]}".encode()))
         made = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         if names[0].endswith("norm.weight"):
@@ -222,7 +224,7 @@ def random_weights(
 
 
 def refuse_fp8(config: ModelConfig) -> None:
-    """Raises if the model's sizes do not allow 8-bit matrices."""
+    """Refuses fp8 if the model's sizes do not allow 8-bit matrices."""
     experts = config.experts
     inner = [config.intermediate_size] if experts is None else [experts.inner_size, experts.shared_size]
     if experts is not None and experts.layers:

@@ -10,7 +10,7 @@ from baton.worker.drafters.ngram import NgramDrafter
 
 
 def drafter_of(name: Speculate) -> Drafter | None:
-    """None: no drafts. With a draft model: the drafter that goes before it."""
+    """The drafter of a setting. None: no drafts. With a draft model: the drafter that is asked before it."""
     match name:
         case "ngram":
             return NgramDrafter()

@@ -25,7 +25,7 @@ class Drafter(Protocol):
     the runner was cleared."""
 
     def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
-        """A new sequence has the slot. `grammar`: of its structured output."""
+        """Begin a new sequence in the slot. `grammar`: of its structured output."""
         ...
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:

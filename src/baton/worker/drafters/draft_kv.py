@@ -37,14 +37,14 @@ class DraftKV:
         self._powers: Hashes = np.ones(1, np.uint64)
 
     def assign_slot(self, slot: int) -> None:
-        """The slot has another sequence."""
+        """Forget the slot's earlier sequence: it has another one now."""
         self._hashed[slot] = 0
 
     def valid(self, slot: int, tokens: Int32s, table: Int32s) -> int:
         """Number of leading tokens whose KV is in the blocks of the table."""
         hashes, size = self._hashes_of(slot, tokens), self._size
         whole = len(tokens) // size
-        # Places are written in order, and those behind are cleared: the last one of a block is for all of it.
+        # Places are written in order, and later ones are cleared: the last one of a block stands for all of it.
         wrong = np.flatnonzero(self._record[table[:whole], size - 1] != hashes[size - 1 : whole * size : size])
         first = int(wrong[0]) if wrong.size else whole
         rest = hashes[first * size : (first + 1) * size]
@@ -54,8 +54,8 @@ class DraftKV:
         return first * size + (int(differ[0]) if differ.size else len(rest))
 
     def write(self, slot: int, table: Int32s, begin: int, tokens: Int32s) -> None:
-        """The KV of these tokens, from position `begin` on, was computed. The tokens before are those of the last `valid`, or
-        drafts that were written since, in order."""
+        """Record that the KV of these tokens, from position `begin` on, was computed. The tokens before are those of the last
+        `valid`, or drafts that were written since, in order."""
         end, size = begin + len(tokens), self._size
         self._hash(slot, begin, tokens)
         at = np.arange(begin, end)

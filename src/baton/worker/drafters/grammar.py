@@ -24,7 +24,7 @@ class GrammarDrafter:
         return () if grammar is None else Forced(grammar.draft(most))
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
-        """The grammar consumes sampled tokens itself."""
+        """Nothing to do: the grammar consumes sampled tokens itself."""
 
     def drop(self, slot: int) -> None:
         del self._grammars[slot]

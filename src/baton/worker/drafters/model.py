@@ -45,15 +45,15 @@ class ModelDrafter:
         self._vocabulary = vocabulary
         self._kv = DraftKV(slots=slots, blocks=pool.blocks, block_size=pool.layout.block_size)
         self.passed: Callable[[int, float], None] = lambda rows, seconds: None
-        "Called with the rows and seconds of each pass."
+        "Callback with the rows and seconds of each pass."
 
     @property
     def context_tokens(self) -> int:
-        """Longer sequences have no drafts."""
+        """Maximum length of a sequence with drafts."""
         return self._forward.config.context_tokens_max
 
     def assign_slot(self, slot: int) -> None:
-        """A new sequence has the slot."""
+        """Forget the slot's earlier sequence: it has another one now."""
         self._kv.assign_slot(slot)
 
     def rooms(self, most: Mapping[int, int], sequences: InputBatch) -> dict[int, int]:
@@ -69,8 +69,8 @@ class ModelDrafter:
         return length - min(length - 1, self._kv.valid(slot, sequences.tokens[slot, :length], sequences.tables[slot]))
 
     def propose_all(self, wanted: Mapping[int, int], sequences: InputBatch, rows: int = ROWS_MAX) -> dict[int, list[int]]:
-        """Up to so many drafts by slot, behind the known tokens. Sequences whose tokens do not fit into `rows` have none, and
-        are computed in part."""
+        """Propose up to so many drafts by slot, behind the known tokens. Sequences whose tokens do not fit into `rows` have
+        none, and are computed in part."""
         wanted = self.rooms(wanted, sequences)
         parts = self._parts(wanted, sequences, rows)
         if not parts:
@@ -99,7 +99,7 @@ class ModelDrafter:
         return self._forward.config.vocab_size
 
     def _parts(self, wanted: Mapping[int, int], sequences: InputBatch, rows: int) -> list[Part]:
-        """Sequences that lack the fewest tokens go first."""
+        """Parts of sequences for round 1. Sequences that lack the fewest tokens come first."""
         behind = sorted((self.behind(slot, sequences), slot) for slot in wanted)
         parts = []
         for lacking, slot in behind:
@@ -138,7 +138,8 @@ class ModelDrafter:
 
 
 def _flat(tokens: list[Int32s], parts: list[Part], tables: Int32s, vocabulary: int) -> FlatBatch:
-    """`vocabulary`: of the draft model. A token that it lacks is read as the first one: only drafts suffer."""
+    """The flat batch of these parts. `vocabulary`: of the draft model. A token that it lacks is read as the first one: only
+    drafts suffer."""
     begins: Int64s = np.array([part.begin for part in parts], np.int64)
     counts = np.array([part.end - part.begin for part in parts], np.int64)
     starts: Int64s = np.zeros(len(parts) + 1, np.int64)

@@ -1,4 +1,4 @@
-"""Decides which drafts of a draft model pay. Unlike other drafts they cost time before it is known whether they are right.
+"""Decides which drafts of a draft model pay. Such drafts cost time before it is known whether they are right.
 
     tokens per second = (sequences + expected accepted drafts) / (seconds of the step + seconds of the rounds that draft)
 
@@ -18,17 +18,18 @@ FIRST_SHARE: Final = 0.6
 """Assumed share of right drafts of a model, until some are verified."""
 LEARNING: Final = 0.2
 OBSERVED_MAX: Final = 12
-"""As in price.py: the weight of a draft in the share of its sequence falls from 1/5 to 1/17."""
+"""Number of drafts over which the weight of a draft in the share of its sequence falls from 1/5 to 1/17, as in price.py."""
 OVERALL_MAX: Final = 64
-"""The weight of a draft in the share of all sequences, where new ones begin, falls from 1/5 to 1/69."""
+"""Number of drafts over which the weight of a draft in the share of all sequences falls from 1/5 to 1/69. New sequences begin
+there."""
 GAIN_MIN: Final = 1.05
 READY_ROWS: Final = 18
-"""A sequence that lacks more rows is not ready: they are computed first, from the account. One step with the maximum of
+"""Maximum of missing rows of a ready sequence. Others are computed first, from the account. One step with the maximum of
 accepted drafts leaves fewer."""
 ALLOWANCE: Final = 0.02
 """Share of the time of steps that goes to the account."""
 FIRST_STEPS: Final = 32
-"""Balance at the start, in steps. Without it, half of the first answer would be generated before the draft model has its
+"""Balance at the start, in steps. Without it half of the first answer would be generated before the draft model has its
 prompt."""
 STEPS_MAX: Final = 64
 """Maximum of the balance, in steps, so that old gains do not pay for later losses."""
@@ -81,7 +82,7 @@ class ModelPrice:
         "Share of right drafts by slot."
         self._observed: dict[int, int] = {}
         self._overall, self._verified = FIRST_SHARE, 0
-        "The share of all sequences, and the number of verified drafts."
+        "The share of right drafts of all sequences, and the number of verified drafts."
 
     def assign_slot(self, slot: int) -> None:
         self._shares[slot], self._observed[slot] = self._overall, 0
@@ -89,7 +90,7 @@ class ModelPrice:
     # The account
 
     def stepped(self, seconds: float) -> None:
-        """The main model computed a step without prompts."""
+        """Record that the main model computed a step without prompts."""
         most = STEPS_MAX * seconds
         before = FIRST_STEPS * seconds if self._balance is None else self._balance
         self._balance = min(most, before + ALLOWANCE * seconds)
@@ -152,7 +153,7 @@ class ModelPrice:
     def _pass(self, rows: int) -> float:
         return self.passes(rows) or 0.0
 
-    # What drafts were worth
+    # Value of drafts
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Learn from the verified drafts of a slot: the first `accepted` of `drafted` were right."""

@@ -26,7 +26,7 @@ MASK: Final = (1 << 64) - 1
 
 
 class Index:
-    """Where suffixes of one sequence ended last."""
+    """Ends of the suffixes of one sequence."""
 
     __slots__ = ("after", "read")
 
@@ -80,12 +80,12 @@ class NgramDrafter:
         if begin is None:
             return ()
         draft: list[int] = tokens[begin : begin + most].tolist()
-        while len(draft) < most:  # the sequence repeats itself: so does the draft
+        while len(draft) < most:  # the sequence repeats itself, and so does the draft
             draft.append(draft[len(draft) + begin - len(tokens)])
         return draft
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
-        """The index reads the tokens themselves."""
+        """Nothing to do: the index reads the tokens themselves."""
 
     def drop(self, slot: int) -> None:
         self._indexed -= self._indices.pop(slot).read

@@ -26,13 +26,14 @@ share would vary so much that drafts that pay would often not run."""
 FIRST_SHARE: Final = 0.2
 """Assumed share of right drafts of a new sequence: too small to run a draft until one would have been right."""
 FIRST_SHARE_FORCED: Final = 0.9
-"""FIRST_SHARE for forced text."""
+"""Assumed share of right drafts of a new sequence, for forced text."""
 GAIN_MIN: Final = 1.05
-"""Drafts run if the expected tokens per second are at least this many times those without drafts."""
+"""Ratio of expected tokens per second, with drafts against without, from which drafts run."""
 ROWS_MAX: Final = 64
 """Maximum of drafts per step. With more sequences than this a step is bound by arithmetic, and drafts do not pay."""
 FORGET_STEPS: Final = 128
-"""Times of sizes that were not measured in this many steps are forgotten: one slow moment must not exclude a size for ever."""
+"""Steps without a new measurement after which the time of a size is forgotten: one slow moment must not exclude a size for
+ever."""
 
 WAIT_INTERVAL_MAX: Final = 15
 """Maximum of steps in a row that do not wait for drafts."""
@@ -81,7 +82,7 @@ class DraftPrice:
         self._interval = self._pause = 0
         "Number of steps that will not wait after a step that waited without a draft; and how many of them are left."
         self._waited: tuple[int, bool] = -1, False
-        "The last step passed to `worth_waiting`, and the answer."
+        "The step of the last call of `worth_waiting`, and the answer."
 
     def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._forced[slot] = False
@@ -96,15 +97,15 @@ class DraftPrice:
         self._guesses.pop(slot, None)
 
     def worth_waiting(self, step: int) -> bool:
-        """Should this step wait for the previous tokens, so that drafts can follow them? The longer no draft has run, the fewer
-        steps wait, because the device is idle meanwhile. All calls for one step return the same."""
+        """Whether this step waits for the previous tokens, so that drafts can follow them. The longer no draft has run, the
+        fewer steps wait, because the device is idle meanwhile. All calls for one step return the same."""
         if self._waited[0] != step:
             self._waited = step, self._pause == 0
             self._pause = max(0, self._pause - 1)
         return self._waited[1]
 
     def has_waited(self, step: int) -> bool:
-        """Did `worth_waiting` return True for this step?"""
+        """Whether `worth_waiting` returned True for this step."""
         return self._waited == (step, True)
 
     def tried(self, *, found: bool) -> None:

@@ -24,7 +24,7 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.sampling_batch import SamplingBatch
 
 PromptLogprobs = tuple[int, tuple[TokenLogprob, ...]]
-"""(position of the first token, log-probabilities from there on)."""
+"""Log-probabilities of a part of a prompt: position of the first token, and the values from there on."""
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class Sampled:
     """Results of a step, by batch index of the sequence."""
 
     tokens: Int64s
-    "[sequences]. Undefined for a sequence that is not due or has failed."
+    "[sequences] sampled tokens. Undefined for a sequence that is not due or has failed."
     failed: dict[int, Failure] = field(default_factory=dict)
-    "The reason, for each sequence that failed. One that is not due may fail too: its blocks in the pool must not be used."
+    "The reason for each failed sequence. A sequence that is not due may fail too: its blocks in the pool must not be used."
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "For sequences that requested them."
+    "Log-probabilities, for sequences that requested them."
     accepted: dict[int, list[int]] = field(default_factory=dict)
     "Draft tokens that were accepted, before the sequence's entry of `tokens`. The sampling states have consumed them."
     consumed: set[int] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Sampled:
     "Log-probabilities of `accepted`, one by one, for sequences that requested them."
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
     embeddings: dict[int, bytes] = field(default_factory=dict)
-    "For complete prompts that requested them (../pooling.py)."
+    "Embeddings, for complete prompts that requested them (../pooling.py)."
 
 
 class Launched(Protocol):
@@ -61,7 +61,7 @@ class Executor(Protocol):
 
     name: str
     arithmetic: str
-    "Executors with different values may round differently: neither can use the keys and values of the other."
+    "Name of the arithmetic. Executors with different names may round differently: neither can use the other's keys and values."
     steps_ahead: int
     "Maximum of launched and uncollected steps."
     draft_rows_max: int
@@ -69,13 +69,14 @@ class Executor(Protocol):
     row_cost: float
     "Assumed cost of one more decoded row, as a share of a step with one row, until steps are measured."
     samples_on_host: bool
-    "Penalties and the like are computed on the host: such a sequence's next step is launched when its tokens are known."
+    """Whether penalties and the like are computed on the host: such a sequence's next step is launched when its tokens are
+    known."""
 
     @property
     def config(self) -> ModelConfig | EncoderConfig: ...
 
     def prepare(self) -> None:
-        """Does everything that would slow down the first step. Called once, before it."""
+        """Does everything that would slow down the first step. Called once, before the first step."""
         ...
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Launched:
@@ -87,7 +88,7 @@ class Executor(Protocol):
         ...
 
     def report_progress(self, word: ProgressWord) -> None:
-        """Advances the word from now on, while there is progress."""
+        """Sets the word to advance from now on, while there is progress."""
         ...
 
     def close(self) -> None:
@@ -97,13 +98,13 @@ class Executor(Protocol):
 
 class PoolBinder(Protocol):
     def __call__(self, pool: Pool, context_tokens: int | None = None, /) -> Executor:
-        """`context_tokens`: maximum length of a served sequence. None: what fits the pool."""
+        """Binds the model to a pool. `context_tokens`: maximum length of a served sequence. None: what fits the pool."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedExecutor:
-    """A model with loaded weights. The pool comes later: only then its memory is known."""
+    """A model with loaded weights. The pool comes later, because its memory is known only then."""
 
     kv: KVKind
     "The KV type of the pool."

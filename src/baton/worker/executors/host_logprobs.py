@@ -17,13 +17,13 @@ PROMPT_ROWS_AT_ONCE = 64
 """Rows of a prompt's logits per pass: all at once would be gigabytes."""
 
 LogitsOf = Callable[[int, int], Floats]
-"""Logits of rows [first, second) of the flat batch."""
+"""Computes the logits of rows [first, second) of the flat batch."""
 
 
 def describe_prompts(
     batch: FlatBatch, sampling: SamplingBatch, failed: Collection[int], logits_of: LogitsOf
 ) -> dict[int, PromptLogprobs]:
-    """The row at position p has the log-probability of the token at p + 1. The first token has none."""
+    """Log-probabilities of prompts. The row at position p has that of the token at p + 1; the first token has none."""
     prompts: dict[int, PromptLogprobs] = {}
     sequences, spans = sampling.sequences, batch.spans
     for place, (slot, state) in enumerate(zip(sampling.slots.tolist(), sampling.states, strict=True)):

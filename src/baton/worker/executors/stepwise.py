@@ -66,7 +66,7 @@ class Stepwise:
         self._advance()
         failed = not_finite(batch, hidden)
         if failed and batch.drafts is not None:
-            # A draft may be at fault that no sampled token equals: rows of a sequence share a pass of the attention.
+            # A draft that no sampled token equals may be at fault: rows of a sequence share a pass of the attention.
             batch = batch.without_drafts()
             hidden = self.forward.hidden(batch)
             failed = not_finite(batch, hidden)
@@ -138,7 +138,7 @@ class Stepwise:
         return Sampled(tokens, failed, {at[row]: word for row, word in chosen.logprobs.items()})
 
     def _choose(self, sampling: SamplingBatch, places: Int64s | None, hidden: Floats) -> Chosen:
-        """A token per row of `hidden`. `places`: batch index of each row; None: all, in order."""
+        """Choose a token per row of `hidden`. `places`: batch index of each row; None: all, in order."""
         if sampling.plain and not sampling.excludes:
             return plain(self.forward.likeliest(hidden))
         places = np.arange(len(hidden)) if places is None else places
@@ -155,8 +155,8 @@ class Stepwise:
         return sample(self.forward.logits(hidden), rows, sampling.draws_of(slots), self.forward.choose)
 
     def _choose_again(self, sampling: SamplingBatch, places: Int64s, hidden: Floats, chosen: Chosen) -> None:
-        """The greedy token is the likeliest that the grammar allows, unless it is a bad word or ends too early: rare, and then
-        all logits are needed."""
+        """Choose tokens that may be bad words or end too early, from all logits. The likeliest token that the grammar allows is
+        rarely excluded."""
         likeliest = zip(chosen.tokens.tolist(), places.tolist(), strict=True)
         rows = [row for row, (token, place) in enumerate(likeliest) if token in sampling.states[place].excluded]
         if rows:

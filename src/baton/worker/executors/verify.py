@@ -23,7 +23,7 @@ from baton.worker.sampler import Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
 
 Choose = Callable[[Int64s, Int64s, int], Chosen]
-"""(places, their rows of the logits, round) -> a token per place."""
+"""Chooses tokens: (places, their rows of the logits, round) -> a token per place."""
 
 
 class Verification:
@@ -42,7 +42,7 @@ class Verification:
         self._row_of = dict(zip(places.tolist(), starts.tolist(), strict=True))
         "Row of each place's first logits."
         self._guess = batch.token_ids[rows]
-        "Input token of each row: a draft, but for the first of a place."
+        "Input token of each row: the first row of a place has a sampled token, the others have drafts."
         if sampling.plain and not sampling.excludes:
             likeliest = forward.likeliest(hidden[rows])
             self._choose: Choose = lambda _, at, __: plain(likeliest[at])
@@ -60,7 +60,7 @@ class Verification:
         return sample(self._logits[at], rows, sampling.draws_of(slots, ahead), self._forward.choose)
 
     def run(self, sampled: Sampled) -> None:
-        """Adds the results to `sampled`."""
+        """Verify the drafts, and add the results to `sampled`."""
         places, ahead = self._places, 0
         while places.size:
             at = np.array([self._row_of[place] for place in places.tolist()]) + ahead

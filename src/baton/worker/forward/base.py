@@ -23,14 +23,15 @@ class Forward(Protocol):
 
     name: str
     arithmetic: str
-    "Forward passes with different values may round differently: neither can use the keys and values of the other."
+    """Name of the arithmetic. Forward passes with different names may round differently: neither can use the other's keys and
+    values."""
     config: ModelConfig
     final_norm: tuple[Floats, Floats | None]
     "[hidden_size] weights of the last norm."
 
     def hidden(self, flat: FlatBatch) -> Floats:
-        """[tokens, hidden_size], before the last norm; valid until the next call. Stores the keys and values of these tokens in
-        the pool."""
+        """The hidden states of a step, [tokens, hidden_size], before the last norm; valid until the next call. Stores the keys
+        and values of these tokens in the pool."""
         ...
 
     def logits(self, hidden: Floats) -> Floats:
@@ -49,7 +50,7 @@ class Forward(Protocol):
         ...
 
     def report_progress(self, word: ProgressWord) -> None:
-        """Advances the word from now on, at least once per layer."""
+        """Sets the word to advance from now on, at least once per layer."""
         ...
 
     def close(self) -> None:
@@ -59,7 +60,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedForward:
-    """A model with loaded weights. The pool comes later: only then its memory is known."""
+    """A model with loaded weights. The pool comes later, because its memory is known only then."""
 
     kv: KVKind
     "The KV type of the pool."
@@ -67,7 +68,8 @@ class LoadedForward:
 
 
 def torch_kv_kind(settings: WorkerConfig) -> KVKind:
-    """Here and not in torch_forward.py: unsupported settings raise without importing torch."""
+    """The KV type of the torch backend. Defined here, not in torch_forward.py: unsupported settings raise without importing
+    torch."""
     if settings.kv_dtype == "bfloat16" or settings.kv_dtype == "fp8":
         raise InvalidConfig(f"kv_dtype {settings.kv_dtype} needs a GPU: take float16")
     if settings.kv_dtype == "int8":

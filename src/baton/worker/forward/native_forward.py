@@ -68,7 +68,7 @@ def kv_kind_for(library: Library, model: ModelConfig, settings: WorkerConfig) ->
         return KVKind(settings.kv_dtype)
     if settings.quantization == "none":
         return KVKind("float32")
-    # Plain C has no instruction for int8 dot products: there int8 would be smaller, but slower.
+    # Plain C has no instruction for int8 dot products: int8 would be smaller there, but slower.
     return INT8_FOURS if regular and library.variant.name != "plain" else KVKind("float16")
 
 
@@ -92,7 +92,7 @@ class NativeForward:
             threads=threads,
             exchange=exchange,
         )
-        self._pool: KVPool | None = pool  # the library has only its address
+        self._pool: KVPool | None = pool  # kept alive: the library has only its address
         self._flat: FlatBatch | None = None
         self._step = NativeStep()
 
@@ -113,7 +113,7 @@ class NativeForward:
 
     def report_progress(self, word: ProgressWord) -> None:
         self._decoder.report_progress(word.address)
-        self._word = word  # the library has only its address
+        self._word = word  # kept alive: the library has only its address
 
     def close(self) -> None:
         self._decoder.close()

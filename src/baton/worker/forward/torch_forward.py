@@ -54,7 +54,7 @@ class HostTensors:
 
 
 def of_tensors(collective: Collective | None) -> TensorCollective | None:
-    """The same exchange, of tensors."""
+    """The exchange for tensors."""
     if isinstance(collective, RankExchange):
         return HostTensors(collective)
     assert collective is None or isinstance(collective, TensorCollective)
@@ -62,7 +62,7 @@ def of_tensors(collective: Collective | None) -> TensorCollective | None:
 
 
 class TorchForward:
-    """Runs on the decoder's device."""
+    """Forward pass on the decoder's device."""
 
     def __init__(self, decoder: Decoder, attention: GatheredAttention) -> None:
         device = decoder.device

@@ -56,7 +56,8 @@ class Platform(Protocol):
         ...
 
     def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> Pool:
-        """`incarnation`: given to the ranks of a worker set, whose pools belong together. None: a random one."""
+        """Creates a pool. `incarnation`: given to the ranks of a worker set, whose pools belong together. None: a random
+        one."""
         ...
 
     def attach_pool(self, fd: int, announced: PoolReady) -> Pool:
@@ -71,7 +72,7 @@ class RankedPlatform(Protocol):
     def load_part(
         self, opened: OpenedModel, settings: WorkerConfig, progress: Progress | None, collective: Collective
     ) -> LoadedExecutor:
-        """Like Platform.load(), of one rank's part (models/loaders/sharded.py). The executor's steps are collective."""
+        """Loads one rank's part as Platform.load() does (models/loaders/sharded.py). The executor's steps are collective."""
         ...
 
 

@@ -50,8 +50,8 @@ NO_DRIVER = "there is no NVIDIA driver here"
 
 
 def no_cuda_for(path: Path) -> str:
-    """Why no GPU is used. Empty: one is used."""
-    if not has_driver():  # first: importing torch takes seconds
+    """Reason why no GPU is used. Empty: a GPU is used."""
+    if not has_driver():  # checked first: importing torch takes seconds
         return NO_DRIVER
     if path.is_file():
         return "a GGUF file is computed on a CPU unless --device cuda is given"
@@ -99,7 +99,7 @@ def _cuda(config: WorkerConfig) -> tuple[Platform, WorkerConfig]:
         dtype=dtype,
         quantization=quantization,
         memory_utilization=None if share is None else own * (config.device_place + 1),
-        memory_reserved_gib=0.0 if config.pool == "private" else ATTACHER_GIB,  # the host tier is not on the GPU
+        memory_reserved_gib=0.0 if config.pool == "private" else ATTACHER_GIB,  # the host tier is not in the GPU's memory
     )
     return CudaPlatform(share_of_others=own * config.device_place), resolved
 

@@ -90,7 +90,8 @@ class CpuPlatform:
                 raise native
             why = str(native)
         try:
-            from baton.worker.forward.torch_forward import load_torch, of_tensors  # a second and 200 MiB: only if needed
+            # importing takes a second and 200 MiB, so only if needed
+            from baton.worker.forward.torch_forward import load_torch, of_tensors
         except ModuleNotFoundError as error:
             if settings.compute == "torch":
                 raise InvalidConfig("--compute torch: torch is not installed: pip install torch") from error

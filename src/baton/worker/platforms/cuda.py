@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEVICE = 0
-"""One rank, one GPU: the only one visible to this process (visible.py)."""
+"""Device index: a rank has one GPU, the only one visible to its process (visible.py)."""
 CONTEXT_BYTES = 1 * GIB
 """Upper bound of a worker's CUDA context and kernels, with 16-bit weights and activations: 0.85 GiB on an H200."""
 
 
 def missing_gpu() -> str:
-    """Why no GPU can be used. Empty: one can."""
+    """Reason why no GPU can be used. Empty: a GPU can be used."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: install a build for NVIDIA GPUs (see pytorch.org)"
     if not torch.cuda.is_available():
@@ -81,7 +81,7 @@ class CudaPlatform:
             log.warning("the model runs in torch, which is several times slower: no kernel computes %s", ", ".join(lacks))
         if lacks or settings.compute == "torch":
             return load_plain(opened, settings, kind, progress, collective)
-        from baton.worker.cuda.executor import load_cuda  # imports triton
+        from baton.worker.cuda.executor import load_cuda  # this import loads triton
 
         return load_cuda(opened, settings, kind, progress, collective)
 
@@ -94,11 +94,11 @@ class CudaPlatform:
 
     def memory(self) -> MemoryFacts:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # torch's cached memory is free
+        torch.cuda.empty_cache()  # so that torch's cached memory counts as free
         free, total = torch.cuda.mem_get_info(DEVICE)
         if not self._share_of_others:
             return MemoryFacts(total, free)
-        # Another instance may be restarting, and will need its part again.
+        # Another instance may be restarting and will need its part again.
         pool = self._pool.nbytes if self._pool is not None and self._pool.address else 0
         own = torch.cuda.memory_reserved(DEVICE) + CONTEXT_BYTES + pool
         return MemoryFacts(total, min(free, max(0, int(total * (1 - self._share_of_others)) - own)))

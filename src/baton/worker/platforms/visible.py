@@ -28,17 +28,18 @@ def visible_gpus() -> int:
         return 0
     try:
         return cuda_driver.device_count()
-    except DeviceError:  # no device: cuInit fails
+    except DeviceError:  # cuInit fails without a device
         return 0
 
 
 def without_peer_access(gpus: Sequence[int]) -> tuple[int, int] | None:
-    """The first two of these GPUs of which one cannot read the other's memory. None: all can."""
+    """The first two of these GPUs of which one cannot read the other's memory. None: all of them can."""
     return next(((one, other) for one, other in permutations(gpus, 2) if not cuda_driver.can_read_peer(one, other)), None)
 
 
 def use_only(device_index: int, environment: MutableMapping[str, str] = os.environ) -> None:
-    """`device_index`: among the visible GPUs. Must be called before any use of CUDA: the driver reads the variable once."""
+    """Hide the other GPUs. `device_index`: among the visible GPUs. Must be called before any use of CUDA: the driver reads the
+    variable once."""
     given = environment.get(VISIBLE)
     numbers = [str(device_index)] if given is None else given.split(",")[device_index : device_index + 1]
     environment[VISIBLE] = "".join(numbers).strip()

@@ -17,12 +17,12 @@ class NormWeights(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     centred: bool = False
-    "The mean is subtracted first (LayerNorm). Else RMSNorm."
+    "Whether the mean is subtracted first (LayerNorm). Else RMSNorm."
 
 
 @triton.jit
 def normed_row(x, weight, bias, eps, at, inside, WIDTH: tl.constexpr, CENTRED: tl.constexpr, BIAS: tl.constexpr):
-    """x: float32 [BLOCK], 0 outside."""
+    """One normalised row. x: float32 [BLOCK], 0 outside."""
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if CENTRED:
         x = tl.where(inside, x - tl.sum(x, 0) / WIDTH, 0.0)

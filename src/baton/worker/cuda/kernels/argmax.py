@@ -79,8 +79,8 @@ def argmax(
     last_tokens: torch.Tensor,
     adjusted: torch.Tensor | None = None,
 ) -> None:
-    """logits: [rows, vocabulary] -> tokens int32 [rows], and into last_tokens[slots[row]]. slots: int32 [rows], -1: padding.
-    adjusted: int32 [rows], of adjust.py; None: it has not run."""
+    """The likeliest tokens. logits: [rows, vocabulary] -> tokens int32 [rows], and into last_tokens[slots[row]]. slots: int32
+    [rows], -1: padding. adjusted: int32 [rows], of adjust.py; None: it has not run."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
     _argmax[(rows, parts)](

@@ -24,7 +24,7 @@ LOG2_E = 1.4426950408889634
 
 
 class DecodeTuning(NamedTuple):
-    """Measured on an H200 with 8 kv heads of 128 (docs/internals/notes/gpu-kernels.md)."""
+    """Sizes of the kernel, measured on an H200 with 8 kv heads of 128 (docs/internals/notes/gpu-kernels.md)."""
 
     tile: int
     warps: int
@@ -34,8 +34,8 @@ class DecodeTuning(NamedTuple):
 
 
 def tuning_for(rows: int, kv_heads: int = 8, *, even: bool = False) -> DecodeTuning:
-    """even: the sequences have about equal lengths. Then the splits of an average sequence suffice, and programs without work,
-    which cost up to a tenth, are not launched."""
+    """The sizes for this number of sequences. even: they have about equal lengths. Then the splits of an average sequence
+    suffice, and programs without work, which cost up to a tenth, are not launched."""
     if rows <= 2:
         tuning = DecodeTuning(64, 2, 4, 32)
     elif rows <= 12:
@@ -59,7 +59,7 @@ def _splits_for(rows: int, kv_heads: int) -> int:
 
 FIXED_TUNING = DecodeTuning(64, 2, 6, 32)
 FIXED_SPLIT_TOKENS = 256
-"""For results independent of the batch: the smallest loss over all batch sizes."""
+"""Sizes for results independent of the batch: the smallest loss over all batch sizes."""
 
 
 def split_tokens_for(lengths_sum: int, rows: int, kv_heads: int) -> int:
@@ -79,7 +79,7 @@ class DecodeScratch:
         device: torch.device | str,
         tunings: Sequence[DecodeTuning] | None = None,
     ) -> None:
-        """For up to `rows` sequences. `tunings`: the tunings in use, if not those of tuning_for."""
+        """Memory for up to `rows` sequences. `tunings`: the tunings in use, if not those of tuning_for."""
         group = next_power_of_2(heads // kv_heads)
         if tunings is None:
             parts = max(tuning_for(n).splits * n for n in range(1, rows + 1)) * kv_heads

@@ -19,7 +19,7 @@ from baton.worker.cuda.kernels.attention_decode import LOG2_E, sink_shares
 from baton.worker.cuda.kernels.sizes import next_power_of_2
 
 QUERIES = 128
-"""Rows times query heads per tile."""
+"""Rows per tile: tokens times query heads."""
 
 
 def rows_per_tile(heads: int, kv_heads: int) -> int:
@@ -60,7 +60,7 @@ def _visit(queries, peak, total, found, start, position, end, table, keys_at, bl
         else:
             keys = tl.load(keys_at + place, mask=in_dim, other=0.0)
             values = tl.load(keys_at + place + VALUES_AFTER, mask=in_dim, other=0.0)
-    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # for a pool in fp8
+    keys, values = keys.to(queries.dtype), values.to(queries.dtype)  # converts from a pool in fp8
     scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION) * scale
     if MASKED:
         seen = token[None, :] <= position[:, None]

@@ -21,7 +21,7 @@ def mixed(word):
 
 @triton.jit
 def uniform(seed, index, position):
-    """worker/draws.uniforms: a number in [0, 1) of 53 random bits. seed: int64 whose bits are the uint64."""
+    """The number of worker/draws.uniforms: in [0, 1), of 53 random bits. seed: int64 whose bits are the uint64."""
     word = seed.to(tl.uint64, bitcast=True)
     word = mixed(word + 0x9E3779B97F4A7C15) ^ index.to(tl.uint64)
     word = mixed(word + 0x9E3779B97F4A7C15) ^ position.to(tl.uint64)
@@ -30,7 +30,7 @@ def uniform(seed, index, position):
 
 @triton.jit
 def weigh(x, peak, temperature):
-    """e^(logit / temperature), scaled so that the likeliest has 1."""
+    """The weights e^(logit / temperature), scaled so that the likeliest has 1."""
     return tl.exp((x - peak) / temperature)
 
 

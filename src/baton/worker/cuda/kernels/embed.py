@@ -37,8 +37,8 @@ def embed(
     hidden: torch.Tensor,
     scale: float = 1.0,
 ) -> None:
-    """token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] -> hidden [rows, width], times
-    `scale`."""
+    """Look up the tokens of a step. token_ids, slots: int32 [rows]; last_tokens: int32 [slots]; table: [vocabulary, width] ->
+    hidden [rows, width], times `scale`."""
     width = table.shape[1]
     _embed[(len(token_ids),)](
         *(token_ids, slots, last_tokens, table, hidden, scale),

@@ -20,13 +20,13 @@ import triton.language as tl
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 SPREAD_ROWS_MAX = 256
-"""Up to this many rows each part has its own program."""
+"""Maximum of rows with a program for each part."""
 PARTS_MAX = 8
 
 
 class FixedScratch:
     def __init__(self, outputs: int, device: torch.device | str) -> None:
-        """For matrices of up to this many outputs; larger ones have one part."""
+        """Partial sums for matrices of up to this many outputs; larger matrices have one part."""
         outputs = min(cdiv(outputs, 128) * 128, 192 * 64)
         self.sums = torch.empty(PARTS_MAX * outputs * SPREAD_ROWS_MAX, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(outputs // 64 * cdiv(SPREAD_ROWS_MAX, 16), dtype=torch.int32, device=device)
@@ -41,7 +41,7 @@ class FixedTuning(NamedTuple):
 
 
 def parts_of(outputs: int, inputs: int) -> int:
-    """Depends only on the matrix."""
+    """Number of parts of a product. It depends only on the matrix."""
     parts = 1
     while 2 * parts * cdiv(outputs, 64) <= 192 and 2 * parts * 512 <= inputs and parts < PARTS_MAX:
         parts *= 2
@@ -107,10 +107,10 @@ def _fixed_gemm(
 def fixed_gemm(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, scratch: FixedScratch, bias: torch.Tensor | None = None
 ) -> None:
-    """x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]."""
+    """The product in fixed order. x: [rows, inputs], weight: [outputs, inputs] -> out [rows, outputs]."""
     rows, (outputs, inputs) = len(x), weight.shape
     tuning, parts, spread = fixed_tuning(rows), parts_of(outputs, inputs), rows <= SPREAD_ROWS_MAX
-    if x.dtype == torch.float32:  # only in tests: fewer fit
+    if x.dtype == torch.float32:  # tests use such sizes: fewer stages fit
         tuning = tuning._replace(outputs=64, rows=min(tuning.rows, 64), inputs=32, stages=2)
     _fixed_gemm[(cdiv(outputs, tuning.outputs) * cdiv(rows, tuning.rows), parts if spread else 1)](
         *(x, weight, x if bias is None else bias, out, scratch.sums, scratch.arrived, rows, x.stride(0), out.stride(0)),

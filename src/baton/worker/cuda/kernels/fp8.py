@@ -18,11 +18,11 @@ import triton.language as tl
 from baton.worker.cuda.kernels.sizes import cdiv
 
 ALIGNED = 16
-"""Inputs must be a multiple of it, so that a row of bytes is read in whole words."""
+"""Inputs must be a multiple of this, so that a row of bytes is read in whole words."""
 LARGEST = 448.0
 FP8 = torch.float8_e4m3fn
 GROUP = 64
-"""Outputs with common block scales: a tile of skinny_gemm.py."""
+"""Outputs with common block scales, which are a tile of skinny_gemm.py."""
 BLOCK_INPUTS = tl.constexpr(128)
 STORED_BLOCK = 128
 BLOCK = 2048
@@ -40,10 +40,10 @@ class Scales(NamedTuple):
 
 
 def quantise(weight: torch.Tensor) -> tuple[torch.Tensor, Scales]:
-    """weight: [outputs, inputs] -> the same in fp8, with scales per output."""
+    """Quantise weight: [outputs, inputs] -> the same in fp8, with scales per output."""
     packed = torch.empty_like(weight, dtype=FP8)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
-    step = max(1, (64 << 20) // weight.shape[1])  # in parts: the whole in float32 would be large
+    step = max(1, (64 << 20) // weight.shape[1])  # in parts: the whole matrix in float32 would be large
     for part in (slice(at, at + step) for at in range(0, len(weight), step)):
         values = weight[part].float()
         scales[part] = values.abs().amax(1).clamp(min=1e-12) / LARGEST
@@ -57,7 +57,8 @@ def can_stack(sizes: Sequence[int], inputs: int) -> bool:
 
 
 def scales_of_blocks(stored: Sequence[torch.Tensor], sizes: Sequence[int], inputs: int) -> Scales:
-    """stored: the block scales [blocks, blocks] of stacked matrices, whose numbers of outputs are `sizes` (can_stack())."""
+    """The scales for the kernels. stored: the block scales [blocks, blocks] of stacked matrices with `sizes` outputs
+    (can_stack())."""
     groups = [
         scales.float().repeat_interleave(STORED_BLOCK // GROUP, 0)[: cdiv(size, GROUP)]
         for scales, size in zip(stored, sizes, strict=True)
@@ -74,8 +75,8 @@ def scales_of_blocks(stored: Sequence[torch.Tensor], sizes: Sequence[int], input
 
 
 def _library_multiplies(device: torch.device, sizes: Sequence[int], inputs: int) -> bool:
-    """cuBLAS supports it only on Hopper. If a row of scales is not a multiple of four numbers, its results are wrong (torch
-    2.11, cuBLAS 13)."""
+    """Whether cuBLAS multiplies these matrices. Only Hopper can; with a row of scales that is no multiple of four its results
+    are wrong (torch 2.11, cuBLAS 13)."""
     whole = inputs % STORED_BLOCK == 0 and inputs // STORED_BLOCK % 4 == 0 and all(s % STORED_BLOCK == 0 for s in sizes[:-1])
     return whole and sizes[-1] % ALIGNED == 0 and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
@@ -92,7 +93,7 @@ def _unpack(packed, scales, blocks, out, inputs, BLOCKS: tl.constexpr, GROUP: tl
 
 
 def unpack(packed: torch.Tensor, scales: Scales, out: torch.Tensor) -> None:
-    """[outputs, inputs] in fp8 -> out, of the same shape."""
+    """Unpack a matrix [outputs, inputs] in fp8 -> out, of the same shape."""
     outputs, inputs = packed.shape
     blocks = scales.blocks
     _unpack[(outputs, cdiv(inputs, BLOCK))](

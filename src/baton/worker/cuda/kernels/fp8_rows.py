@@ -10,7 +10,7 @@ from baton.worker.cuda.kernels.fp8 import FP8, LARGEST, STORED_BLOCK, Scales
 from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_ALIGNED = 4
-"""cuBLAS needs a multiple of this many rows, if they have block scales. Outputs have room for it."""
+"""Multiple of rows that cuBLAS needs with block scales. Outputs have room for it."""
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def _quantise_rows(
 
 
 def quantise_rows(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, part: int | None = None) -> None:
-    """x: [rows, width] -> packed, the same in fp8, and scales float32 [parts, rows].
+    """Quantise rows x: [rows, width] -> packed, in fp8, and scales float32 [parts, rows].
 
     NaN is kept. part: inputs that share a scale; None: all.
     """
@@ -48,7 +48,7 @@ class Rows8Bits:
     """Rows in 8 bits, as input of a product."""
 
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        """For up to `rows` rows of up to `width` inputs."""
+        """Memory for up to `rows` rows of up to `width` inputs."""
         rows = cdiv(rows, ROWS_ALIGNED) * ROWS_ALIGNED
         self._packed = torch.zeros(rows * width, dtype=FP8, device=device)
         self._scales = torch.zeros(cdiv(width, STORED_BLOCK) * rows, dtype=torch.float32, device=device)

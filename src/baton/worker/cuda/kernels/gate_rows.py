@@ -21,6 +21,6 @@ def _add_gated(x, gate, shared, out, WIDTH: tl.constexpr, ADD: tl.constexpr, BLO
 
 
 def add_gated(x: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
-    """x, shared: [rows, hidden]; gate: [1, hidden] -> out [rows, hidden], written or added to."""
+    """Add the gated output. x, shared: [rows, hidden]; gate: [1, hidden] -> out [rows, hidden], written or added to."""
     rows, width = x.shape
     _add_gated[(rows,)](x, gate, shared, out, WIDTH=width, ADD=add, BLOCK=next_power_of_2(width), num_warps=4)

@@ -1,8 +1,4 @@
-"""Like gemv.py, for fp8 weights with block scales.
-
-The loop is over outputs, not over inputs: x stays in registers, normalised and already multiplied with its blocks' scales,
-which are the same for all outputs of a program. So the loop loads no scales: there that took longer than loading the weights.
-"""
+"""Products of one row, as in gemv.py, for fp8 weights with block scales."""
 
 from typing import NamedTuple
 
@@ -18,7 +14,7 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 class BlockGemvTuning(NamedTuple):
     outputs: int
-    "Outputs per program; they are of one group (fp8.py)."
+    "Outputs per program, all of one group (fp8.py)."
     at_once: int
     warps: int
     stages: int
@@ -103,7 +99,7 @@ def gemv_blocks(
     activation: Activation = "silu",
     pdl: bool = False,
 ) -> None:
-    """As gemv(); `scales` has block scales."""
+    """gemv() with block scales in `scales`."""
     outputs, inputs = weight.shape
     if paired:
         outputs //= 2

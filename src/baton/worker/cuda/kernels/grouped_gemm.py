@@ -31,7 +31,7 @@ def tile_for(rows: int, experts: int, per_token: int, *, fixed: bool) -> int:
 
 class GroupedTuning(NamedTuple):
     swapped: bool
-    "The matrix is the left operand."
+    "Whether the matrix is the left operand."
     outputs: int
     inputs: int
     stages: int
@@ -39,11 +39,11 @@ class GroupedTuning(NamedTuple):
 
 
 FEW_TILES = 16
-"""With one or two rows the chip is not filled, and more prefetching pays."""
+"""Sizes for one or two rows: the chip is not filled, and more prefetching pays."""
 
 
 def tuning_for(tile: int, tiles: int, *, first: bool, scales: Scales | None) -> GroupedTuning:
-    """Measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
+    """The sizes for this tile, measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales is not None:
         if tiles <= FEW_TILES:
             return GroupedTuning(True, GROUP, 128, 4, 4)
@@ -103,7 +103,7 @@ def _grouped_gemm(
     SHAPE: tl.constexpr = [SOME_OUTPUTS, TILE] if SWAPPED else [TILE, SOME_OUTPUTS]
     sums = tl.zeros(SHAPE, tl.float32)
     ups = tl.zeros(SHAPE, tl.float32)
-    if BLOCKS:  # SOME_OUTPUTS are of one group; scales are loaded one round ahead
+    if BLOCKS:  # the outputs of SOME_OUTPUTS are of one group; scales are loaded one round ahead
         ALL: tl.constexpr = (INPUTS + BLOCK_INPUTS - 1) // BLOCK_INPUTS
         scale_at = blocks + (expert * (ROWS // SOME_OUTPUTS) + tl.program_id(0)).to(tl.int64) * ALL
         up_scale_at = scale_at + OUTPUTS // SOME_OUTPUTS * ALL
@@ -124,7 +124,7 @@ def _grouped_gemm(
             next_scale = tl.load(scale_at + next)
             if PAIRED:
                 next_up_scale = tl.load(up_scale_at + next)
-        if SCALED:  # as in skinny_gemm.py
+        if SCALED:  # scaled as in skinny_gemm.py
             eighth = 0.125
             if BLOCKS and not PAIRED:
                 eighth = 0.125 * scale
@@ -183,7 +183,7 @@ def grouped_gemm(
     _, outputs, inputs = weight.shape
     if first:
         outputs //= 2
-    wide = x.dtype == torch.float32  # only in tests
+    wide = x.dtype == torch.float32  # tests use such sizes
     blocks = None if scales is None else scales.blocks
     tuning = tuning or tuning_for(tile, tiles, first=first, scales=scales)
     stages = 2 if wide else tuning.stages
@@ -238,8 +238,8 @@ def _combine(
 
 
 def combine(parts: torch.Tensor, out: torch.Tensor, scratch: RouteScratch, *, add: bool, partly: bool = False) -> None:
-    """parts: [pairs, width] -> their sums per row, written to out [rows, width] or added to it. partly: some experts are on
-    other ranks."""
+    """Sum the experts' outputs. parts: [pairs, width] -> their sums per row, written to out [rows, width] or added to it.
+    partly: some experts are on other ranks."""
     rows, width = out.shape
     _combine[(rows,)](
         *(parts, scratch.picked, scratch.counts, out),

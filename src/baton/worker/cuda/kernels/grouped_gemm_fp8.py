@@ -1,5 +1,5 @@
-"""Like grouped_gemm.py, for many rows of experts in fp8: rows are in 8 bits too (fp8_rows.py), and the tensor cores multiply 8
-bits.
+"""Products of many rows of experts in fp8, as in grouped_gemm.py: rows are in 8 bits too (fp8_rows.py), and the tensor cores
+multiply 8 bits.
 
 Unpacking matrices, as for few rows, would cost more than it saves: here memory is not the limit. With block scales, sums of 128
 inputs are multiplied by the scales of row and block.
@@ -18,7 +18,7 @@ from baton.worker.cuda.kernels.route import RouteScratch, rows_of_tile
 from baton.worker.cuda.kernels.sizes import cdiv
 
 TILE_FROM, TILE_MOST = 32, 64
-"""Rows per tile: with fewer, unpacking is faster; more gain nothing."""
+"""Rows per tile. With fewer rows unpacking is faster; more rows gain nothing."""
 
 
 class GroupedFp8Tuning(NamedTuple):
@@ -28,7 +28,7 @@ class GroupedFp8Tuning(NamedTuple):
 
 
 def tuning_for(scales: Scales, *, first: bool) -> GroupedFp8Tuning:
-    """Measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
+    """The sizes for this tile, measured on an H200 for 128 experts of 2048 x 768 (docs/internals/notes/gpu-kernels.md)."""
     if scales.blocks is None:
         return GroupedFp8Tuning(GROUP, 3, 4) if first else GroupedFp8Tuning(2 * GROUP, 3, 4)
     return GroupedFp8Tuning(GROUP, 4 if first else 3, 4)
@@ -106,7 +106,7 @@ def grouped_gemm_fp8(
     activation: Activation = "silu",
     tuning: GroupedFp8Tuning | None = None,
 ) -> None:
-    """As grouped_gemm(), with x in fp8 and its scales [parts, rows] (Rows8Bits.rounded())."""
+    """grouped_gemm() with x in fp8 and its scales [parts, rows] (Rows8Bits.rounded())."""
     _, outputs, inputs = weight.shape
     if first:
         outputs //= 2

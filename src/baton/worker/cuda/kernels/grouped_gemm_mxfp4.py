@@ -1,4 +1,4 @@
-"""Like grouped_gemm.py, for experts in MXFP4: 4 bits per weight (e2m1), and a power of two per 32 inputs (e8m0).
+"""Products of experts in MXFP4, as in grouped_gemm.py: 4 bits per weight (e2m1), and a power of two per 32 inputs (e8m0).
 
     a byte of weights   | input 16 + j of the group | input j of the group |      j from 0 to 15
 
@@ -23,7 +23,7 @@ GROUP = 32
 
 class GroupedMxfp4Tuning(NamedTuple):
     swapped: bool
-    "The matrix is the left operand."
+    "Whether the matrix is the left operand."
     outputs: int
     inputs: int
     stages: int
@@ -31,7 +31,7 @@ class GroupedMxfp4Tuning(NamedTuple):
 
 
 def tuning_for(tile: int, inputs: int) -> GroupedMxfp4Tuning:
-    """An estimate, not measured yet. Rounds of 64 inputs divide gpt-oss' 2880."""
+    """The sizes for this tile: an estimate, not measured yet. Rounds of 64 inputs divide gpt-oss' 2880."""
     some = 128 if inputs % 128 == 0 else 64
     return (
         GroupedMxfp4Tuning(True, 64, some, 3, 4)
@@ -41,16 +41,17 @@ def tuning_for(tile: int, inputs: int) -> GroupedMxfp4Tuning:
 
 
 def split_mxfp4(stored: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """uint8 [rows, 17 bytes per 32 inputs] (models/dequantise.py) -> weights [rows, inputs / 2] and exponents [rows, inputs /
-    32]."""
+    """Split stored matrices: uint8 [rows, 17 bytes per 32 inputs] (models/dequantise.py) -> weights [rows, inputs / 2] and
+    exponents [rows, inputs / 32]."""
     blocks = stored.view(len(stored), -1, GROUP // 2 + 1)
-    weights = blocks[:, :, 1:].reshape(len(stored), -1)  # of a single block: a view of the stored bytes
+    weights = blocks[:, :, 1:].reshape(len(stored), -1)  # a view of the stored bytes, for matrices of a single block
     return weights.contiguous(), blocks[:, :, 0].contiguous()
 
 
 @triton.jit
 def _e2m1(bits, scale, KIND: tl.constexpr):
-    """Sign, two bits of exponent and one of mantissa are the upper bits of a float16 that is 2 ** 14 times too small."""
+    """The values of e2m1 numbers: sign, two bits of exponent and one of mantissa are the upper bits of a float16 that is 2 **
+    14 times too small."""
     half = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True)
     return (half.to(tl.float32) * scale).to(KIND)
 
@@ -133,11 +134,11 @@ def grouped_gemm_mxfp4(
     activation: Activation = "silu",
     tuning: GroupedMxfp4Tuning | None = None,
 ) -> None:
-    """As grouped_gemm(), with weight [experts, outputs, inputs / 2] and the exponents of all experts (split_mxfp4())."""
+    """grouped_gemm() with weight [experts, outputs, inputs / 2] and the exponents of all experts (split_mxfp4())."""
     _, outputs, half = weight.shape
     if first:
         outputs //= 2
-    wide = x.dtype == torch.float32  # only in tests
+    wide = x.dtype == torch.float32  # tests use such sizes
     tuning = tuning or tuning_for(tile, 2 * half)
     stages = 2 if wide else tuning.stages
     _grouped_gemm_mxfp4[(cdiv(outputs, tuning.outputs), tiles)](

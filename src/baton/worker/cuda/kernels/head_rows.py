@@ -26,7 +26,8 @@ def _norm_head_rows(qkv, q_norm, k_norm, stride, eps, Q: tl.constexpr, K: tl.con
 
 
 def norm_head_rows(qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor], eps: float) -> None:
-    """qkv: [rows, queries and keys and values]; norms: weights of all queries, and of all keys."""
+    """Normalise queries and keys in place. qkv: [rows, queries and keys and values]; norms: weights of all queries, and of all
+    keys."""
     queries, keys = (len(norm) for norm in norms)
     _norm_head_rows[(len(qkv), 2)](
         *(qkv, *norms, qkv.stride(0), eps), Q=queries, K=keys, BLOCK=next_power_of_2(max(queries, keys)), num_warps=4

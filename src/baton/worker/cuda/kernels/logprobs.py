@@ -30,7 +30,7 @@ class LogprobScratch:
 
 @triton.jit
 def _order(x, ids):
-    """One number for a logit and its id: larger for a larger logit, and for the lower of two ids."""
+    """One number for a logit and its id. It is larger for a larger logit, and for the lower of two ids."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # 0.0 instead of -0.0
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
@@ -107,8 +107,9 @@ def write_logprobs(
     scratch: LogprobScratch,
     out: torch.Tensor,
 ) -> None:
-    """logits, raw: float32 [rows, vocabulary]: raw is used where adjusted int32 [rows] is set. tokens: int32 [rows]; negative
-    ones are skipped. top_logprobs: AdjustColumns.top_logprobs -> out int32 [rows, WORDS]."""
+    """Write the log-probabilities of rows. logits, raw: float32 [rows, vocabulary]: raw is used where adjusted int32 [rows] is
+    set. tokens: int32 [rows]; negative ones are skipped. top_logprobs: AdjustColumns.top_logprobs -> out int32 [rows,
+    WORDS]."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, CHUNK)
     _write_logprobs[(rows, parts)](

@@ -23,10 +23,10 @@ PAIRS = 64
 
 
 class RouteScratch:
-    """For steps of up to `rows` rows."""
+    """Memory for steps of up to `rows` rows."""
 
     def __init__(self, rows: int, experts: int, per_token: int, sizes: tuple[int, int], device: torch.device | str) -> None:
-        """sizes: of the smallest and the largest tile."""
+        """sizes: rows of the smallest and the largest tile."""
         tile_least, tile_most = sizes
         pairs, tiles = rows * per_token, tiles_most(rows, experts, per_token, tile_least)
 
@@ -43,7 +43,7 @@ class RouteScratch:
 
 
 def tiles_most(rows: int, experts: int, per_token: int, tile: int) -> int:
-    """No expert has more than one tile that is not full, and no tile is empty."""
+    """Maximum of tiles. No expert has more than one tile that is not full, and no tile is empty."""
     pairs = rows * per_token
     return min(pairs, experts + pairs // tile)
 
@@ -53,14 +53,14 @@ class Picking(NamedTuple):
 
     experts: Experts
     bias: torch.Tensor | None = None
-    "[experts], added to the logits."
+    "[experts], a bias added to the logits."
     correction: torch.Tensor | None = None
-    "[experts], added to the shares for the choice."
+    "[experts], a bias added to the shares for the choice."
     own: range | None = None
     "Experts of this rank: only their pairs are placed. None: all."
 
     def tensors(self, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`other` replaces missing tensors."""
+        """The tensors for the kernel. `other` replaces missing ones."""
         return other if self.bias is None else self.bias, other if self.correction is None else self.correction
 
     def constants(self) -> dict[str, object]:
@@ -83,9 +83,9 @@ class Picking(NamedTuple):
 @triton.jit
 def shares_of(x, bias, correction, at, EXPERTS: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr,
               CORRECTED: tl.constexpr, LEAST: tl.constexpr):  # fmt: skip
-    """x: the logits of a row, float32 [BLOCK], -inf after the last expert. Returns the shares, and a combined number of share
-    and expert for the choice: larger for a larger share and for the lower of two experts. A NaN row still gets different
-    experts."""
+    """Shares of the experts for one row. x: its logits, float32 [BLOCK], -inf after the last expert. Returns the shares, and a
+    combined number of share and expert for the choice: larger for a larger share and for the lower of two experts. A NaN row
+    still gets different experts."""
     if BIAS:
         x += tl.load(bias + at, mask=at < EXPERTS, other=0.0).to(tl.float32)
     if SIGMOID:
@@ -139,7 +139,7 @@ def _route(
         elif (expert >= FIRST) & (expert < FIRST + OWN):
             tl.store(picked + here + one, expert - FIRST)
             tl.store(numbers + here + one, tl.atomic_add(counts + expert - FIRST, 1, sem="relaxed"))
-        else:  # of another rank
+        else:  # an expert of another rank
             tl.store(picked + here + one, -1)
     if NORMALISED:
         tl.debug_barrier()
@@ -152,7 +152,7 @@ def _place(
     picked, numbers, counts, members, tiles, pairs, tile_count,
     EXPERTS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Both pairs and tiles are processed in runs of PAIRS."""
+    """Write the places of pairs and tiles, in runs of PAIRS."""
     expert = tl.arange(0, BLOCK)
     count = tl.load(counts + expert, mask=expert < EXPERTS, other=0)
     needed = (count + TILE - 1) // TILE
@@ -173,7 +173,8 @@ def _place(
 
 
 def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile: int, picking: Picking) -> int:
-    """logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; returns the maximum of tiles."""
+    """Assign rows to experts. logits: float32 [rows, experts]; slots: int32 [rows], -1: padding. Fills `scratch`; returns the
+    maximum of tiles."""
     rows, experts = logits.shape
     per_token, block = picking.experts.per_token, next_power_of_2(experts)
     _route[(rows,)](
@@ -196,8 +197,8 @@ def route(logits: torch.Tensor, slots: torch.Tensor, scratch: RouteScratch, tile
 
 @triton.jit
 def rows_of_tile(members, tiles, tile, TILE: tl.constexpr, PER_TOKEN: tl.constexpr, GATHER: tl.constexpr):
-    """For products of experts: the pairs of a tile, which places are filled, and each pair's source row: with GATHER of the
-    step, else the pair itself."""
+    """Rows of a tile, for products of experts: its pairs, which places are filled, and each pair's source row: with GATHER of
+    the step, else the pair itself."""
     place = tl.arange(0, TILE)
     there = place < tl.load(tiles + tile * 2 + 1)
     pair = tl.load(members + tile * TILE + place, mask=there, other=0)

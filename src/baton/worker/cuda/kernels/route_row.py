@@ -66,8 +66,8 @@ def route_row(
     tile: int,
     picking: Picking,
 ) -> int:
-    """x: [1, width] -> normed [1, width], and `scratch` as route() fills it; returns the number of tiles. logits: float32.
-    For one rank: with several, the sum of the attention comes before this norm."""
+    """Choose the experts of one row. x: [1, width] -> normed [1, width], and `scratch` as route() fills it; returns the number
+    of tiles. logits: float32. For one rank: with several, the sum of the attention comes before this norm."""
     experts, width = router.shape
     programs = cdiv(experts, EXPERTS_PER_PROGRAM)
     _route_row[(programs,)](

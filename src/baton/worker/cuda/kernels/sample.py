@@ -30,15 +30,15 @@ class DrawColumns(NamedTuple):
     """Columns by slot: written when a sequence gets its slot."""
 
     temperature: torch.Tensor
-    "float32; 0: greedy."
+    "float32 temperature; 0: greedy."
     top_k: torch.Tensor
-    "int32; 0: all."
+    "int32 top_k; 0: all."
     top_p: torch.Tensor
-    "float64."
+    "float64 top_p."
     min_p: torch.Tensor
-    "float64."
+    "float64 min_p."
     seed: torch.Tensor
-    "int64: the bits of the uint64."
+    "int64: the bits of the uint64 seed."
     sequence_index: torch.Tensor
     "int32: index among the n sequences of its request."
 
@@ -108,7 +108,7 @@ def sample(
     tokens: torch.Tensor,
     last_tokens: torch.Tensor,
 ) -> None:
-    """Must follow argmax, with the same arguments: rows whose slot has a temperature get a drawn token.
+    """Draw a token for rows whose slot has a temperature. Must follow argmax, with the same arguments.
 
     positions: int32 [rows], number of earlier output tokens.
     """

@@ -20,8 +20,8 @@ from baton.worker.cuda.kernels.sizes import cdiv, next_power_of_2
 
 ROWS_MAX = 32
 FP8_ROWS_MAX = 128
-"""In float32, which the tensor cores do not multiply with 8 bits; in bfloat16 8-bit products are faster from 33 rows on
-(fp8.py)."""
+"""Maximum of rows in float32, which the tensor cores do not multiply with 8 bits; in bfloat16 8-bit products are faster from 33
+rows on (fp8.py)."""
 SOME_OUTPUTS, SOME_INPUTS = GROUP, 128
 PROGRAMS = 192
 SPLITS_MAX = 8
@@ -29,8 +29,8 @@ SPLITS_MAX = 8
 
 class SkinnyScratch:
     def __init__(self, outputs: int, device: torch.device | str, rows: int = ROWS_MAX) -> None:
-        """For matrices of up to `outputs` outputs."""
-        tiles = min(cdiv(outputs, SOME_OUTPUTS), PROGRAMS // 2)  # larger ones are not split
+        """Partial sums for matrices of up to `outputs` outputs."""
+        tiles = min(cdiv(outputs, SOME_OUTPUTS), PROGRAMS // 2)  # larger matrices are not split
         self.sums = torch.empty(SPLITS_MAX * tiles * SOME_OUTPUTS * rows, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
 
@@ -154,7 +154,7 @@ def skinny_gemm(
     splits = 1
     while not paired and 2 * splits * tiles <= PROGRAMS and 2 * splits * 4 * SOME_INPUTS <= inputs and splits < SPLITS_MAX:
         splits *= 2
-    wide = x.dtype == torch.float32  # only in tests: half the stages fit
+    wide = x.dtype == torch.float32  # tests use such sizes: half the stages fit
     blocks = None if scales is None else scales.blocks
     short = len(x) > 64 or (scales is not None and paired)
     stages = 2 if wide else 3 if short else 4 if len(x) > 32 or inputs <= outputs else 6

@@ -28,7 +28,7 @@ def _least_by_mass(bins, parts, top_p, MANY: tl.constexpr, BINS: tl.constexpr):
     """A weight below which all tokens together have less than 1 - top_p of the mass."""
     part, size = tl.arange(0, MANY)[:, None], tl.arange(0, BINS)
     mass = tl.sum(tl.load(bins + part * BINS + size[None, :], mask=part < parts, other=0.0), 0)
-    smaller = tl.sum(tl.where(size[:, None] > size[None, :], mass[:, None], 0.0), 0)  # per size: mass of all smaller ones
+    smaller = tl.sum(tl.where(size[:, None] > size[None, :], mass[:, None], 0.0), 0)  # mass of all smaller weights, per size
     small = smaller < 0.999 * (1.0 - top_p) * tl.sum(mass, 0)
     smallest_kept = BINS - tl.sum(small.to(tl.int32), 0)
     return tl.where(smallest_kept < BINS - 1, tl.exp2(-(2.0 * smallest_kept + 1.0)), 0.0)
@@ -95,7 +95,7 @@ def pick(
     if slot < 0:
         return
     count = tl.load(counts + row)
-    if (count == 0) | (count > CANDIDATES):  # not a limited row, or one for full_vocab_sample.py
+    if (count == 0) | (count > CANDIDATES):  # no limits, or a row for full_vocab_sample.py
         return
     tl.store(counts + row, 0)
     top_k, top_p, min_p = tl.load(top_ks + slot), tl.load(top_ps + slot), tl.load(min_ps + slot)
@@ -109,7 +109,7 @@ def pick(
     amount = tl.where(bits >= least, units(weight), 0)
     mass = tl.sum(amount, 0)
     if top_p < 1.0:
-        if least == 0:  # only top-p: the share refers to all tokens, also those that are not candidates
+        if least == 0:  # With top-p alone the share refers to all tokens, also those that are not candidates.
             each = tl.arange(0, MANY)
             mass = tl.sum(tl.load(sums + row * parts + each, mask=each < parts, other=0), 0)
         # A token is included if those before it do not reach top_p. Of equal weights the lower ids come first.
