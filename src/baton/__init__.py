@@ -2,4 +2,4 @@
 
 __version__ = "0.1.0"
 DISTRIBUTION = "baton-serve"
-"""The name on PyPI, where another project is called baton."""
+"""Name on PyPI, where another project is called baton."""

@@ -16,11 +16,11 @@ from baton.errors import InvalidConfig
 EVERYWHERE = ("0.0.0.0", "::")
 """Hosts to listen on that are not addresses to connect to."""
 UNIX_PATH_BYTES_MAX = 107
-"""The kernel's limit."""
+"""Bytes of the longest path of a socket: the kernel's limit."""
 
 
 class Address(NamedTuple):
-    """Either host and port, or a path."""
+    """Address of a socket: either host and port, or a path."""
 
     host: str = ""
     port: int = 0
@@ -33,7 +33,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Raises InvalidConfig with the error and the correct form."""
+    """An address from its text. Raises InvalidConfig with the error and the correct form."""
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
@@ -50,7 +50,7 @@ def parse_address(text: str) -> Address:
 
 
 class RouterSource(NamedTuple):
-    """Either a DNS name with a port, or a file; it may have other addresses later."""
+    """Source of routers' addresses, which may change: a DNS name with a port, or a file."""
 
     name: Address | None = None
     path: str = ""
@@ -101,7 +101,7 @@ def of_ranks(place: Address, ranks: int) -> tuple[Address, ...]:
 
 
 def reachable_url(url: str, own_host: str) -> str:
-    """A URL of this machine for a peer that reaches it at `own_host`; empty `own_host`: the peer is on this machine. Returns an
+    """URL of this machine for a peer that reaches it at `own_host`; empty `own_host`: the peer is on this machine. Returns an
     empty string if only this machine reaches it."""
     parts = urlsplit(url)
     here = not own_host or _is_loopback(own_host)

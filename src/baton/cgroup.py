@@ -26,12 +26,12 @@ KERNEL = Kernel()
 
 
 class MemoryKills(NamedTuple):
-    """OOM kills so far. None: the kernel does not report it."""
+    """Number of OOM kills so far. None: the kernel does not report it."""
 
     group: int | None
-    "In this process's control group, regardless of who set the limit."
+    "Kills in this process's control group, regardless of who set the limit."
     machine: int | None
-    "On the whole machine."
+    "Kills on the whole machine."
 
 
 def group_folders(controller: str, kernel: Kernel = KERNEL) -> list[Path]:

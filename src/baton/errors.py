@@ -73,7 +73,8 @@ class ModelFileBroken(ModelLoadError):
 
 
 StorageReason = Literal["timeout", "unreachable", "full", "denied", "gone", "io", "protocol"]
-"""Also the metric's label. gone: the directory was removed. protocol: an invalid reply of the store."""
+"""Reasons of storage failures, also the metric's label. gone: the directory was removed. protocol: an invalid reply of the
+store."""
 
 
 class StorageFailed(EngineError):
@@ -124,7 +125,7 @@ LinkReason = Literal[
     "unread",
     "key_used_up",
 ]
-"""Why a session failed. Also the metric's label.
+"""Reasons for the failure of a session. Also the metric's label.
 
 secret      the peer cannot prove that it knows the cluster's secret
 certificate one side refuses the other's certificate: expired, or of another authority

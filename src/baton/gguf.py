@@ -71,7 +71,7 @@ class Cursor:
         self.at = len(MAGIC)
 
     def head(self) -> tuple[int, dict[str, GGUFValue]]:
-        """The number of tensors, and the metadata. Tensor infos follow."""
+        """Number of tensors, and the metadata. Tensor infos follow."""
         tensors, pairs = self._counts()
         found: dict[str, GGUFValue] = {}
         for _ in range(pairs):

@@ -20,7 +20,7 @@ class Range:
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """NaN compares false with everything, so it is in no range."""
+        """Whether the number is allowed. NaN compares false with everything, so it is in no range."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
@@ -33,9 +33,9 @@ class Names:
 
     own: tuple[str, ...]
     group: str = ""
-    "Empty: none."
+    "Entry point group of further names. Empty: none."
     forms: tuple[str, ...] = ()
-    "A prefix with a colon and a word for what follows it: draft:MODEL."
+    "Forms of further names: a prefix with a colon and a word for what follows it, draft:MODEL."
 
     def __contains__(self, value: object) -> bool:
         return value in self.own or self.has_form(value) or value in self.installed()
@@ -64,7 +64,7 @@ class Allowed(NamedTuple):
     "The type without None and Annotated."
     bounds: Range | None
     optional: bool
-    "None is allowed too."
+    "Whether None is allowed too."
     names: Names | None
 
 

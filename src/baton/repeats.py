@@ -10,7 +10,7 @@ TEXT_CHARACTERS_MAX: Final = 300
 
 
 class Repeats:
-    """Counts by key, e.g. (peer, reason). Beyond `keys_max` keys the one logged longest ago is forgotten."""
+    """Counts of messages by key, e.g. (peer, reason). Beyond `keys_max` keys the one logged longest ago is forgotten."""
 
     def __init__(self, seconds: float = AGAIN_SECONDS, keys_max: int = KEYS_MAX) -> None:
         self._seconds = seconds

@@ -54,7 +54,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "wint8": "int8",
             "wint4": "int4",
             "block_wise_fp8": "fp8",
-            # The files say what they are in.
+            # the files say what they are in
             **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gguf"), "auto"),
         },
         "kv_cache_dtype": {"fp8_e4m3": "fp8", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "q8_0": "int8"},
@@ -66,7 +66,7 @@ VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "reasoning_parser": {"deepseek": "auto", "deepseek-legacy": "auto"},
     }
 )
-"""By setting: another engine's word for a value, and ours. Equal words need no entry."""
+"""Another engine's word for a value, and ours, by setting. Equal words need no entry."""
 
 SAID: Mapping[tuple[str, str], str] = MappingProxyType(
     dict.fromkeys(
@@ -74,13 +74,13 @@ SAID: Mapping[tuple[str, str], str] = MappingProxyType(
         "float16 is not computed in here: activations are float32 on a CPU and bfloat16 on a GPU",
     )
 )
-"""By setting and value: a line about the actual arithmetic, where the word alone would promise something else."""
+"""A line about the actual arithmetic, by setting and value, where the word alone would promise something else."""
 
 
 class Alias(NamedTuple):
     setting: str
     row: Row | None = None
-    "None: a former name."
+    "The engine. None: a former name."
 
 
 def _rows() -> Iterator[Row]:
@@ -94,7 +94,7 @@ def _aliases() -> dict[str, Alias]:
 
 
 PAIR = frozenset({"cache_type_k", "cache_type_v"})
-"""llama.cpp has separate types for keys and values. Here they are one setting, so both may be given if they agree."""
+"""Names of llama.cpp for a setting that has separate types for keys and values there. Both may be given if they agree."""
 
 BY_ALIAS: Mapping[str, Alias] = MappingProxyType(_aliases())
 ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -103,7 +103,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         for setting in dict.fromkeys(found.setting for found in BY_ALIAS.values())
     }
 )
-"""By field of ServeConfig: former names first."""
+"""Other names by field of ServeConfig, former names first."""
 
 FOREIGN: Mapping[str, Row] = MappingProxyType(
     {row.name: row for row in _rows() if row.kind in ("not needed", "only", "instead", "several")}
@@ -118,7 +118,7 @@ def _short() -> dict[str, tuple[str, ...]]:
 
 
 SHORT: Mapping[str, tuple[str, ...]] = MappingProxyType(_short())
-"""Short options, by their long name."""
+"""Short options by their long name."""
 
 
 class Verdict(NamedTuple):
@@ -153,7 +153,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def switched_on(name: str, value: Any, flags: frozenset[str]) -> tuple[str, Any]:
-    """`no_mmap: true` is `mmap: false`, where that is a flag."""
+    """The opposite setting of a negated one: `no_mmap: true` is `mmap: false`, where that is a flag."""
     if name.startswith("no_") and isinstance(value, bool) and name[3:] in flags:
         return name[3:], not value
     return name, value

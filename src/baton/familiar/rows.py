@@ -18,22 +18,22 @@ from typing import Any, Literal
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
-    "With underscores. On a command line they are dashes."
+    "Name with underscores. On a command line they are dashes."
     kind: Literal["same", "alias", "not needed", "only", "instead", "several"]
     setting: str = ""
-    "The field of ServeConfig, for `same` and `alias`."
+    "Field of ServeConfig, for `same` and `alias`."
     words: str = ""
-    "Why the option is not needed, or what to use instead."
+    "Reason why the option is not needed, or what to use instead."
     only: tuple[str, ...] = ()
     flag: bool = False
-    "The option takes no value on a command line. Aliases of a flag are flags anyway."
+    "Whether the option takes no value on a command line. Aliases of a flag are flags anyway."
     short: tuple[str, ...] = ()
     "Short options."
     nothing: tuple[str, ...] = ()
-    "For `instead`: neutral values, which are accepted."
+    "Neutral values for `instead`, which are accepted."
     convert: Callable[[Any], Any] | None = None
     values: tuple[str, ...] = ()
-    "For `not needed`: all values. On a command line the option may stand without one, which means the first."
+    "All values for `not needed`. On a command line the option may stand without one, which means the first."
 
 
 def same(name: str, *short: str) -> Row:
@@ -64,7 +64,7 @@ def several(name: str, words: str) -> Row:
 
 
 def by_request(name: str) -> Row:
-    """A sampling option. No value is neutral: temperature 0 is greedy."""
+    """A row of a sampling option. No value is neutral: temperature 0 is greedy."""
     return Row(name, "instead", words="each request may say it; --generation-config has the defaults")
 
 
@@ -98,10 +98,10 @@ def gib_of_mib(value: Any) -> float:
 
 
 def none_if_zero(value: Any) -> Any:
-    """llama.cpp's value for "the model's default"."""
+    """The value, or None for 0, llama.cpp's value for "the model's default"."""
     return None if str(value).strip() == "0" else value
 
 
 def none_if_negative(value: Any) -> Any:
-    """SGLang's value for "off"."""
+    """The value, or None if negative, SGLang's value for "off"."""
     return None if str(value).strip().startswith("-") else value

@@ -13,21 +13,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NGRAM = ("ngram", "[ngram]", "ngram_match")
-"""Words for drafts from the text so far."""
+"""Words of other engines for drafts from the text so far."""
 BY_SETTINGS = "use --speculate draft:MODEL, ngram, grammar or auto, and --speculative-tokens (docs/speculation.md)"
 METHODS = f"drafts are of a smaller model or from the text so far: {BY_SETTINGS}"
 CONFIG = "the keys method (draft_model or ngram), model and num_speculative_tokens; others are refused"
 DRAFTS_BY_PRICE = "how many drafts run follows from their measured price"
 IGNORED = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
-"""Suffixes have fixed lengths here; a draft changes no answer."""
+"""Names that change nothing: suffixes have fixed lengths here; a draft changes no answer."""
 
 
 class Unusable(ValueError):
-    """The value asks for something that is not here. The message begins with the option's name."""
+    """Raised if the value asks for an unsupported feature. The message begins with the option's name."""
 
 
 def drafts_of(model: Any) -> str:
-    """`--speculate` with this draft model."""
+    """The value of `--speculate` with this draft model."""
     name = str(model).strip()
     if name in ("", "none", "None"):
         return "none"
@@ -48,7 +48,7 @@ def spread(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def speculative_config(value: Any) -> dict[str, Any]:
-    """Settings that a JSON object asks for. Raises Unusable."""
+    """Settings that a JSON object requests. Raises Unusable."""
     option = "speculative_config"
     try:
         asked = json.loads(value) if isinstance(value, str) and value.strip() else value

@@ -25,9 +25,9 @@ from baton.protocol.grammar import Grammar
 from baton.text.helper_child import Answer, run
 
 COMPILE_SECONDS_MAX: Final = 0.5
-"""CPU time for the grammar and its first mask. A worker compiles it too, and other requests may wait for that."""
+"""Seconds of CPU time for the grammar and its first mask. A worker compiles it too, and other requests may wait for that."""
 _KILL_SECONDS: Final = 2 * COMPILE_SECONDS_MAX
-"""CPU time. Slower grammars are refused anyway, and another child starts in half a second."""
+"""Seconds of CPU time per request. Slower grammars are refused anyway, and another child starts in half a second."""
 
 
 def begin(first: Any) -> Answer:

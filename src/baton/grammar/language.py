@@ -63,8 +63,8 @@ def lark_of(grammar: Grammar) -> str:
 
 
 def reason_of(message: str, *, kind: str = "") -> str:
-    """llguidance's error: the first line of its message, because the grammar itself follows. The position is included only for
-    Lark, whose text is the client's own."""
+    """The reason in llguidance's error: the first line of its message, because the grammar itself follows. The position is
+    included only for Lark, whose text is the client's own."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and "<non-verbose/>" not in line]
     if not lines:
         return "it cannot be used"
@@ -90,12 +90,12 @@ def _with_options(text: str) -> Any:
 
 
 def _choice(text: str) -> str:
-    """One terminal for all choices: each separate one would cost as much as a rule."""
+    """A rule with one terminal for all choices: each separate one would cost as much as a rule."""
     return "start: CHOICE\nCHOICE: " + " | ".join(_quoted(choice) for choice in json.loads(text)) + "\n"
 
 
 def _quoted(text: str) -> str:
-    """JSON's quoting, with U+007F escaped, which Lark does not accept."""
+    """A literal in JSON's quoting, with U+007F escaped, which Lark does not accept."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

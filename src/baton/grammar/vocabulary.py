@@ -17,11 +17,11 @@ from baton.text.tokenizer import Tokenizer
 
 END: Final = b"<end>"
 GUESS_BYTES_MAX: Final = 24
-"""Longest token that `guess` looks for."""
+"""Bytes of the longest token that `guess` looks for."""
 GUESS_TEXT_MAX: Final = 256
-"""Bytes of a text that `guess` reads: more than any step drafts."""
+"""Maximum bytes of a text that `guess` reads: more than any step drafts."""
 GUESSES_MAX: Final = 1024
-"""Guesses that are cached: sequences with the same schema ask for the same names."""
+"""Number of guesses that are cached: sequences with the same schema use the same names."""
 
 
 class Vocabulary:
@@ -44,12 +44,12 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """Number of 32-bit words: a bit per token and one for the end."""
+        """Number of 32-bit words of a mask: a bit per token and one for the end."""
         return (self.width + 32) // 32
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """Ordinary tokens by their bytes, the first of equal ones."""
+        """Ids of ordinary tokens by their bytes, the first of equal ones."""
         ids: dict[bytes, int] = {}
         for token, text in enumerate(self._known):
             if text and len(text) <= GUESS_BYTES_MAX and token not in self._special:
@@ -88,12 +88,12 @@ class Vocabulary:
     def of(cls, tokenizer: Tokenizer, width: int) -> Vocabulary:
         encode = partial(
             tokenizer.encode, add_special_tokens=False, parse_special=True
-        )  # special ones are no text, and no guess
+        )  # special tokens are no text, and no guess
         return cls(*tokens_of(tokenizer), width, encode)
 
 
 class _Tokens:
-    """The interface that TokenizerWrapper needs. Nothing is tokenised here (language.py: no_forcing)."""
+    """The interface that TokenizerWrapper needs. It tokenises nothing (language.py: no_forcing)."""
 
     bos_token_id = None
 

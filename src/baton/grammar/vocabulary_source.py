@@ -7,7 +7,7 @@ from collections.abc import Callable
 from baton.text.tokenizer import Tokenizer
 
 VocabularySource = Callable[[], tuple[list[bytes], list[int], int]]
-"""-> (bytes of each token, special ids, width of the model's head)."""
+"""Function that returns (bytes of each token, special ids, width of the model's head)."""
 
 
 def tokens_of(tokenizer: Tokenizer) -> tuple[list[bytes], list[int]]:

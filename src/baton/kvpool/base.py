@@ -13,14 +13,14 @@ class Pool(Protocol):
     layout: KVLayout
     blocks: int
     incarnation: PoolIncarnation
-    "Which pool this is: a restarted worker that finds the same one may use its content."
+    "Incarnation of the pool: a restarted worker that finds the same one may use its content."
     fd: int
     "Descriptor of the pool's memory, sent along with the announcement."
 
     def announcement(self) -> PoolReady: ...
 
     def reading_descriptor(self) -> int:
-        """Another descriptor, for a reader; the caller closes it."""
+        """A second descriptor, for a reader; the caller closes it."""
         ...
 
     def close(self) -> None: ...

@@ -22,7 +22,7 @@ from baton.kvpool.pool import KVPool
 Runs = Sequence[tuple[int, int]]
 """Runs of contiguous blocks: (first block, number of blocks)."""
 Spare = Callable[[int], memoryview]
-"""Returns memory of the caller with this many bytes."""
+"""Function that returns memory of the caller with this many bytes."""
 
 
 class BlockBytes(Protocol):
@@ -35,14 +35,14 @@ class BlockBytes(Protocol):
         ...
 
     def write(self, runs: Runs, placed: Sequence[memoryview]) -> None:
-        """Complete the blocks: what `place` returned is filled."""
+        """Complete new blocks, after the memory that `place` returned is filled."""
         ...
 
     def close(self) -> None: ...
 
 
 def block_bytes(pool: Pool, blocks_max: int) -> BlockBytes:
-    """`blocks_max`: most blocks of one call."""
+    """Access to the pool's blocks as bytes. `blocks_max`: maximum of blocks per call."""
     return _InMemory(pool) if isinstance(pool, KVPool) else ByWayOfHost(pool, blocks_max)
 
 
@@ -64,13 +64,13 @@ class _InMemory:
 
 
 class ByWayOfHost:
-    """For pools that only copies can reach."""
+    """Bytes of pools that only copies can reach."""
 
     def __init__(self, pool: Pool, blocks_max: int) -> None:
         self._host = KVPool.create(pool.layout, blocks_max, "baton-staging")
         self._copies: TierCopies = tier_copies(pool, self._host)
         self._lock = threading.Lock()
-        "Guards the pinned memory."
+        "Lock that guards the pinned memory."
 
     def read(self, runs: Runs, spare: Spare) -> list[memoryview]:
         blocks = _blocks(runs)

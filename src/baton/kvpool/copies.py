@@ -22,7 +22,7 @@ from baton.kvpool.pool import KVPool
 
 
 class CopySpan(NamedTuple):
-    """Blocks that are contiguous in both pools: one copy."""
+    """Blocks that are contiguous in both pools, for one copy."""
 
     source: int
     target: int
@@ -81,7 +81,8 @@ class _MemoryCopies:
 
 
 class _DeviceCopies:
-    """The host pool's memory is pinned while this lives: otherwise a copy would pass through a buffer of the driver's."""
+    """Copies between a device pool and a host pool, whose memory is pinned meanwhile: otherwise a copy would pass through a
+    buffer of the driver's."""
 
     def __init__(self, device: DevicePool, host: KVPool) -> None:
         cuda_driver.use_device(device.device)
@@ -112,7 +113,7 @@ class _DeviceCopies:
 
 
 def copy_runs(source: Pool, target: Pool, runs: Sequence[CopySpan], may_go_on: Callable[[], bool]) -> int:
-    """Returns how many leading blocks are complete. `may_go_on` is asked before every run."""
+    """Copy these runs, and return how many leading blocks are complete. `may_go_on` is asked before every run."""
     if isinstance(source, DevicePool) and isinstance(target, DevicePool):
         return _copy_on_device(source, target, runs, may_go_on)
     if not (isinstance(source, KVPool) and isinstance(target, KVPool)):

@@ -23,9 +23,9 @@ NON_BLOCKING: Final = 1
 PINNED_MEMORY: Final = 1
 ON_DEVICE: Final = 1
 DESCRIPTOR: Final = 1
-"""Memory is shared as a POSIX file descriptor."""
+"""Handle type by which memory is shared: a POSIX file descriptor."""
 DESCRIPTORS_SUPPORTED: Final = 103
-"""The device attribute that tells whether its memory can be shared so."""
+"""Device attribute that shows whether its memory can be shared by descriptor."""
 READ: Final = 1
 READ_WRITE: Final = 3
 
@@ -39,7 +39,7 @@ class AllocationFlags(Structure):
 
 
 class AllocationProperties(Structure):
-    """CUmemAllocationProp."""
+    """CUDA's CUmemAllocationProp."""
 
     _fields_ = (
         ("type", c_int),
@@ -51,7 +51,7 @@ class AllocationProperties(Structure):
 
 
 class AccessDescription(Structure):
-    """CUmemAccessDesc."""
+    """CUDA's CUmemAccessDesc."""
 
     _fields_ = (("location", Location), ("access", c_int))
 
@@ -96,7 +96,7 @@ def use_device(device: int) -> None:
 
 
 def device_count() -> int:
-    """GPUs that this process may use: CUDA_VISIBLE_DEVICES is respected."""
+    """Number of GPUs that this process may use: CUDA_VISIBLE_DEVICES is respected."""
     count = c_int()
     call("cuInit", 0)
     call("cuDeviceGetCount", byref(count))
@@ -104,7 +104,7 @@ def device_count() -> int:
 
 
 def can_read_peer(device: int, peer: int) -> bool:
-    """May that device read the memory of the other one directly?"""
+    """Whether that device may read the memory of the other one directly."""
     answer, numbers = c_int(), (c_int(), c_int())
     call("cuInit", 0)
     for number, index in zip(numbers, (device, peer), strict=True):
@@ -114,7 +114,7 @@ def can_read_peer(device: int, peer: int) -> bool:
 
 
 def uuid_of(device: int) -> str:
-    """The UUID is the same in every process, whatever the GPU's number is there."""
+    """UUID of a GPU, which is the same in every process, whatever the GPU's number is there."""
     found, number = DeviceUuid(), c_int()
     call("cuInit", 0)
     call("cuDeviceGet", byref(number), device)
@@ -131,14 +131,14 @@ def device_with(uuid: str) -> int | None:
 
 
 def granularity(device: int) -> int:
-    """Sizes of memory are multiples of this."""
+    """Bytes of which sizes of memory are multiples."""
     size, properties = c_size_t(), _properties(device)
     call("cuMemGetAllocationGranularity", byref(size), byref(properties), 0)
     return size.value
 
 
 def create_memory(nbytes: int, device: int) -> int:
-    """A handle of new memory. It must be released, also once the memory is mapped."""
+    """A handle of new memory. The caller must release it, also once the memory is mapped."""
     _require_descriptors(device)
     handle, properties = c_uint64(), _properties(device)
     call("cuMemCreate", byref(handle), c_size_t(nbytes), byref(properties), c_uint64(0))
@@ -154,7 +154,7 @@ def export_memory(handle: int) -> int:
 
 
 def import_memory(fd: int) -> int:
-    """A handle of the memory behind the descriptor, which stays the caller's."""
+    """A handle of the memory behind the descriptor, which the caller keeps."""
     handle = c_uint64()
     call("cuMemImportFromShareableHandle", byref(handle), c_void_p(fd), DESCRIPTOR)
     return handle.value
@@ -213,14 +213,14 @@ def unregister_host(address: int) -> None:
 
 
 def memory_info() -> tuple[int, int]:
-    """(free, total) bytes of this thread's device."""
+    """Bytes of this thread's device, (free, total)."""
     free_bytes, total = c_size_t(), c_size_t()
     call("cuMemGetInfo_v2", byref(free_bytes), byref(total))
     return free_bytes.value, total.value
 
 
 class CopyStream:
-    """A stream of copies, in order, beside the device's other work. `wait` returns when they are done."""
+    """Stream of copies, in order, beside the device's other work. `wait` returns when they are done."""
 
     def __init__(self) -> None:
         self._stream = c_void_p()

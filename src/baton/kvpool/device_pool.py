@@ -26,13 +26,13 @@ class DevicePool:
         self.blocks = blocks
         self.incarnation = incarnation
         self.device = device
-        "Number of the GPU in this process."
+        "Number of the GPU as this process sees it."
         self.gpu = cuda_driver.uuid_of(device)
         self._mapped_bytes = rounded_bytes(self.nbytes, device)
         handle = cuda_driver.import_memory(fd)
         try:
             self.address = cuda_driver.map_memory(handle, self._mapped_bytes, device, read_only=read_only)
-            "Address on the device. 0: closed."
+            "Address of the pool on the device. 0: closed."
         finally:
             cuda_driver.release_memory(handle)  # the mapping and the descriptor keep the memory
         self.fd = fd
@@ -74,7 +74,7 @@ class DevicePool:
         return PoolReady(self.layout.fingerprint(), self.incarnation, self.blocks, memory)
 
     def reading_descriptor(self) -> int:
-        """The driver has no read-only descriptors: a reader maps the memory read-only (`attach`)."""
+        """A descriptor for a reader. The driver has no read-only ones: a reader maps the memory read-only (`attach`)."""
         return os.dup(self.fd)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ NUMPY_TYPES: dict[KVDtype, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(np.uint16),  # numpy has none: its arrays show the bits
     "int8": np.dtype(np.int8),
-    "float8_e4m3fn": np.dtype(np.uint8),  # likewise
+    "float8_e4m3fn": np.dtype(np.uint8),  # also without a numpy type
 }
 ORDERS: dict[KVFormat, str] = {
     "turned": "k(head,dim,token) v(head,token,dim)",
@@ -45,7 +45,7 @@ ORDERS: dict[KVFormat, str] = {
 }
 """Order of a block's numbers in a layer."""
 SCALE_BYTES = 4
-"""Size of the float32 that scales a head's numbers of one token, with int8."""
+"""Bytes of the float32 that scales a head's numbers of one token, with int8."""
 
 
 class KVKind(NamedTuple):
@@ -80,7 +80,7 @@ class KVLayout:
 
     @property
     def half(self) -> int:
-        """Numbers in the keys of one block of one layer, and again in its values. Scales count as the bytes they take."""
+        """Numbers in the keys of one block of one layer, and in its values. Scales count as the bytes they take."""
         scale = SCALE_BYTES if self.format == "int8-fours" else 0
         return self.kv_heads * (self.head_dim + scale) * self.block_size
 
@@ -97,7 +97,7 @@ class KVLayout:
         return sha256(f"{VERSION} block layer {ORDERS[self.format]} {words}".encode()).digest()
 
     def encode(self) -> bytes:
-        """Encoded form, for processes that pass it on unread."""
+        """Encoded form, for processes that forward it unread."""
         return msgspec.json.encode(self)
 
     @classmethod

@@ -16,7 +16,7 @@ GIB = 2**30
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
     total_bytes: int
-    "Total of the device, or this process's limit."
+    "Total memory of the device, or this process's limit."
     free_bytes: int
 
 
@@ -50,8 +50,8 @@ def _group_memory(folder: Path) -> MemoryFacts | None:
 
 
 def transient_bytes(run: Callable[[], object]) -> int:
-    """Run it, and return by how much the peak of this process's memory exceeded its memory afterwards."""
-    with contextlib.suppress(OSError):  # 5: reset the peak
+    """Run the function, and return by how much the peak of this process's memory exceeded its memory afterwards."""
+    with contextlib.suppress(OSError):  # writing 5 resets the peak
         Path("/proc/self/clear_refs").write_text("5")
     run()
     try:

@@ -19,7 +19,7 @@ def create_pool(layout: KVLayout, blocks: int, incarnation: PoolIncarnation | No
 
 
 def attach_pool(fd: int, announced: PoolReady, *, read_only: bool = False) -> Pool:
-    """The pool owns `fd` when this returns; if it raises, the caller still does, and closes it."""
+    """Attach to a pool. It owns `fd` when this returns; if this raises, the caller still does, and closes it."""
     if announced.memory is None:
         return KVPool.attach(fd, announced, read_only=read_only)
     from baton.kvpool.device_pool import DevicePool

@@ -29,9 +29,9 @@ from baton.protocol.pool import PoolReady
 
 MAGIC = b"batonKV3"
 HEADER = struct.Struct("<8s32sQQI")
-"""Magic, layout fingerprint, blocks, incarnation, length of the layout, which follows as JSON."""
+"""Header: magic, layout fingerprint, blocks, incarnation, length of the layout, which follows as JSON."""
 HEADER_BYTES = 4096
-"""A whole page, so that blocks start at one."""
+"""Bytes of the header: a whole page, so that blocks start at one."""
 
 
 def pool_bytes(layout: KVLayout, blocks: int) -> int:
@@ -39,7 +39,7 @@ def pool_bytes(layout: KVLayout, blocks: int) -> int:
 
 
 class KVPool:
-    """Created by exactly one process (`create`), attached by others (`attach`)."""
+    """Pool in shared memory, created by exactly one process (`create`), attached by others (`attach`)."""
 
     def __init__(
         self, layout: KVLayout, blocks: int, fd: int, incarnation: PoolIncarnation, *, read_only: bool = False
@@ -48,19 +48,19 @@ class KVPool:
         self.blocks = blocks
         self.fd = fd
         self.incarnation = incarnation
-        "Which pool this is: a restarted worker that finds the same one may use its content."
+        "Incarnation of the pool: a restarted worker that finds the same one may use its content."
         access = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
         self._map: mmap.mmap | None = mmap.mmap(fd, pool_bytes(layout, blocks), mmap.MAP_SHARED, access)
         # Arrays hold the mapping, so that closing under a living one is an error and not a crash.
         numbers: NDArray[Any] = np.frombuffer(self._map, NUMPY_TYPES[layout.dtype], offset=HEADER_BYTES)
         heads, dim, size = layout.kv_heads, layout.head_dim, layout.block_size
         self.data = numbers.reshape(blocks, layout.block_numbers)
-        "[block, everything]: copied by moves."
+        "All blocks, [block, everything]: copied by moves."
         if layout.format == "turned":
             self.keys = numbers.reshape(blocks, layout.layers, 2, heads, dim, size)[:, :, 0]
-            "[block, layer, kv_head, head_dim, token]. Only for this format: others are read by their kernels only."
+            "Keys, [block, layer, kv_head, head_dim, token]. Only for this format: others are read by their kernels only."
             self.values = numbers.reshape(blocks, layout.layers, 2, heads, size, dim)[:, :, 1]
-            "[block, layer, kv_head, token, head_dim]."
+            "Values, [block, layer, kv_head, token, head_dim]."
 
     @classmethod
     def create(
@@ -101,7 +101,7 @@ class KVPool:
         return cls(layout, blocks, fd, incarnation, read_only=read_only)
 
     def reading_descriptor(self) -> int:
-        """Another descriptor of the same memory, for a reader: nothing can be written through it."""
+        """A second descriptor of the same memory, for a reader, through which no write is possible."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def announcement(self) -> PoolReady:
@@ -166,7 +166,7 @@ def _open_anonymous(name: str) -> int:
     """Create an unnamed file. `name` shows only in a process's list of mappings."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile() as file:  # without memfd: an unlinked file
+    with tempfile.TemporaryFile() as file:  # an unlinked file, without memfd
         return os.dup(file.fileno())
 
 

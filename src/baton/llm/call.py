@@ -21,11 +21,11 @@ class ClientCall:
         self.answers: dict[RequestId, SequenceAnswer] = {}
         "Answers in the order of the prompts."
         self.vectors: dict[RequestId, bytes] = {}
-        "Embeddings of pooled prompts."
+        "Embeddings of pooled prompts, by prompt."
         self.refused: dict[RequestId, str] = {}
         self.chunks: deque[Chunk] = deque()
         self.stopped: list[SequenceKey] = []
-        "Sequences whose text reached a stop string; the machine is not informed yet."
+        "Sequences whose text reached a stop string; the machine does not know yet."
         self._streamed = streamed
         self._texts: dict[SequenceKey, SequenceText] = {}
         self._places: dict[RequestId, int] = {}

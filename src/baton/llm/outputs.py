@@ -29,11 +29,11 @@ class Output:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: str = ""
-    "stop, length, or error. Empty until it is finished."
+    "Finish reason: stop, length, or error. Empty until the output is finished."
     stop_reason: str | int | None = None
     "The stop string, or the token id of `stop_token_ids`, that ended the output."
     error: str = ""
-    "The error message, if the reason is error."
+    "Error message, if the reason is error."
     cached_tokens: int = 0
     preemptions: int = 0
 
@@ -48,9 +48,9 @@ class SequenceAnswer:
     prompt_token_ids: list[int]
     outputs: list[Output]
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    "By position, if requested. The first token has none."
+    "Log-probabilities of the prompt by position, if requested. The first token has none."
     prompt: str | None = None
-    "The prompt's text. None for a chat and for token ids."
+    "Text of the prompt. None for a chat and for token ids."
     request_id: str = ""
 
     @property
@@ -74,7 +74,7 @@ class Embedding:
 
     @classmethod
     def of(cls, answer: SequenceAnswer, vector: bytes) -> Embedding:
-        """Raises EngineError if the vector is empty."""
+        """The embedding of this vector. Raises EngineError if it is empty."""
         if not vector:
             raise EngineError(answer.outputs[0].error or "the prompt was given up before its vector was there")
         return cls(answer.prompt_token_ids, Vector(floats(vector)), answer.prompt, answer.request_id)
@@ -95,9 +95,9 @@ class PairScore:
 @dataclass(slots=True)
 class Classes:
     probs: list[float]
-    "In the order of the model's classes."
+    "Probabilities in the order of the model's classes."
     label: str
-    "Name of the likeliest."
+    "Name of the likeliest class."
 
     @property
     def num_classes(self) -> int:
@@ -126,7 +126,7 @@ class Chunk:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
-    "Not empty in the last chunk of an output."
+    "Finish reason. Not empty in the last chunk of an output."
     stop_reason: str | int | None = None
     error: str = ""
 
@@ -147,11 +147,11 @@ class SequenceText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string has ended the text. Later tokens are not part of the answer."""
+        """Whether a stop string has ended the text. Later tokens are not part of the answer."""
         return self._stops.stop is not None
 
     def feed(self, token: int, *, ends: bool) -> None:
-        """`ends`: the token is the stop token that ended the sequence."""
+        """Add a token. `ends`: it is the stop token that ended the sequence."""
         output = self.output
         output.token_ids.append(token)
         if ends and token in self._named_ids:

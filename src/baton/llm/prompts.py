@@ -14,7 +14,7 @@ Chats: TypeAlias = "Chat | Sequence[Chat]"
 
 
 def batch_of(prompts: Prompts) -> list[str | Sequence[int]]:
-    """A single text, list of token ids or table is a batch of one."""
+    """The prompts as a batch. A single text, list of token ids or table is a batch of one."""
     if not isinstance(prompts, str | Mapping | Sequence):
         raise CallerError(f"prompts must be a text, token ids or a list of those, not {type(prompts).__name__}")
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
@@ -32,7 +32,7 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
 
 
 def chats_of(messages: Chats) -> list[Any]:
-    """A single list of messages is a batch of one. The messages are checked when they are rendered."""
+    """The chats as a batch. A single list of messages is a batch of one. The messages are checked when they are rendered."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise CallerError(f"messages must be a list of messages, or a list of such lists, not {type(messages).__name__}")
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)

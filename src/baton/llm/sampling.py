@@ -29,15 +29,15 @@ class StructuredOutputsParams(Struct, frozen=True, kw_only=True):
     """The format of an answer: exactly one field is set (docs/structured-output.md)."""
 
     json: str | Mapping[str, Any] | None = None
-    "A JSON schema."
+    "JSON schema of the answer."
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
-    "GBNF or Lark."
+    "Grammar in GBNF or Lark."
     json_object: bool | None = None
 
     def wire(self) -> Grammar:
-        """Raises CallerError unless exactly one field is set."""
+        """The grammar for the engine. Raises CallerError unless exactly one field is set."""
         made: list[Grammar] = []
         if self.json is not None:
             made.append(Grammar("json_schema", self.json if isinstance(self.json, str) else dumps(self.json)))
@@ -67,7 +67,7 @@ class RepetitionDetectionParams(Struct, frozen=True):
     min_count: int = 0
 
     def wire(self) -> RepetitionStop | None:
-        """None if it is off. Raises CallerError for numbers outside of their range."""
+        """The limits for the engine. None if repetitions are allowed. Raises CallerError for numbers outside of their range."""
         if not self.max_pattern_size:
             return None
         shortest = max(1, self.min_pattern_size)
@@ -82,14 +82,14 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     """Sampling and stop conditions. None means the model's default."""
 
     n: int = 1
-    "Answers per prompt."
+    "Number of answers per prompt."
     stop: str | Sequence[str] | None = None
     "Texts that end an answer. They are not part of it, unless `include_stop_str_in_output`."
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    "The model's stop tokens do not end the answer."
+    "Whether the model's stop tokens do not end the answer."
     skip_special_tokens: bool = True
-    "Omit special tokens from the text."
+    "Whether special tokens are omitted from the text."
     max_tokens: int | None = None  # type: ignore[assignment]
     temperature: float | None = None  # type: ignore[assignment]
     top_k: int | None = None  # type: ignore[assignment]
@@ -97,18 +97,19 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
     min_p: float | None = None  # type: ignore[assignment]
     repetition_penalty: float | None = None  # type: ignore[assignment]
     seed: int | None = None  # type: ignore[assignment]
-    "None: a different one for every prompt and call."
+    "Seed of the draws. None: a different one for every prompt and call."
     stop_token_ids: Sequence[int] | None = None  # type: ignore[assignment]
     bad_words: Sequence[str | Sequence[int]] | None = None  # type: ignore[assignment]
     "Texts or token ids that must not appear in the output."
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # type: ignore[assignment]
 
     disable_spec_decode: bool = False
-    "No draft tokens for these answers, where the model is loaded with `speculate`. Drafts never change an answer."
+    "Whether these answers have no draft tokens, where the model is loaded with `speculate`. Drafts never change an answer."
     stop_on_repetition: bool | None = None
-    "End answers that repeat themselves. None: the setting of LLM(stop_on_repetition=...), else only for the built-in model."
+    """Whether answers that repeat themselves end. None: the setting of LLM(stop_on_repetition=...), else only for the built-in
+    model."""
     repetition_detection: RepetitionDetectionParams | None = None
-    "Like stop_on_repetition, with explicit numbers."
+    "Repetitions that end an answer: like stop_on_repetition, with explicit numbers."
     structured_outputs: StructuredOutputsParams | None = None
     "The format of the answers."
     guided_decoding: StructuredOutputsParams | None = None
@@ -135,7 +136,7 @@ def wire_params(
         if given.get("top_k") == 0:
             given["top_k"] = -1  # both mean "all" to vLLM
         if given.get("seed") == -1:
-            del given["seed"]  # as in a server, and in vLLM: a different one each time
+            del given["seed"]  # a different seed each time, as in a server and in vLLM
         if asked.disable_spec_decode:
             given["drafts_max"] = 0
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
@@ -146,7 +147,7 @@ def wire_params(
     elif not asked.stop_token_ids:
         given["stop_token_ids"] = tuple(tokenizer.eos_ids)
     if (grammar := given.get("grammar")) is not None:
-        from baton.grammar.matcher import checked  # imports numpy
+        from baton.grammar.matcher import checked  # this import loads numpy
 
         late = isinstance(asked, SamplingParams) and asked.ignore_eos
         given["grammar"] = structs.replace(checked(grammar), ends=tokenizer.eos_ids, ends_late=late)

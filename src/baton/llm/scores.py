@@ -13,7 +13,7 @@ from baton.protocol.vectors import floats
 from baton.text.pair_scores import Cuts, Pair, PairModel, probabilities_of, scorer_of
 
 CHARACTERS_PER_TOKEN: Final = 64
-"""As in api/limits.py: longer texts than this for every token of the context are refused before they are tokenised."""
+"""Characters per token of the context, as in api/limits.py: longer texts are refused before they are tokenised."""
 
 
 class PairScores:
@@ -32,7 +32,7 @@ class PairScores:
 
 
 def pairs_of(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> list[Pair]:
-    """One text of `data_1` is paired with every text of `data_2`."""
+    """Pairs of texts: one text of `data_1` is paired with every text of `data_2`."""
     ones, others = ([data] if isinstance(data, str) else list(data) for data in (data_1, data_2))
     if not all(isinstance(text, str) and text for text in (*ones, *others)):
         raise CallerError("score takes texts, and none may be empty")

@@ -24,13 +24,13 @@ from baton.native.library import KV_F32, Q8_0, Library, NativeStep
 from baton.native.packing import PackedModel
 
 TOKENS, TOKENS_OF_LARGE = 64, 16
-"""Calibration tokens. A large model uses fewer: each takes as long as a token of a prompt. The balance is a fourth root of mean
-squares, so 16 tokens, which know these to 18 %, give a balance to 5 %."""
+"""Number of calibration tokens. A large model uses fewer: each takes as long as a token of a prompt. The balance is a fourth
+root of mean squares, so 16 tokens, which know these to 18 %, give a balance to 5 %."""
 FIRST_TOKEN, TOKEN_STEP = 17, 7919
 """Ids of the calibration tokens: spread over any vocabulary, without the special ones at its beginning."""
 BLOCK_TOKENS = 16
 WEIGHT_LEAST, ACTIVATION_LEAST = 0.01, 0.001
-"""Minimum share of the mean square: smaller inputs are raised to it."""
+"""Minimum share of the mean square: smaller inputs are raised to this."""
 
 
 def balance(library: Library, packed: PackedModel, exchange: RankExchange | None = None) -> None:
@@ -54,7 +54,7 @@ def best_balance(weights: Floats, activations: Floats) -> Floats:
 
 
 def _at_least(squares: Floats, share: float) -> NDArray[np.float64] | None:
-    """Squares relative to their mean, at least `share`. None: not finite."""
+    """Squares relative to their mean, at least `share`. None: they are not finite."""
     mean = fsum(squares.tolist()) / len(squares)
     return np.maximum(squares.astype(np.float64) / mean, share) if 0 < mean < np.inf else None
 
@@ -66,7 +66,7 @@ def calibration_tokens(packed: PackedModel) -> int:
 def listen(
     library: Library, packed: PackedModel, tokens: int | None = None, exchange: RankExchange | None = None
 ) -> list[Floats]:
-    """For each int8 matrix the squares of its inputs, summed over tokens."""
+    """Sums of the squares of the inputs, over tokens, for each int8 matrix."""
     tokens = tokens or calibration_tokens(packed)
     of_bytes = [matrix for matrix in packed.matrices() if matrix.kind == Q8_0]
     activation_squares = [np.zeros((tokens, matrix.inputs), np.float32) for matrix in of_bytes]

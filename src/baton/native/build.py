@@ -30,14 +30,14 @@ FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-con
 COMPILE_SECONDS_MAX = 300.0
 
 Compiler = list[str]
-"""A program and its first arguments."""
+"""Compiler: a program and its first arguments."""
 
 _announce: ContextVar[Callable[[str], None]] = ContextVar("announce", default=log.info)
 
 
 @contextmanager
 def compilation_announced(announce: Callable[[str], None]) -> Iterator[None]:
-    """Within the block `announce` is called with a sentence before a compilation. Otherwise it is logged."""
+    """Call `announce` with a sentence before a compilation within the block. Without it compilations are logged."""
     token = _announce.set(announce)
     try:
         yield
@@ -78,8 +78,8 @@ def cache_folder() -> Path:
 
 
 def temporary_folder() -> Path:
-    """A fallback if the cache is not writable, as in a container with a read-only file system. Only its owner can write there,
-    and the user's next process finds it."""
+    """The folder for builds if the cache is not writable, as in a container with a read-only file system. Only its owner can
+    write there, and the user's next process finds it."""
     folder = Path(tempfile.gettempdir(), f"baton-kernels-{os.geteuid()}")
     if folder.is_symlink():
         raise NoPlace(f"{folder} is a link, which anybody may have made: remove it")
@@ -108,7 +108,7 @@ def _built(variant: Variant, folder: Path, compilers: list[Compiler]) -> Path:
     except OSError as error:
         raise _no_place(variant, folder, error) from error
     except build_cache.Untrusted as error:
-        raise NoCompiler(str(error)) from error  # not worked around: an operator must check it
+        raise NoCompiler(str(error)) from error  # not worked around: an operator must check the folder
     stems = [f"baton-{variant.name}-{_fingerprint(variant, each)}" for each in compilers]
     for stem in stems:
         if (path := build_cache.find(folder, stem)) is not None:
@@ -151,7 +151,7 @@ def _no_place(variant: Variant, folder: Path, error: OSError) -> NoPlace:
 
 
 def _fingerprint(variant: Variant, compiler: Compiler) -> str:
-    """Identifies the compiler by its file's size and time: asking for its version would cost a process per start."""
+    """Name of the compiler by its file's size and time: asking for its version would cost a process per start."""
     path = shutil.which(compiler[0])
     stat = os.stat(path) if path else None
     parts = [file.read_bytes() for file in sorted(SOURCES.iterdir())]

@@ -21,10 +21,10 @@ from pathlib import Path
 from baton.errors import EngineError
 
 BUILDS_KEPT = 4
-"""Builds kept per variant."""
+"""Number of builds kept per variant."""
 SCRATCH = ".build-"
 SCRATCH_SECONDS_MAX = 3600.0
-"""Scratch folders older than this are left from killed compilations."""
+"""Age in seconds above which scratch folders are left from killed compilations."""
 
 
 class Untrusted(EngineError):

@@ -40,7 +40,8 @@ class NativeDecoder:
         positions = min(config.context_tokens_max, blocks * block_size)
         ropes = [config.layer_rope(layer) for layer in range(config.layers)]
         angles = {rope: RotaryTable(rope, config.head_dim, positions) for rope in dict.fromkeys(ropes)}
-        blocks_of_layers = (NativeLayerWeights * config.layers)(*packed.blocks)  # a copy: another decoder may have other tables
+        # copied, because another decoder may have other tables
+        blocks_of_layers = (NativeLayerWeights * config.layers)(*packed.blocks)
         for block, rope in zip(blocks_of_layers, ropes, strict=True):
             block.cosines, block.sines = (table.ctypes.data for table in (angles[rope].cosines, angles[rope].sines))
         self._library = library
@@ -92,7 +93,7 @@ class NativeDecoder:
         return int(self._library.threads(self._handle))
 
     def report_progress(self, word: int) -> None:
-        """`word`: address of a 64-bit counter that the library advances from now on, several times per layer."""
+        """Sets the counter to advance from now on, several times per layer. `word`: address of its 64 bits."""
         self._library.progress(self._handle, word)
 
     def hidden(self, step: NativeStep) -> Floats:
@@ -106,7 +107,7 @@ class NativeDecoder:
     def logits(self, hidden: Floats) -> Floats:
         """[rows, vocabulary]: valid until the next call; the caller may change them."""
         rows = np.ascontiguousarray(hidden, np.float32)
-        if len(rows) > len(self._logits):  # reused: new memory would be cleared page by page in every step
+        if len(rows) > len(self._logits):  # reused, because new memory would be cleared page by page in every step
             self._logits = np.empty((len(rows), self.vocabulary), np.float32)
             self._logits_at = self._logits.ctypes.data
         if self._library.logits(self._handle, rows.ctypes.data, len(rows), self._logits_at):
@@ -123,8 +124,8 @@ class NativeDecoder:
         return tokens
 
     def choose(self, logits: Floats, draws: NDArray[np.void], allowed: Addresses | None = None) -> Int64s:
-        """[rows] token ids, or an error code per row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw. `allowed`: as
-        above; the logits of other tokens become minus infinity."""
+        """[rows] token ids, or an error code per row (csrc/sample.h). `draws`: [rows] of csrc/sample.h's Draw. `allowed`: as in
+        `likeliest`; the logits of other tokens become minus infinity."""
         tokens, masks = np.empty(len(logits), np.int64), None if allowed is None else allowed.ctypes.data
         if self._library.choose(self._handle, logits.ctypes.data, draws.ctypes.data, masks, len(logits), tokens.ctypes.data):
             raise EngineError(f"there is not enough memory to choose from a vocabulary of {self.vocabulary}")

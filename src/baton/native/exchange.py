@@ -17,11 +17,11 @@ from baton.models.shard import Shard
 from baton.native.library import Library, NativeExchange
 
 HEAD_BYTES = 4096
-"""Before the first slot, as in csrc/exchange.h: a line per rank."""
+"""Bytes before the first slot, as in csrc/exchange.h: a line per rank."""
 LINE = 64
 RANKS_MAX = HEAD_BYTES // LINE
 WAIT_SECONDS = 600.0
-"""Maximum wait for another rank. Long: the ranks load weights between two exchanges."""
+"""Maximum wait for another rank. It is long because the ranks load weights between two exchanges."""
 
 
 class RankExchange:
@@ -38,17 +38,17 @@ class RankExchange:
         self._library = library
         address = np.frombuffer(self._map, np.uint8).ctypes.data
         self.native = NativeExchange(*(self.rank, self.ranks, slot, int(wait_seconds * 1e9), address))
-        "For NativeDecoder. Valid until close()."
+        "The exchange as NativeDecoder's argument. Valid until close()."
 
     def sum(self, numbers: Floats) -> None:
-        """Replaces the numbers by their sums over ranks, added in the order of ranks: the same bits on every rank."""
+        """Replaces the numbers by their sums over ranks, added in the order of ranks, so that every rank has the same bits."""
         if not numbers.flags.c_contiguous or numbers.dtype != np.float32:
             raise ValueError(f"{numbers.dtype} {numbers.shape}: not dense float32")
         if self._library.sum(self.native, numbers.ctypes.data, numbers.size):
             raise rank_missing(self.native)
 
     def gather(self, part: NDArray[np.generic]) -> NDArray[np.generic]:
-        """[ranks, *shape of the part]: the parts of all ranks, which have one shape."""
+        """Gathers the parts of all ranks, which have one shape: [ranks, *shape of the part]."""
         part = np.ascontiguousarray(part)
         out = np.empty((self.ranks, *part.shape), part.dtype)
         if self._library.gather(self.native, part.ctypes.data, part.nbytes, out.ctypes.data):
@@ -56,7 +56,7 @@ class RankExchange:
         return out
 
     def notes(self, note: bytes) -> list[bytes]:
-        """The notes of all ranks, which have one length."""
+        """Notes of all ranks, which have one length."""
         return [each.tobytes() for each in self.gather(np.frombuffer(note, np.uint8))]
 
     def least(self, number: int) -> int:

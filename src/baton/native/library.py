@@ -15,13 +15,13 @@ from baton.native.variants import Variant, supported_variants
 log = logging.getLogger(__name__)
 
 F32, Q8_0, Q4_0, Q4_1, F16, BF16, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4 = range(12)
-"""How a file may store rows: csrc/gguf_blocks.h. Matrices are of the first four kinds, of MXFP4,"""
+"""Formats of rows in files: csrc/gguf_blocks.h. Matrices are of the first four kinds, of MXFP4,"""
 GROUPED_INT8 = 12
 """or int8 with a scale per 32 weights, as Q8_0."""
 GATES = {"silu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
-"""Activation of a paired matrix: csrc/matrix.h."""
+"""Activations of a paired matrix: csrc/matrix.h."""
 KV_F32, KV_F16, KV_INT8 = range(3)
-"""Kinds of keys and values: csrc/attention.h."""
+"""Data types of keys and values: csrc/attention.h."""
 KV_BLOCK, KV_WIDTH = 16, 64
 """Requirements of KV_INT8: tokens per block, and a divisor of the head width."""
 
@@ -35,7 +35,7 @@ class Matrix(Structure):
 
 
 class Norm(Structure):
-    """A null weight: no norm."""
+    """Norm of a layer. A null weight: no norm."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p))
 
@@ -77,7 +77,7 @@ class NativeExperts(Structure):
 
 
 class NativeExchange(Structure):
-    """Memory that ranks share: csrc/exchange.h."""
+    """Memory for exchanges that ranks share: csrc/exchange.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("rank", "ranks", "slot_bytes", "wait_most")),
@@ -146,7 +146,7 @@ class Library:
 STRUCTURES: tuple[type[Structure], ...] = (
     *(Matrix, Mixture, NativeLayerWeights, NativeShape, NativeExperts, Model, NativeStep, NativeExchange),
 )
-"""In the order of baton_sizes (csrc/decoder.c)."""
+"""Structures in the order of baton_sizes (csrc/decoder.c)."""
 
 
 def load_file(variant: Variant) -> ctypes.CDLL:
@@ -184,7 +184,8 @@ def _function(function: ctypes._NamedFuncPointer, result: type | None, *argument
 
 @cache
 def load_variant(variant: Variant) -> Library:
-    """Raises NoCompiler if it cannot be compiled, or if the system does not allow these instructions."""
+    """Load the library of a variant. Raises NoCompiler if it cannot be compiled, or if the system does not allow these
+    instructions."""
     library = Library(variant)
     if library.allow() != 0:
         raise NoCompiler(f"the system does not allow the {variant.name} instructions ({variant.description})")

@@ -26,9 +26,9 @@ PAIR = PANEL // 2
 LINE = 64
 
 KINDS: dict[TensorType, int] = {F32: c.F32, Q8_0: c.Q8_0, Q4_0: c.Q4_0, Q4_1: c.Q4_1, MXFP4: c.MXFP4}
-"""Kinds of matrices."""
+"""Names of the kinds of matrices."""
 LARGE_WEIGHTS = 1 << 30
-"""A model with more weights is large."""
+"""Number of weights above which a model is large."""
 
 Places = NDArray[np.int64]
 
@@ -38,9 +38,9 @@ class Stack:
     """Matrices of one shape, kind and balance: all experts of a layer. Any other matrix is a stack of one."""
 
     parts: tuple[tuple[str, ...], ...]
-    "For each matrix, the names of its linears."
+    "Names of the linears, for each matrix."
     paired: bool = False
-    "The first of two linears is the gate of the second."
+    "Whether the first of two linears is the gate of the second."
     bias: bool = False
     balanced: bool = True
     "Whether int8 matrices may get a balance (native/balance.py)."
@@ -73,7 +73,7 @@ def layer_stacks(config: ModelConfig, layer: int) -> dict[str, Stack]:
 
 
 def _mlp(prefixes: Sequence[str], name: str, *, bias: bool = False, balanced: bool = True) -> dict[str, Stack]:
-    """`balanced`: of `down`."""
+    """Stacks of an MLP. `balanced`: of `down`."""
     gates = tuple((f"{prefix}gate", f"{prefix}up") for prefix in prefixes)
     downs = tuple((f"{prefix}down",) for prefix in prefixes)
     return {f"{name}gate_up": Stack(gates, paired=True, bias=bias), f"{name}down": Stack(downs, bias=bias, balanced=balanced)}
@@ -97,7 +97,7 @@ def places_of(sizes: Sequence[int], *, paired: bool) -> list[Places]:
 @dataclass(frozen=True, slots=True)
 class PlannedStack:
     matrix: Matrix
-    "Each matrix, without its memory."
+    "One matrix of the stack, not yet in memory."
     numbers: int
     "Bytes per matrix, like scales and corrections."
     scales: int
@@ -110,7 +110,7 @@ class PlannedStack:
 
     @property
     def nbytes(self) -> int:
-        """Matrices of rotated int8 share their input scales."""
+        """Bytes of the stack. Matrices of rotated int8 share their input scales."""
         each = whole_lines(self.numbers) + whole_lines(self.scales)
         return self.count * each + whole_lines(self.corrections) * (1 if self.rotated else self.count)
 
@@ -123,7 +123,7 @@ class PlannedModel:
     "Bytes of all matrices."
     weights: int
     of_bytes: int
-    "Weights that are computed as rotated int8."
+    "Number of weights that are computed as rotated int8."
     grouped: bool
     "Whether an int8 head keeps its groups."
 
@@ -141,7 +141,7 @@ Stored = Mapping[str, TensorFacts]
 
 
 def plan_model(library: Library, config: ModelConfig, stored: Stored, quantization: Quantization) -> PlannedModel:
-    """Computed from the file's list of tensors, without reading them."""
+    """The plan of a model, computed from the file's list of tensors, without reading them."""
     stored = with_head(config, stored)
     of_layers = [stack for layer in range(config.layers) for stack in layer_stacks(config, layer).values()]
     kinds = (type_for(stored[name], name, quantization) for stack in of_layers for name in stack.weights)
@@ -162,7 +162,7 @@ def with_head(config: ModelConfig, stored: Stored) -> Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of a tensor."""
+    """Rows of a tensor that become rows of a matrix."""
 
     of: TensorFacts
     places: range
@@ -194,7 +194,7 @@ def keeps_groups(library: Library, kinds: Iterable[TensorType], quantization: Qu
 def plan_stack(
     library: Library, stack: Stack, stored: Stored, quantization: Quantization, *, grouped: bool = False
 ) -> PlannedStack:
-    """`grouped`: an int8 output head keeps its groups."""
+    """The plan of a stack. `grouped`: an int8 output head keeps its groups."""
     kind = KINDS[kind_of(type_for(stored[name], name, quantization) for name in stack.weights)]
     tensors = [stored[f"{name}.weight"] for name in stack.parts[0]]
     outputs = 1 + int(places_of([tensor.rows for tensor in tensors], paired=stack.paired)[-1][-1])

@@ -17,9 +17,9 @@ from pathlib import Path
 class Variant:
     name: str
     machine: str
-    "platform.machine()."
+    "Architecture, as platform.machine() reports it."
     needs: frozenset[str]
-    "Flags in /proc/cpuinfo."
+    "Required flags in /proc/cpuinfo."
     compiler_flags: tuple[str, ...]
     description: str
 
@@ -52,11 +52,11 @@ APPLE_SILICON = frozenset({"asimddp"})
 def supported_variants(
     machine: str | None = None, flags: frozenset[str] | None = None, system: str | None = None
 ) -> list[Variant]:
-    """Best first; never empty. Without arguments: for this machine."""
+    """Variants for these CPU features, best first; never empty. Without arguments: for this machine."""
     machine = platform.machine() if machine is None else machine
     system = platform.system() if system is None else system
     flags = cpu_flags() if flags is None else flags
-    if machine == "arm64":  # macOS' name
+    if machine == "arm64":  # macOS names the architecture so
         machine, flags = "aarch64", flags | (APPLE_SILICON if system == "Darwin" else frozenset())
     return [variant for variant in VARIANTS if variant.suits(machine, flags)]
 

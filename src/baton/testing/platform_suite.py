@@ -38,7 +38,7 @@ GRAMMARS = {
     "p1": Grammar("json_schema", json.dumps(SCHEMA), ends=(END,)),
     "p2": Grammar("choice", '["red", "green", "blue"]', ends=(END,)),
 }
-"""Settings by request. The other requests have none, and their tokens do not change."""
+"""Settings of some requests. The others have none, and their tokens do not change."""
 
 
 def _fits(name: str, text: str) -> bool:
@@ -51,16 +51,16 @@ def _fits(name: str, text: str) -> bool:
 
 
 class PlatformConformance:
-    """Subclass it in a test file, and name the device:
+    """Tests of a platform. Subclass it in a test file, and name the device:
 
     class TestMyPlatform(PlatformConformance):
         device = "mine"
     """
 
     device: ClassVar[str] = ""
-    "The name for --device: the platform's entry point must be installed."
+    "Name for --device: the platform's entry point must be installed."
     settings: ClassVar[dict[str, Any]] = {}
-    "More fields of WorkerConfig."
+    "Further fields of WorkerConfig."
     same_bits: ClassVar[bool] = False
     "Whether the platform promises the same bits in any batch and in any chunks."
 
@@ -113,7 +113,7 @@ class PlatformConformance:
         attached.close()
         pool.close()
 
-    # Greedy tokens, whatever happens on the way
+    # Greedy tokens in any circumstances
 
     @pytest.mark.parametrize("chunk", [5, None])
     def test_greedy_tokens_in_any_chunks(self, platform: PlatformUnderTest, chunk: int | None) -> None:
@@ -150,7 +150,7 @@ class PlatformConformance:
 
     @pytest.mark.parametrize("kind", ["dense", "parallel", "after", "experts", "experts and sinks"])
     def test_all_traits_at_once(self, platform: PlatformUnderTest, kind: str) -> None:
-        """`load` refuses an unsupported model by name."""
+        """All traits at once, unless `load` refuses the model by name."""
         made = replace(platform, config=all_traits(platform.config, kind))
         try:
             made.model()

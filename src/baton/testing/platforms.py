@@ -27,7 +27,7 @@ from baton.worker.platforms.choose import choose
 Prompts = dict[str, list[int]]
 """Token ids by name of the request."""
 Disturb = Callable[[StepRig, int], None]
-"""Called with the number of each step before it happens."""
+"""Callback with the number of each step before the step."""
 Load = Callable[[ModelConfig, WeightSource], RigModel]
 
 END = 96
@@ -41,14 +41,14 @@ SMALL = replace(
     TINY, layers=3, hidden_size=256, heads=8, kv_heads=2, head_dim=64, intermediate_size=384, context_tokens_max=512
 )
 SEED = 3
-"""Seed of the weights: answers vary, few tokens repeat."""
+"""Seed of the weights, chosen so that answers vary and few tokens repeat."""
 POISON = 50
-"""A token whose embedding is NaN, in a poisoned model."""
+"""Id of a token whose embedding is NaN, in a poisoned model."""
 
 
 def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
-    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds
-    have what excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only."""
+    """Sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds have what
+    excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only."""
     layers = range(config.layers)
     ropes = (RopeConfig(theta=500.0, dimensions=8), NO_ROPE)
     traits = Traits(
@@ -82,7 +82,7 @@ class PoisonedWeights(DummyWeights):
 
 @dataclass
 class Results:
-    """By name of the request."""
+    """Results by name of the request."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, dict[int, TokenLogprob]] = field(default_factory=dict)
@@ -97,23 +97,23 @@ class PlatformUnderTest:
     load: Load
     config: ModelConfig = TINY
     same_bits: bool = False
-    "The platform promises the same bits in any batch and in any chunks."
+    "Whether the platform promises the same bits in any batch and in any chunks."
     hardware: Platform | None = None
-    "None: only an executor is tested."
+    "The platform. None: only an executor is tested."
     settings: WorkerConfig | None = None
     "The settings that the platform's opener returned."
     slots: int = 8
     prompt_tokens_max: int = 60
     output_tokens: int = 16
     slow: bool = False
-    "An interpreter computes: some cases use fewer requests."
+    "Whether an interpreter computes, so that some cases use fewer requests."
 
     @property
     def rig(self) -> dict[str, Any]:
         return {"slots": self.slots, "blocks": 64, "block_size": 16, "tokens_per_step": 64}
 
     def prompts(self, count: int, seed: int, shared: int = 0) -> Prompts:
-        """`shared`: per cent of the longest prompt that all prompts begin with."""
+        """Random prompts. `shared`: per cent of the longest prompt that all prompts begin with."""
         rng, most = random.Random(seed), self.prompt_tokens_max
         start = [rng.randrange(END) for _ in range(shared * most // 100)]
         count = min(count, self.slots)
@@ -139,7 +139,7 @@ class PlatformUnderTest:
         return found
 
     def poisoned(self) -> PlatformUnderTest:
-        """The same platform with a model that gives NaN for POISON."""
+        """The platform with a model that gives NaN for POISON."""
         return replace(self, load=lambda config, weights: self.load(config, PoisonedWeights(config, SEED)))
 
     def model(self) -> RigModel:

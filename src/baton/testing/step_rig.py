@@ -50,7 +50,7 @@ class RigModel:
     loaded: LoadedExecutor
     platform: Platform = field(default_factory=CpuPlatform)
     vocabulary: Callable[[], Vocabulary] | None = None
-    "For requests with a grammar."
+    "Tokens of the model, for requests with a grammar."
 
 
 def make_pool(model: RigModel, *, blocks: int, block_size: int) -> Any:
@@ -80,7 +80,7 @@ def make_runner(
 
 
 def make_model_drafter(draft: RigModel, main: RigModel, pool: Pool, *, slots: int) -> ModelDrafter:
-    """`pool`: of the main model."""
+    """A drafter with a draft model. `pool`: of the main model."""
     own = make_pool(draft, blocks=pool.blocks, block_size=pool.layout.block_size)
     executor = draft.loaded.with_pool(own)
     assert isinstance(executor, Stepwise)

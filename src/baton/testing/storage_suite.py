@@ -17,7 +17,7 @@ from baton.kvcache.storage.backend import Deadline, LayoutName, StorageBackend
 from baton.kvcache.storage.open import open_backend
 
 SOON = 30.0
-"""Seconds: a guard against hanging, never a measure."""
+"""Seconds that guard against hanging, never a measure."""
 BLOCK_TOKENS = 4
 
 
@@ -69,7 +69,7 @@ class NumberedBlocks:
 
 
 class StorageConformance:
-    """Subclass it in a test file, and say where a new, empty store is:
+    """Tests of a storage backend. Subclass it in a test file, and say where a new, empty store is:
 
     class TestMyStorage(StorageConformance):
         def address(self, folder: Path) -> str:
@@ -128,7 +128,7 @@ class StorageConformance:
         assert store.put(range(3)) == store.get(range(3)) == 3
         store.backend.close()
 
-    # Whose blocks
+    # Other layouts and ranks
 
     def test_other_layouts_and_ranks_see_nothing(self, opened_at: str, store: NumberedBlocks) -> None:
         """Equal keys of another model, data type or rank hold other bytes."""
@@ -169,7 +169,8 @@ class StorageConformance:
             except BaseException as error:
                 wrong.append(error)
 
-        threads = [threading.Thread(target=work, args=(10 * place,)) for place in range(8)]  # half of each run is another's too
+        # half of each run is another thread's too
+        threads = [threading.Thread(target=work, args=(10 * place,)) for place in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -22,7 +22,7 @@ from baton.protocol.ids import PoolIncarnation
 LAYOUT = KVLayout(layers=2, kv_heads=2, head_dim=8, block_size=4, dtype="float32")
 BLOCKS = 16
 SECONDS_MAX = 30.0
-"""A guard against hanging, never a measure."""
+"""Seconds that guard against hanging, never a measure."""
 
 
 def finish(work: Coroutine[Any, Any, None]) -> None:
@@ -35,7 +35,7 @@ async def until(question: Callable[[], bool]) -> None:
 
 
 class TransportConformance:
-    """Subclass it in a test file, and create both sides. Pools are in shared memory."""
+    """Tests of a transport. Subclass it in a test file, and create both sides. Pools are in shared memory."""
 
     def serving(self, folder: Path) -> Transport:
         """A listening transport: peers read the pools attached to it. Called on the loop."""

@@ -12,23 +12,22 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.5
-"""Delay after an accept that failed, as without descriptors: else the loop would do nothing else."""
+"""Seconds after an accept that failed, as without descriptors: without the delay the loop would do nothing else."""
 
 
 class ConnectionOwner(Protocol[T]):
     """The owner of an Acceptor: it serves connections, and decides which one makes room for another."""
 
     def make_room(self, living: list[asyncio.Task[T]]) -> None:
-        """Called before a new connection is served: close one of `living` if there are too many. `living`: connections that are
-        not
-        being closed, the oldest first."""
+        """Make room before a new connection is served: close one of `living` if there are too many. `living`: connections that
+        are not being closed, the oldest first."""
         ...
 
     def serve_connection(self, sock: socket.socket, place: Any) -> Coroutine[Any, Any, T]: ...
 
     def on_ended(self, task: asyncio.Task[T], sock: socket.socket) -> None:
-        """The connection's task ended: close `sock`. The task itself cannot, because a task that is cancelled early runs
-        nothing."""
+        """Close `sock`, because the connection's task ended. The task itself cannot, because a task that is cancelled early
+        runs nothing."""
         ...
 
     def on_accept_failed(self, error: OSError) -> None: ...
@@ -36,12 +35,12 @@ class ConnectionOwner(Protocol[T]):
 
 class Acceptor(Generic[T]):
     def __init__(self, listener: socket.socket, owner: ConnectionOwner[T]) -> None:
-        """`listener` listens already, and is closed with this."""
+        """`listener` listens already, and is closed with this object."""
         listener.setblocking(False)
         self._listener = listener
         self._owner = owner
         self.open: dict[asyncio.Task[T], socket.socket] = {}
-        "Connections, the oldest first."
+        "Open connections, the oldest first."
         self.task = asyncio.create_task(self._accept())
 
     async def _accept(self) -> None:
@@ -57,14 +56,14 @@ class Acceptor(Generic[T]):
             task = asyncio.create_task(self._owner.serve_connection(sock, place))
             self.open[task] = sock
             task.add_done_callback(self._ended)
-            await asyncio.sleep(0)  # one per turn: the backlog must not delay what else the loop does
+            await asyncio.sleep(0)  # one per turn: the backlog must not delay the loop's other work
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         self._owner.on_ended(task, self.open.pop(task))
 
     def disconnect(self, task: asyncio.Task[T]) -> None:
         """Close a connection: its peer sees the end at once."""
-        with contextlib.suppress(OSError):  # it ended already
+        with contextlib.suppress(OSError):  # the connection ended already
             self.open[task].shutdown(socket.SHUT_RDWR)
         task.cancel()
 

@@ -12,16 +12,17 @@ from baton.trust.tls import TlsContexts
 
 
 class Credentials(Protocol):
-    """Asked for every connection: an answer may differ from the one before."""
+    """Credentials of a process, asked for every connection: an answer may differ from the one before."""
 
     def secrets(self) -> Sequence[Secret]:
         """Secrets of the cluster. We prove ourselves with the first; peers with any."""
         ...
 
     def tls(self) -> TlsContexts | None:
-        """None: connections are not encrypted."""
+        """The TLS contexts. None: connections are not encrypted."""
         ...
 
     def revoked(self, names: Collection[str]) -> str:
-        """Return why a peer with these names is refused, as text for the logs of both sides. Empty: it is not."""
+        """Return the reason why a peer with these names is refused, as text for the logs of both sides. Empty: it is
+        accepted."""
         ...

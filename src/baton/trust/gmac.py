@@ -19,7 +19,7 @@ KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
 NAMES: Final = ("libcrypto.so.3", "libcrypto.so.1.1")
 _GET_TAG: Final = 0x10
-"""EVP_CTRL_AEAD_GET_TAG."""
+"""OpenSSL's number of EVP_CTRL_AEAD_GET_TAG."""
 _TYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "EVP_aes_256_gcm": (c_void_p, ()),
     "EVP_CIPHER_CTX_new": (c_void_p, ()),
@@ -50,7 +50,7 @@ def available() -> bool:
 
 
 class Gmac:
-    """The MACs of one key, one after the other: `start` begins the next one and forgets the one before."""
+    """MACs of one key, one after the other: `start` begins the next one and forgets the one before."""
 
     def __init__(self, key: bytes) -> None:
         library = _library()
@@ -63,7 +63,7 @@ class Gmac:
         self._call("EVP_EncryptInit_ex", library.EVP_aes_256_gcm(), None, key, None)
 
     def start(self, nonce: bytes) -> Gmac:
-        """`nonce`: 12 bytes."""
+        """Begin a MAC. `nonce`: 12 bytes."""
         self._call("EVP_EncryptInit_ex", None, None, None, nonce)
         return self
 

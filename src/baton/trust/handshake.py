@@ -1,4 +1,5 @@
-"""How two processes prove to each other that they know the cluster's secret, and derive the keys of their session. No IO here.
+"""The handshake: two processes prove to each other that they know the cluster's secret, and derive the keys of their session.
+No IO here.
 
     listener  --- greeting: magic, versions, nonce ------------> dialler     with the range of its message versions
     listener  <-- answer: magic, versions, nonce, proof -------- dialler     the dialler proves first
@@ -24,12 +25,12 @@ from baton.trust.secret import Secret
 from baton.trust.tls import BOTH
 
 LINK_VERSION: Final = 2
-"""Format of the handshake and of sealed frames. It is not negotiated: it defines how a greeting is read."""
+"""Format of the handshake and of sealed frames. The number is not negotiated: it defines how a greeting is read."""
 _GREETING: Final = struct.Struct("!4sBBB31s")
-"""As long as that of LINK_VERSION 1, so that both versions can refuse each other with a reason."""
+"""Length of a greeting, which is that of LINK_VERSION 1, so that both versions can refuse each other with a reason."""
 PROOF_BYTES: Final = 32
 TLS_RECORD: Final = b"\x16\x03"
-"""How a connection with TLS begins."""
+"""First bytes of a connection with TLS."""
 GREETING_BYTES: Final = _GREETING.size
 ANSWER_BYTES: Final = GREETING_BYTES + PROOF_BYTES
 
@@ -68,7 +69,7 @@ def make_greeting(purpose: Purpose = LINK, versions: Versions = VERSIONS) -> byt
 
 
 class Handshake:
-    """One side's view. `greeting` is the listener's, `reply` the dialler's before its proof: a greeting too."""
+    """One side of the handshake. `greeting` is the listener's, `reply` the dialler's before its proof: a greeting too."""
 
     def __init__(self, secret: Secret, greeting: bytes, reply: bytes, purpose: Purpose = LINK) -> None:
         listener, dialler = _versions(greeting, purpose), _versions(reply, purpose)
@@ -101,7 +102,7 @@ class Handshake:
 
 
 def proved_by(secrets: Sequence[Secret], greeting: bytes, answer: bytes, purpose: Purpose = LINK) -> Handshake:
-    """The listener's handshake, with the secret that the dialler has proved itself with. Raises LinkFailed."""
+    """The listener's handshake, with the secret that the dialler has proved to know. Raises LinkFailed."""
     reply, proof = answer[:GREETING_BYTES], answer[GREETING_BYTES:]
     for secret in secrets:
         handshake = Handshake(secret, greeting, reply, purpose)

@@ -36,15 +36,15 @@ class Sealer:
         content = frames[0] if len(frames) == 1 else b"".join(frames)
         prefix = _PREFIX.pack(len(content), self._counter)
         self._counter += 1
-        mac = self._mac.copy()  # with the key in it already: a third less than hmac.digest
+        mac = self._mac.copy()  # the key is in it already: a third less time than hmac.digest
         mac.update(prefix)
         mac.update(content)
         return b"".join((prefix, mac.digest(), content))
 
 
 class Unsealer:
-    """A faulty frame raises LinkFailed and ends the session. A message of a kind that this build does not know is skipped: a
-    newer peer may send it, and does not depend on it."""
+    """Opens sealed frames. A faulty frame raises LinkFailed and ends the session. A message of a kind that this build does not
+    know is skipped: a newer peer may send it, and does not depend on it."""
 
     __slots__ = ("_allowed", "_counter", "_mac", "on_unknown")
 
@@ -53,7 +53,7 @@ class Unsealer:
         self._counter = 0
         self._allowed = allowed
         self.on_unknown: Callable[[int], None] = lambda kind: None
-        "Called with the kind of every message that is skipped."
+        "Callback with the kind of every message that is skipped."
 
     def messages(self, frame: memoryview) -> Iterator[Message]:
         """The messages of one complete frame."""
@@ -103,7 +103,7 @@ def content_bytes(seal: memoryview | bytearray, most: int) -> int:
 
 
 class SealedBuffer(FrameBuffer):
-    """Like FrameBuffer, for sealed frames."""
+    """FrameBuffer for sealed frames."""
 
     __slots__ = ("unsealer",)
 

@@ -28,8 +28,8 @@ REVOKED: Final = b"revoked"
 
 
 class Secret:
-    """The bytes, wrapped so that no message or traceback shows them by accident. Also the Credentials (credentials.py) of a
-    cluster with this secret alone."""
+    """The bytes of a secret, wrapped so that no message or traceback shows them by accident. Also the Credentials
+    (credentials.py) of a cluster with this secret alone."""
 
     __slots__ = ("key",)
 
@@ -53,9 +53,9 @@ class Secrets(NamedTuple):
     """Content of a secret file."""
 
     secrets: tuple[Secret, ...]
-    "At least one. We prove ourselves with the first; peers with any."
+    "The cluster's secrets, at least one. We prove ourselves with the first; peers with any."
     revoked: frozenset[str] = frozenset()
-    "Names of instances that are refused."
+    "Names of refused instances."
 
 
 def create_secret(path: str | Path) -> Secret:
@@ -63,13 +63,13 @@ def create_secret(path: str | Path) -> Secret:
     content = secrets.token_hex(SECRET_BYTES_MIN)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="ascii") as file:
-        os.fchmod(fd, 0o600)  # whatever the umask
+        os.fchmod(fd, 0o600)  # whatever the umask is
         file.write(content + "\n")
     return Secret(content.encode())
 
 
 def read_secrets(path: str | Path) -> Secrets:
-    """Raises InvalidConfig with the fault and the remedy."""
+    """Read a secret file. Raises InvalidConfig with the fault and the remedy."""
     try:
         # Without O_NONBLOCK the open of a named pipe would block. The file is opened before it is checked, so that it cannot be
         # exchanged in between.
@@ -93,7 +93,7 @@ def read_secrets(path: str | Path) -> Secrets:
 
 
 def parse_secrets(content: bytes) -> Secrets:
-    """Raises ValueError with the fault. Secrets are not in it."""
+    """The content of a secret file. Raises ValueError with the fault, without any secret."""
     if len(content) > FILE_BYTES_MAX:
         raise ValueError(f"holds more than {FILE_BYTES_MAX} bytes; {_BOUNDS}")
     secrets: list[Secret] = []
@@ -116,7 +116,8 @@ def parse_secrets(content: bytes) -> Secrets:
 
 
 def access_fault(status: os.stat_result, user: int, groups: Collection[int]) -> str:
-    """Return why a process of this user and these groups does not trust the file, with {path} for its path. Empty: it does."""
+    """Return the reason why a process of this user and these groups does not trust the file, with {path} for its path. Empty:
+    it does."""
     group_reads = status.st_uid == 0 and status.st_gid in groups
     if status.st_mode & (0o037 if group_reads else 0o077):
         mode = stat.S_IMODE(status.st_mode)

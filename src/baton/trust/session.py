@@ -59,7 +59,7 @@ async def _write(stream: SocketStream, content: bytes) -> None:
 
 
 async def _read(stream: SocketStream, count: int, at_end: str) -> bytes:
-    """Read not one byte more: the following bytes belong to the session."""
+    """Read exactly this many bytes: the following ones belong to the session."""
     content = memoryview(bytearray(count))
     filled = 0
     while filled < count:

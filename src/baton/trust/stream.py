@@ -19,15 +19,15 @@ from baton.trust.handshake import Purpose
 from baton.trust.tls import BOTH, TlsLayer
 
 RECORD_BYTES: Final = 256 * 1024
-"""Bytes received, or encrypted and sent, at a time."""
+"""Maximum of bytes received, or encrypted and sent, at a time."""
 HANDSHAKE_BYTES: Final = 16 * 1024
-"""The same before the first long read: a connection that is not authenticated yet takes little memory."""
+"""Maximum of bytes before the first long read: a connection that is not authenticated yet takes little memory."""
 KEY_BYTES_MAX: Final = 256 << 30
 """Bytes under one key of AES-GCM, after which a session should end (RFC 8446, 5.5: 2^24.5 records): Python cannot renew it."""
 
 
 class SocketStream:
-    """One task at a time reads, and one writes. Failures raise OSError or LinkFailed."""
+    """A stream on a socket. One task at a time reads, and one writes. Failures raise OSError or LinkFailed."""
 
     def __init__(self, sock: socket.socket, tls: TlsLayer | None = None) -> None:
         self.sock = sock
@@ -38,12 +38,12 @@ class SocketStream:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names in the other side's certificate. None without TLS."""
+        """Names in the other side's certificate. Without TLS there are none."""
         return () if self.tls is None else self.tls.names
 
     @property
     def key_is_used_up(self) -> bool:
-        """The key has sealed KEY_BYTES_MAX: the session should end soon, because its successor has another key."""
+        """Whether the key has sealed KEY_BYTES_MAX: the session should end soon, because its successor has another key."""
         return self._sent >= KEY_BYTES_MAX
 
     async def send(self, content: bytes | memoryview) -> None:
@@ -56,7 +56,7 @@ class SocketStream:
             await self._loop.sock_sendall(self.sock, self.tls.encrypt(view[at : at + RECORD_BYTES]))
 
     async def receive_into(self, view: memoryview) -> int:
-        """Number of bytes received. 0: the other side has closed the connection."""
+        """Receive bytes and return their number. 0: the other side has closed the connection."""
         if self.tls is None:
             return await self._loop.sock_recv_into(self.sock, view)
         self._grow_records(view)
@@ -67,7 +67,7 @@ class SocketStream:
 
     @contextlib.contextmanager
     def blocking(self, seconds: float | None = None) -> Iterator[None]:
-        """`seconds`: within which each `write` must end, else it raises TimeoutError."""
+        """Make the socket blocking. `seconds`: within which each `write` must end, else it raises TimeoutError."""
         self.sock.settimeout(seconds)
         try:
             yield
@@ -75,7 +75,7 @@ class SocketStream:
             self.sock.setblocking(False)
 
     def write(self, content: bytes | memoryview, *, more: bool = False) -> None:
-        """`more`: more follows at once, and may share a packet with this."""
+        """Write these bytes. `more`: more follows at once, and may share a packet with this."""
         flags = socket.MSG_MORE if more and sys.platform == "linux" else 0
         if self.tls is None:
             self.sock.sendall(content, flags)

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple, cast
 from baton.errors import InvalidConfig, LinkFailed
 
 ALERT: Final = "_ALERT_"
-"""Within OpenSSL's name of an error that the other side reports."""
+"""Part of OpenSSL's name of an error that the other side reports."""
 BOTH: Final = "both sides need --cluster-ssl-certfile, or neither"
 OF_CERTIFICATES: Final = ("CERTIFICATE", "UNKNOWN_CA")
 UNKNOWN_AUTHORITY: Final = (18, 19, 20, 21)
-"""Numbers of OpenSSL (X509_V_ERR_*): a certificate that no known authority has signed, or its chain."""
+"""Error numbers of OpenSSL (X509_V_ERR_*) for a certificate that no known authority has signed, or its chain."""
 
 
 class TlsContexts(NamedTuple):
@@ -28,11 +28,11 @@ class TlsContexts(NamedTuple):
 class TlsFiles(NamedTuple):
     certfile: str
     keyfile: str
-    "Empty: the key is in the file of the certificate."
+    "File with the key. Empty: the key is in the file of the certificate."
     ca_certs: str
 
     def contexts(self) -> TlsContexts:
-        """Raises InvalidConfig."""
+        """TLS contexts for both directions. Raises InvalidConfig."""
         return TlsContexts(self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -81,7 +81,7 @@ class TlsLayer:
         self._incoming.write(records)
 
     def read_into(self, view: memoryview) -> int:
-        """Number of bytes decrypted into `view`. 0: more records are needed."""
+        """Decrypt bytes into `view` and return their number. 0: more records are needed."""
         done = 0
         try:
             while done < len(view):
@@ -130,7 +130,7 @@ def _failure(error: ssl.SSLError, peer: str) -> LinkFailed:
 
 
 def _no_password() -> str:
-    """Without this callback every process that reads the key would ask for a password on the terminal."""
+    """Refuse a key with a password. Without this callback every process that reads the key would ask for it on the terminal."""
     raise ValueError("the key has a password: make a copy without one that only this user may read")
 
 
