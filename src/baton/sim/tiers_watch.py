@@ -21,7 +21,7 @@ from baton.sim.tags import first_tag, identity_of, next_tag, tag_bytes
 FAILURES_MAX = 3
 """Failures of storage in a row after which it is not used ..."""
 LEFT_ALONE_SECONDS = 1.0
-"""Least time in seconds for which storage is then not used."""
+"""Least seconds for which storage is not used after these failures."""
 
 STORES_MAX = 100
 """Number of stores without a step between them. Evictions from outside, and a service that was away, cause a few."""

@@ -65,11 +65,11 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
     engine, callers, one, other, first, second = two()
     for caller in (first, second):
         callers.on_message(caller, REQUEST)
-    ours, theirs = (event.request.id for event in engine.events)
-    assert ours != theirs
+    ours, own_ids = (event.request.id for event in engine.events)
+    assert ours != own_ids
     thought = RowLogprobs(0, [], None)
-    thoughts = [(ours, 0, thought), (theirs, 0, thought), (ours, 1, thought)]
-    callers.emit(Emit([(ours, 1, 0, 0, [5]), (theirs, 1, 0, 0, [6]), (ours, 1, 0, 1, [7])], [ended(theirs)], thoughts))
+    thoughts = [(ours, 0, thought), (own_ids, 0, thought), (ours, 1, thought)]
+    callers.emit(Emit([(ours, 1, 0, 0, [5]), (own_ids, 1, 0, 0, [6]), (ours, 1, 0, 1, [7])], [ended(own_ids)], thoughts))
     assert one == [Emit([(R, 1, 0, 0, [5]), (R, 1, 0, 1, [7])], [], [(R, 0, thought), (R, 1, thought)])]
     assert other == [Emit([(R, 1, 0, 0, [6])], [ended("r")], [(R, 0, thought)])]
     callers.on_message(first, AbortRequest(R, 0, FinishReason.STOP))
@@ -139,8 +139,8 @@ def test_a_beat_names_requests_of_its_router_only():
     callers = Callers(FakeEngine())
     first, second = callers.add(lambda message: None), callers.add(lambda message: None)
     ours = (first.ours(R), second.ours(RequestId("s")), second.ours(R))
-    assert first.theirs(ours) == (R,)
-    assert second.theirs(ours) == (RequestId("s"), R)
+    assert first.own_ids(ours) == (R,)
+    assert second.own_ids(ours) == (RequestId("s"), R)
 
 
 def test_an_instance_that_is_ending_is_not_resumed():

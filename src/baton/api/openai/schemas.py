@@ -230,7 +230,7 @@ class Schema:
 
 
 def _max_tokens(fields: Fields, default: int | None) -> int | None:
-    """-1 means up to the context, as in other servers."""
+    """max_tokens of a body. -1 means up to the context, as in other servers."""
     return fields.integer(fields.given("max_tokens", ALIASES["max_tokens"]), default, like="max_tokens", means_none=-1)
 
 

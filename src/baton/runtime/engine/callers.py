@@ -74,7 +74,7 @@ class Caller:
     def owns(self, request: RequestId) -> bool:
         return request.startswith(self._prefix)
 
-    def theirs(self, requests: Iterable[RequestId]) -> tuple[RequestId, ...]:
+    def own_ids(self, requests: Iterable[RequestId]) -> tuple[RequestId, ...]:
         """The requests of this caller, by its own ids."""
         return tuple(RequestId(request[len(self._prefix) :]) for request in requests if self.owns(request))
 
@@ -139,10 +139,10 @@ class Callers:
     def _owned(self, caller: Caller, request: GenerateRequest) -> GenerateRequest:
         return replace(request, id=caller.ours(request.id)) if caller.tag else request
 
-    def _on_ping(self, caller: Caller, theirs: int) -> None:
-        number = self._pings.add(caller, theirs)
+    def _on_ping(self, caller: Caller, own_ids: int) -> None:
+        number = self._pings.add(caller, own_ids)
         if number is None:
-            caller.send(Pong(theirs, "the worker leaves many questions unanswered"))
+            caller.send(Pong(own_ids, "the worker leaves many questions unanswered"))
         else:
             self._engine.ping(number)
 
@@ -250,12 +250,12 @@ class Numbers:
         self._asked: dict[int, tuple[Caller, int]] = {}
         self._next = count(1)
 
-    def add(self, caller: Caller, theirs: int) -> int | None:
+    def add(self, caller: Caller, own_ids: int) -> int | None:
         """Return the engine's number. None: too many wait for their answer already."""
         if len(self._asked) >= UNANSWERED_MAX:
             return None
         number = next(self._next)
-        self._asked[number] = caller, theirs
+        self._asked[number] = caller, own_ids
         return number
 
     def asker(self, number: int) -> Caller | None:

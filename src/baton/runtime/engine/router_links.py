@@ -119,7 +119,7 @@ class RouterSession:
 
     def beat_for_router(self, beat: Heartbeat) -> Heartbeat:
         """The heartbeat for this router, without requests of others."""
-        return replace(beat, preempted=self.caller.theirs(beat.preempted)) if beat.preempted else beat
+        return replace(beat, preempted=self.caller.own_ids(beat.preempted)) if beat.preempted else beat
 
 
 class RouterLinks:

@@ -88,7 +88,7 @@ class DecoderWeights:
     layers: tuple[CudaLayerWeights, ...]
     final_norm: NormWeights
     head: Tensor
-    "[vocabulary of this rank, hidden]; rows of the embedding if tied."
+    "The output head, [vocabulary of this rank, hidden]; rows of the embedding if tied."
 
     def in_fp8(self) -> list[LinearWeights]:
         """Whether matrices of layers are in 8 bits, including experts."""
