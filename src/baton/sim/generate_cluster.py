@@ -89,7 +89,7 @@ def generate_cluster(seed: int) -> Scenario:
     stop_last(scenario.clients, STOP_LAST, stream(seed, "stop last"))
     hunt = stream(seed, "hunted")
     if not pair and hunt.random() < HUNTED:
-        _hunted(scenario, scenario.cluster, hunt)
+        _repeatedly_disturbed(scenario, scenario.cluster, hunt)
     weights = stream(seed, "weights")
     if weights.random() < OTHER_WEIGHTS:
         _other_weights(scenario, scenario.cluster, weights)

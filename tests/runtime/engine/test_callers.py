@@ -65,11 +65,11 @@ def test_equal_ids_are_other_requests_and_each_hears_of_its_own():
     engine, callers, one, other, first, second = two()
     for caller in (first, second):
         callers.on_message(caller, REQUEST)
-    ours, own_ids = (event.request.id for event in engine.events)
-    assert ours != own_ids
+    ours, others = (event.request.id for event in engine.events)
+    assert ours != others
     thought = RowLogprobs(0, [], None)
-    thoughts = [(ours, 0, thought), (own_ids, 0, thought), (ours, 1, thought)]
-    callers.emit(Emit([(ours, 1, 0, 0, [5]), (own_ids, 1, 0, 0, [6]), (ours, 1, 0, 1, [7])], [ended(own_ids)], thoughts))
+    thoughts = [(ours, 0, thought), (others, 0, thought), (ours, 1, thought)]
+    callers.emit(Emit([(ours, 1, 0, 0, [5]), (others, 1, 0, 0, [6]), (ours, 1, 0, 1, [7])], [ended(others)], thoughts))
     assert one == [Emit([(R, 1, 0, 0, [5]), (R, 1, 0, 1, [7])], [], [(R, 0, thought), (R, 1, thought)])]
     assert other == [Emit([(R, 1, 0, 0, [6])], [ended("r")], [(R, 0, thought)])]
     callers.on_message(first, AbortRequest(R, 0, FinishReason.STOP))

@@ -139,10 +139,10 @@ class Callers:
     def _owned(self, caller: Caller, request: GenerateRequest) -> GenerateRequest:
         return replace(request, id=caller.ours(request.id)) if caller.tag else request
 
-    def _on_ping(self, caller: Caller, own_ids: int) -> None:
-        number = self._pings.add(caller, own_ids)
+    def _on_ping(self, caller: Caller, callers_number: int) -> None:
+        number = self._pings.add(caller, callers_number)
         if number is None:
-            caller.send(Pong(own_ids, "the worker leaves many questions unanswered"))
+            caller.send(Pong(callers_number, "the worker leaves many questions unanswered"))
         else:
             self._engine.ping(number)
 
@@ -250,12 +250,12 @@ class Numbers:
         self._asked: dict[int, tuple[Caller, int]] = {}
         self._next = count(1)
 
-    def add(self, caller: Caller, own_ids: int) -> int | None:
+    def add(self, caller: Caller, callers_number: int) -> int | None:
         """Return the engine's number. None: too many wait for their answer already."""
         if len(self._asked) >= UNANSWERED_MAX:
             return None
         number = next(self._next)
-        self._asked[number] = caller, own_ids
+        self._asked[number] = caller, callers_number
         return number
 
     def asker(self, number: int) -> Caller | None:
