@@ -14,6 +14,8 @@ import pytest
 from command_rig import baton
 from fake_hub import fake_hub
 
+from baton.models.missing_traits import missing_traits
+
 
 def only_line(*arguments: str | Path, stdin: str = "", **environment: str) -> str:
     """The one line that the command says before it ends with an error."""
@@ -39,8 +41,9 @@ def test_a_folder_of_another_architecture_without_a_tokenizer(tmp_path, verb, na
     ran = baton(verb, tmp_path, *more)
     assert ran.returncode == 1
     last = ran.stderr.strip().splitlines()[-1]
-    supported = "supported are LlamaForCausalLM, "
-    assert last.startswith(f"baton {verb}: {tmp_path / 'config.json'}: architecture {name} is not supported; {supported}")
+    lacks = missing_traits(name)
+    supported = f"{f' (Baton lacks {lacks})' if lacks else ''}; supported are LlamaForCausalLM, "
+    assert last.startswith(f"baton {verb}: {tmp_path / 'config.json'}: architecture {name} is not supported{supported}")
     assert "tokenizer" not in ran.stderr
 
 

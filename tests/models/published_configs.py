@@ -93,6 +93,25 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": None,
         },
     ),
+    "Granite 4.0 micro": (
+        "GraniteMoeHybrid",
+        {
+            "embedding_multiplier": 12,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.015625,
+            "logits_scaling": 10,
+            "rope_theta": 10000000,
+            "rope_scaling": None,
+            "position_embedding_type": "rope",
+            "layer_types": ["attention"] * 8,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 64,
+            "mamba_n_heads": 16,
+            "mamba_d_head": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
     "SmolLM3": (
         "SmolLM3",
         {
@@ -151,6 +170,41 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "StableLM 2": (
         "StableLm",
         {"partial_rotary_factor": 0.25, "rope_theta": 10000, "use_qkv_bias": True, "use_parallel_residual": False},
+    ),
+    "Gemma 2B": ("Gemma", {"head_dim": 16, "hidden_act": "gelu", "rope_theta": 10000.0, "rope_scaling": None}),
+    "Gemma 7B": ("Gemma", {"head_dim": 16, "hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}),
+    "OLMoE": (
+        "Olmoe",
+        {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False, "clip_qkv": None, "rope_theta": 10000.0},
+    ),
+    "OLMoE, shortest": ("Olmoe", {}),
+    "EXAONE 4 32B": (
+        "Exaone4",
+        {
+            "head_dim": 16,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+            "rope_theta": 1000000,
+            "rope_scaling": LLAMA3,
+            "sliding_window": 64,
+            "sliding_window_pattern": "LLLG",
+        },
+    ),
+    "EXAONE 4 1.2B": (
+        "Exaone4",
+        {
+            "head_dim": 16,
+            "layer_types": ["full_attention"] * 8,
+            "rope_theta": 1000000,
+            "rope_scaling": LLAMA3,
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "EXAONE 4, shortest": ("Exaone4", {}),
+    "Seed-OSS": (
+        "SeedOss",
+        {"head_dim": 16, "attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "rope_theta": 10000000.0},
     ),
     "Gemma 3 1B": (
         "Gemma3",

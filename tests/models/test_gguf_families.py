@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import gguf, interleaved
-from tiny_models import PROMPTS, oracle_greedy, oracle_logits, oracle_model, rope
+from tiny_models import CASES, PROMPTS, oracle_greedy, oracle_logits, oracle_model, rope
 
 from baton.errors import ModelUnsupported
 from dense_oracle import all_logits, greedy_tokens, load_model
@@ -62,6 +62,14 @@ FAMILIES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "smollm3": ("smollm3", {}, {}),
     "smollm3-scaled": ("smollm3", {}, {**YARN, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0}),
     "olmo2": ("olmo2", AFTER, {}),
+    "olmo3-four": ("olmo2", AFTER, {**WINDOW, **YARN, "attention.sliding_window_pattern": [True, True, True, False]}),
+    "olmoe": ("olmoe", {}, {"expert_count": 5, "expert_used_count": 2}),
+    "exaone4-four": ("exaone4", AFTER, {**WINDOW, **LINEAR}),
+    "exaone4-full": ("exaone4", AFTER, {}),
+    "seed-oss": ("seed_oss", {"post_attention_layernorm": "post_attention_norm"}, {}),
+    "gemma": ("gemma", {}, {}),
+    "glm": ("chatglm", {}, {"rope.dimension_count": 8}),
+    "glm-fused": ("chatglm", {}, {"rope.dimension_count": 8, "attention.key_length": None, "attention.value_length": None}),
     "glm4": (
         "glm4",
         {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"},
@@ -114,25 +122,46 @@ SCALED_SIX = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     }
 }
+THREE_OF_FOUR = {
+    "num_hidden_layers": 4,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}
+OF_OLMO3 = {
+    "full_attention": rope("yarn", factor=4.0, original_max_position_embeddings=16)["rope_parameters"],
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 SCALED_SMOLLM3 = rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, beta_slow=2.0)
 
 
-@pytest.fixture(params=FAMILIES)
-def case(request, monkeypatch):
-    cases = __import__("tiny_models").CASES
-    monkeypatch.setitem(cases, "gemma3-six", ("Gemma3", SIX))
-    monkeypatch.setitem(cases, "gemma3-scaled", ("Gemma3", {**SIX, **SCALED_SIX}))
-    monkeypatch.setitem(cases, "cohere2-scaled", ("Cohere2", FOUR))
-    monkeypatch.setitem(cases, "smollm3-scaled", ("SmolLM3", {"num_hidden_layers": 4, **SCALED_SMOLLM3}))
-    monkeypatch.setitem(cases, "qwen2-moe-all", ("Qwen2Moe", {**cases["qwen2-moe"][1], "mlp_only_layers": []}))
-    return request.param
+MORE_CASES = {
+    "gemma3-six": ("Gemma3", SIX),
+    "gemma3-scaled": ("Gemma3", {**SIX, **SCALED_SIX}),
+    "cohere2-scaled": ("Cohere2", FOUR),
+    "smollm3-scaled": ("SmolLM3", {"num_hidden_layers": 4, **SCALED_SMOLLM3}),
+    "olmo3-four": ("Olmo3", {**THREE_OF_FOUR, "rope_parameters": OF_OLMO3}),
+    "exaone4-four": ("Exaone4", {**THREE_OF_FOUR, **rope("linear", factor=3.0)}),
+    "glm-fused": ("Glm", {"hidden_size": 96}),
+    "qwen2-moe-all": ("Qwen2Moe", {**CASES["qwen2-moe"][1], "mlp_only_layers": []}),
+}
+"""Models of FAMILIES that tiny_models.py does not have."""
 
 
-def test_a_family_from_its_gguf_file(case, tmp_path):
-    oracle = oracle_model(case)
+def oracle_and_file(case: str, path: Path) -> tuple[Any, Path]:
+    """A family's model, and its file at `path`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, row in MORE_CASES.items():
+            patch.setitem(CASES, name, row)
+        oracle = oracle_model(case)
     if case == "gpt-oss":
         round_experts(oracle)
-    model = load_model(write(tmp_path / "m.gguf", oracle, *FAMILIES[case])).model
+    return oracle, write(path, oracle, *FAMILIES[case], fuse=case == "glm-fused")
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_a_family_from_its_gguf_file(case, tmp_path):
+    oracle, path = oracle_and_file(case, tmp_path / "m.gguf")
+    model = load_model(path).model
     for prompt in PROMPTS:
         torch.testing.assert_close(all_logits(model, prompt), oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
         assert greedy_tokens(model, prompt, 6) == oracle_greedy(oracle, prompt, 6)
@@ -152,7 +181,7 @@ def test_a_family_from_its_gguf_file(case, tmp_path):
 )
 def test_windows_of_other_layers_are_refused(pattern, is_ours, monkeypatch, tmp_path):
     """A file may name the layers that have a window. Answers of other layers would be silently wrong."""
-    monkeypatch.setitem(__import__("tiny_models").CASES, "gemma3-six", ("Gemma3", SIX))
+    monkeypatch.setitem(CASES, "gemma3-six", MORE_CASES["gemma3-six"])
     architecture, names, settings = FAMILIES["gemma3-six"]
     settings = settings | {"attention.sliding_window_pattern": pattern}
     path = write(tmp_path / "m.gguf", oracle_model("gemma3-six"), architecture, names, settings)
@@ -163,7 +192,19 @@ def test_windows_of_other_layers_are_refused(pattern, is_ours, monkeypatch, tmp_
             load_model(path)
 
 
-def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], settings: dict[str, Any]) -> Path:
+def test_positions_in_sections_are_refused(tmp_path):
+    """Of GLM-4.1V: there the converter stores queries and keys in another order."""
+    architecture, names, settings = FAMILIES["glm4"]
+    settings = settings | {"rope.dimension_sections": [2, 3, 3, 0]}
+    path = write(tmp_path / "m.gguf", oracle_model("glm4"), architecture, names, settings)
+    with pytest.raises(ModelUnsupported, match="rotary positions in sections are not supported"):
+        load_model(path)
+
+
+def write(
+    path: Path, oracle: Any, architecture: str, names: dict[str, str], settings: dict[str, Any], *, fuse: bool = False
+) -> Path:
+    """`settings`: None for one that the converter does not write. `fuse`: queries, keys and values are one tensor."""
     config = oracle.config
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotary = config.rope_parameters
@@ -182,6 +223,8 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
     }
     writer = gguf.GGUFWriter(path, architecture)
     for key, value in values.items():
+        if value is None:
+            continue
         adds = {
             int: writer.add_uint32,
             float: writer.add_float32,
@@ -192,7 +235,8 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
         adds[type(value)](f"{architecture}.{key}", value)
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(config.vocab_size)])
     tied = config.tie_word_embeddings
-    for name, array in tensors(oracle, architecture, {**COMMON, **names}).items():
+    found = tensors(oracle, architecture, {**COMMON, **names})
+    for name, array in (fused(found) if fuse else found).items():
         array = np.ascontiguousarray(array)
         if architecture == "gpt-oss" and name.endswith("_exps.weight"):  # as llama.cpp has them
             kind = gguf.GGMLQuantizationType.MXFP4
@@ -204,6 +248,20 @@ def write(path: Path, oracle: Any, architecture: str, names: dict[str, str], set
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def fused(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As in files of ChatGLM, whose own code has one matrix for the three."""
+    whole = {}
+    for name, array in found.items():
+        if ".attn_q." in name:
+            name, array = (
+                name.replace("attn_q", "attn_qkv"),
+                np.concatenate([found[name.replace("attn_q", f"attn_{part}")] for part in "qkv"]),
+            )
+        if ".attn_k." not in name and ".attn_v." not in name:
+            whole[name] = array
+    return whole
 
 
 def of_gpt_oss(prefix: str, kind: str, array: np.ndarray) -> dict[str, np.ndarray]:
@@ -255,6 +313,6 @@ def tensors(oracle: Any, architecture: str, names: dict[str, str]) -> dict[str, 
             config = oracle.config
             array = interleaved(array, config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads)
         found[f"blk.{layer}.{theirs}.{kind}"] = array
-    if architecture == "gemma3":
+    if architecture in ("gemma", "gemma3"):
         found = {name: array + 1 if "norm" in name else array for name, array in found.items()}
     return found

@@ -226,7 +226,8 @@ class TestConfig:
     def test_unknown_architecture(self, folder):
         edit_config(folder, architectures=["MambaForCausalLM"])
         message = (
-            r"config\.json: architecture MambaForCausalLM is not supported; supported are LlamaForCausalLM, "
+            r"config\.json: architecture MambaForCausalLM is not supported \(Baton lacks state-space layers\); "
+            r"supported are LlamaForCausalLM, "
             r"MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
         )
         with pytest.raises(ModelUnsupported, match=message):
@@ -416,7 +417,9 @@ class TestGGUF:
 
     def test_unknown_architecture(self, oracle, tmp_path):
         path = write_gguf(tmp_path / "m.gguf", oracle, "mamba")
-        message = r"architecture mamba is not supported; supported are llama, qwen2, qwen3, qwen2moe, qwen3moe, ernie4_5"
+        message = (
+            r"architecture mamba is not supported \(Baton lacks .*\); supported are llama, mistral3, qwen2, qwen3, qwen2moe"
+        )
         with pytest.raises(ModelUnsupported, match=message):
             load_model(path)
 

@@ -46,6 +46,9 @@ MOE = {
     "norm_topk_prob": True,
 }
 
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 12}
+"""transformers checks them although no layer has them."""
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -120,6 +123,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-5,
         },
     ),
+    "granite4": (
+        "GraniteMoeHybrid",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 4.0,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 3,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "hidden_size": 48,
+            "head_dim": 8,
+            **MAMBA,
+        },
+    ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, **rope("default", rope_theta=2000000.0)}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (
@@ -166,6 +186,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma": ("Gemma", {}),
+    "olmoe": (
+        "Olmoe",
+        {**EAGER, "hidden_size": 48, "head_dim": 8, "intermediate_size": 24, "num_experts": 5, "num_experts_per_tok": 2},
+    ),
+    "exaone4": (
+        "Exaone4",
+        {"sliding_window": 5, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "seed-oss": ("SeedOss", {"attention_bias": True, "attention_out_bias": True}),
     "mixtral": ("Mixtral", {**EAGER, "num_local_experts": 5, "sliding_window": None}),
     "qwen2-moe": (
         "Qwen2Moe",

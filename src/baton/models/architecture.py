@@ -34,6 +34,8 @@ class Architecture(ABC):
     gguf_pairs: ClassVar[RotaryPairs] = "halves"
     activation: ClassVar[Activation] = "silu"
     "The family's only activation."
+    hf_activations: ClassVar[Mapping[str, Activation]] = MappingProxyType({})
+    "Activations of its config.json files that do not mean what ACTIVATIONS says."
     norm_plus_one: ClassVar[bool] = False
     "Whether norms of a Hugging Face folder multiply with 1 + weight. (GGUF files have the 1 in them.)"
     hf_stacked_experts: ClassVar[bool] = False
@@ -62,6 +64,10 @@ class Architecture(ABC):
     @classmethod
     def norm_eps_from_hf(cls, fields: ConfigFields) -> float:
         return fields.number("rms_norm_eps")
+
+    @classmethod
+    def mlp_size_from_hf(cls, fields: ConfigFields) -> int:
+        return fields.integer("intermediate_size")
 
     @classmethod
     def experts_from_hf(cls, fields: ConfigFields) -> Experts | None:

@@ -73,6 +73,8 @@ def _refuse_unsupported_parts(fields: ConfigFields, head_dim: int, traits: Trait
     refuse_unless(experts == 0 or mixture is not None, f"a mixture of {experts} experts is not supported for {name}")
     values = fields.integer("attention.value_length", head_dim)
     refuse_unless(values == head_dim, f"value heads of {values} beside key heads of {head_dim} are not supported")
+    # llama.cpp's converter then stores queries and keys in another order.
+    refuse_unless(not any(fields.integers("rope.dimension_sections")), "rotary positions in sections are not supported")
     window = fields.integer("attention.sliding_window", 0)
     refuse_unless(bool(traits.layer_windows) or window == 0, f"a sliding window ({window}) is not supported for {name}")
     if window:

@@ -32,7 +32,7 @@ def config_from_hf(
         heads=heads,
         kv_heads=fields.integer("num_key_value_heads", heads),
         head_dim=head_dim_of(fields),
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=model.mlp_size_from_hf(fields),
         rope=model.rope_from_hf(fields),
         norm_eps=model.norm_eps_from_hf(fields),
         tied_embeddings=fields.boolean("tie_word_embeddings", False),

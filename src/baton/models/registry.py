@@ -1,4 +1,4 @@
-"""Finds the architecture of a model. An unknown name raises an error with the list of supported ones."""
+"""Finds the architecture of a model. An unknown name raises an error with what it lacks, and the list of supported ones."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from baton.models.architecture import Architecture
 from baton.models.encoders.families import FAMILIES as ENCODERS
 from baton.models.families.cohere import Cohere
 from baton.models.families.ernie import Ernie
+from baton.models.families.exaone4 import Exaone4
+from baton.models.families.gemma import Gemma
 from baton.models.families.gemma3 import Gemma3
 from baton.models.families.glm import Glm, Glm4Moe
 from baton.models.families.gpt_oss import GptOss
-from baton.models.families.granite import Granite
+from baton.models.families.granite import Granite, GraniteHybrid
 from baton.models.families.llama import Llama
 from baton.models.families.mixtral import Mixtral
 from baton.models.families.olmo2 import Olmo2
+from baton.models.families.olmoe import Olmoe
 from baton.models.families.phi3 import Phi3
 from baton.models.families.qwen2 import Qwen2
 from baton.models.families.qwen2_moe import Qwen2Moe
 from baton.models.families.qwen3 import Qwen3
 from baton.models.families.qwen3_moe import Qwen3Moe
+from baton.models.families.seed_oss import SeedOss
 from baton.models.families.smollm3 import SmolLM3
 from baton.models.families.stablelm import StableLM
+from baton.models.missing_traits import missing_traits
 
 ARCHITECTURES: dict[str, type[Architecture]] = {
     model.name: model
     for model in (
         *(Llama, Qwen2, Qwen3, Mixtral, Qwen2Moe, Qwen3Moe, Ernie, Phi3, Granite, SmolLM3, Olmo2, Glm, Glm4Moe),
-        *(Cohere, StableLM, Gemma3, GptOss),
+        *(Cohere, StableLM, Gemma, Gemma3, GptOss, Olmoe, Exaone4, SeedOss, GraniteHybrid),
     )
 }
 
@@ -57,5 +62,8 @@ def architecture_of_gguf(name: str, origin: str) -> type[Architecture]:
 def _look_up(table: dict[str, type[Architecture]], name: str, origin: str, also: Iterable[str] = ()) -> type[Architecture]:
     """The architecture with this name. `also`: names that are supported and stand in another table."""
     if name not in table:
-        raise ModelUnsupported(f"{origin}: architecture {name} is not supported; supported are {', '.join([*table, *also])}")
+        missing = missing_traits(name)
+        reason = f" (Baton lacks {missing})" if missing else ""
+        supported = ", ".join([*table, *also])
+        raise ModelUnsupported(f"{origin}: architecture {name} is not supported{reason}; supported are {supported}")
     return table[name]

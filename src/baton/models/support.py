@@ -66,7 +66,7 @@ def _refuse_unsupported_parts(fields: ConfigFields, model: type[Architecture]) -
     if quantised:
         _refuse_other_than_fp8_blocks(quantised, fields.origin, mxfp4=model.hf_stacked_experts)
     activation = str(fields.get("hidden_activation") or fields.get("hidden_act", model.activation))
-    if ACTIVATIONS.get(activation, activation) != model.activation:
+    if {**ACTIVATIONS, **model.hf_activations}.get(activation, activation) != model.activation:
         raise ModelUnsupported(
             f"{fields.origin}: activation {activation} is not supported; supported for {model.name} is {model.activation}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.errors import ModelFileBroken, ModelUnsupported
+from baton.models.missing_traits import missing_traits
 
 WRAPPERS: dict[str, dict[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
@@ -41,7 +42,9 @@ def text_config(raw: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
     wrapper = next(name for name in raw["architectures"] if isinstance(name, str) and name in WRAPPERS)
     kinds, kind = WRAPPERS[wrapper], inner.get("model_type")
     if not isinstance(kind, str) or kind not in kinds:
-        raise ModelUnsupported(f"{origin}: {wrapper} around {kind} is not supported; supported is {', '.join(kinds)}")
+        missing = missing_traits(kind) if isinstance(kind, str) else ""
+        reason = f" (Baton lacks {missing})" if missing else ""
+        raise ModelUnsupported(f"{origin}: {wrapper} around {kind} is not supported{reason}; supported is {', '.join(kinds)}")
     outside = {key: raw[key] for key in OF_THE_WHOLE if raw.get(key) is not None}
     found = {**outside, **{key: value for key, value in inner.items() if value is not None or key not in outside}}
     if raw.get("tie_word_embeddings") is not None:  # transformers reads this setting from the wrapper, not from its text part

@@ -1,5 +1,5 @@
 """GLM-4: half of each head rotates. GLM-4-0414 also has norms after attention and MLP. GLM-4.5 has experts: a sigmoid router
-with a correction, shared experts, and dense first layers."""
+with a correction, shared experts, and dense first layers. GGUF files of GLM-4-9B and ChatGLM3 are named `chatglm`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HALF = MappingProxyType({"partial_rotary_factor": 0.5})
 class Glm(Architecture):
     name = "glm4"
     hf_names = ("GlmForCausalLM", "Glm4ForCausalLM")
-    gguf_names = ("glm4",)
+    gguf_names = ("glm4", "chatglm")
     hf_pairs = gguf_pairs = "neighbours"
     hf_defaults = HALF
     hf_layer_names = MappingProxyType(
@@ -37,7 +37,8 @@ class Glm(Architecture):
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
         after = "blk.0.post_attention_norm.weight" in tensors
-        return Traits(qkv_bias="blk.0.attn_q.bias" in tensors, norms="both" if after else "before")
+        bias = "blk.0.attn_q.bias" in tensors or "blk.0.attn_qkv.bias" in tensors  # chatglm has one or the other
+        return Traits(qkv_bias=bias, norms="both" if after else "before")
 
 
 class Glm4Moe(Architecture):

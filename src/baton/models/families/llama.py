@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from baton.errors import ModelUnsupported
 from baton.models.architecture import Architecture
 from baton.models.config import Experts, Traits
 from baton.models.config_fields import ConfigFields
+from baton.models.missing_traits import SCALED_QUERIES
 
 MISTRAL_WINDOW_DEFAULT = 4096
 """Default window of a Mistral config.json without the key. A null there means no window."""
@@ -15,7 +17,7 @@ MISTRAL_WINDOW_DEFAULT = 4096
 class Llama(Architecture):
     name = "llama"
     hf_names = ("LlamaForCausalLM", "MistralForCausalLM")
-    gguf_names = ("llama",)
+    gguf_names = ("llama", "mistral3")
     gguf_pairs = "neighbours"
 
     @classmethod
@@ -28,6 +30,8 @@ class Llama(Architecture):
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
+        if fields.number("attention.temperature_scale", 0.0):  # Ministral 3
+            raise ModelUnsupported(f"{fields.origin}: {SCALED_QUERIES} (attention.temperature_scale) are not supported")
         window = fields.integer_or_none("attention.sliding_window", None)
         return Traits(
             qkv_bias="blk.0.attn_q.bias" in tensors,

@@ -49,7 +49,21 @@ class Olmo2(Architecture):
 
     @classmethod
     def traits_from_gguf(cls, fields: ConfigFields, tensors: Collection[str]) -> Traits:
-        return Traits(qk_norm=True, qk_norm_across_heads=True, norms="after")
+        windows = _windows_from_gguf(fields)
+        return Traits(qk_norm=True, qk_norm_across_heads=True, norms="after", layer_windows=windows)
+
+    @classmethod
+    def layer_ropes_from_gguf(cls, fields: ConfigFields, rope: RopeConfig) -> tuple[RopeConfig, ...]:
+        """The file's scaling is that of full layers."""
+        local = RopeConfig(theta=fields.number("rope.freq_base_swa", rope.theta), dimensions=rope.dimensions)
+        return tuple(rope if window is None else local for window in _windows_from_gguf(fields))
+
+
+def _windows_from_gguf(fields: ConfigFields) -> tuple[int | None, ...]:
+    """Those of OLMo 3, whose files are named as OLMo 2's. Other layers than these are refused (config_from_gguf.py)."""
+    window = fields.integer_or_none("attention.sliding_window", None)
+    layers = range(fields.layer_count("block_count"))
+    return tuple(window if (layer + 1) % FULL_EVERY else None for layer in layers) if window else ()
 
 
 def _is_third(fields: ConfigFields) -> bool:
