@@ -33,7 +33,8 @@ def built(metadata, **changes) -> Tokenizer:
 @pytest.mark.parametrize("pre", LLAMA_CPP["ids"])
 def test_equals_the_ids_of_llama_cpp(smollm2_metadata, pre):
     tokenizer = built(smollm2_metadata, pre=pre)
-    for text, ids, default in zip(LLAMA_CPP["texts"], LLAMA_CPP["ids"][pre], LLAMA_CPP["ids"]["smollm"], strict=True):
+    known, first = LLAMA_CPP["ids"][pre], LLAMA_CPP["ids"]["smollm"]
+    for text, ids, default in zip(LLAMA_CPP["texts"], known, [*first, *[None] * (len(known) - len(first))], strict=False):
         if pre == "qwen2" and unicodedata.normalize("NFC", text) != text:
             continue  # Qwen's own tokenizer composes characters and llama.cpp does not; we follow Qwen
         plain, special = (ids or default)[0], (ids or default)[-1]
@@ -179,7 +180,7 @@ def test_sentencepiece_without_a_space_first(sentencepiece_metadata):
         ({"model": "bert"}, "'bert'"),
         ({"model": "rwkv"}, "'rwkv'"),
         ({"model": None}, "no tokenizer"),
-        ({"model": "gpt2", "pre": "tekken"}, "'tekken'"),
+        ({"model": "gpt2", "pre": "viking"}, "'viking'"),
         ({"model": "gpt2", "pre": "gpt-2"}, "no merges"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": ["nospace"]}, "space between"),
         ({"model": "gpt2", "pre": "gpt-2", "merges": ["no such"]}, "do not fit"),

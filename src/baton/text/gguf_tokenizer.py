@@ -42,6 +42,14 @@ _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_REST}"
+)
+_TEKKEN_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_REST}"
+_SEED_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
@@ -54,6 +62,11 @@ def _byte_level(words: bool) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
 
 
+def _cut_words(*cuts: str) -> pre_tokenizers.PreTokenizer:
+    """Each cut applies inside the pieces of the one before."""
+    return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
+
+
 def _gpt2_words() -> pre_tokenizers.PreTokenizer:
     return _byte_level(words=True)
 
@@ -63,30 +76,51 @@ def _smollm_words() -> pre_tokenizers.PreTokenizer:
 
 
 def _llama3_words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([_split_at(_LLAMA3_WORDS), _byte_level(words=False)])
+    return _cut_words(_LLAMA3_WORDS)
 
 
 def _qwen2_words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([_split_at(_QWEN2_WORDS), _byte_level(words=False)])
+    return _cut_words(_QWEN2_WORDS)
 
 
 def _default_words() -> pre_tokenizers.PreTokenizer:
-    """Splits words as llama.cpp does by default: each split applies inside the pieces of the one before."""
-    cuts = (_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
-    return pre_tokenizers.Sequence([*(_split_at(cut) for cut in cuts), _byte_level(words=False)])
+    """Splits words as llama.cpp does by default."""
+    return _cut_words(_PUNCTUATION, _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+
+
+def _gpt4o_words() -> pre_tokenizers.PreTokenizer:
+    return _cut_words(_GPT4O_WORDS)
+
+
+def _tekken_words() -> pre_tokenizers.PreTokenizer:
+    return _cut_words(_TEKKEN_WORDS)
+
+
+def _seed_words() -> pre_tokenizers.PreTokenizer:
+    return _cut_words(_SEED_WORDS)
+
+
+def _deepseek_coder_words() -> pre_tokenizers.PreTokenizer:
+    return _cut_words(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
 
 
 _WORD_SPLITS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2_words,
-    "smollm": _smollm_words,
-    "llama-bpe": _llama3_words,
-    "llama3": _llama3_words,
-    "llama-v3": _llama3_words,
-    "qwen2": _qwen2_words,
-    "deepseek-r1-qwen": _qwen2_words,
+    **dict.fromkeys(("gpt-2", "olmo", "exaone4"), _gpt2_words),
+    **dict.fromkeys(("smollm", "refact", "command-r", "starcoder", "minerva-7b", "exaone"), _smollm_words),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _llama3_words),
+    **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), _llama3_words),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _qwen2_words),
+    "gpt-4o": _gpt4o_words,
+    "tekken": _tekken_words,
+    "seed-coder": _seed_words,
+    "deepseek-coder": _deepseek_coder_words,
     "default": _default_words,
 }
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+"""By `tokenizer.ggml.pre`. tests/text/llama_cpp_ids.py asks llama.cpp for the ids of each."""
+_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken")
+"""A word that is a token is not merged from its parts; and a begin-of-text is added unless the file says otherwise."""
+_COMPOSED = ("qwen2", "deepseek-r1-qwen")
+"""Characters are composed first (NFC), as in Qwen's own tokenizer.json; llama.cpp omits it."""
 
 
 def tokenizer_parts_from_gguf(metadata: Metadata) -> TokenizerParts:
@@ -134,14 +168,14 @@ def _byte_level_parts(metadata: Metadata) -> TokenizerParts:
     merges = [_merge_pair(merge) for merge in _many(metadata, "tokenizer.ggml.merges", str)]
     if not merges:
         raise InvalidConfig("the GGUF file's tokenizer has no merges (tokenizer.ggml.merges): it cannot be built")
-    is_llama3 = name in _LLAMA3_NAMES
-    backend = _backend_of(pieces, merges, ignore_merges=is_llama3)
-    if words is _qwen2_words:
-        backend.normalizer = normalizers.NFC()  # as in Qwen's own tokenizer.json; llama.cpp omits it
+    whole_words = name in _WHOLE_WORDS_FIRST
+    backend = _backend_of(pieces, merges, ignore_merges=whole_words)
+    if name in _COMPOSED:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = words()
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, pieces, types)
-    return _parts(metadata, backend, pieces, types, byte_level_bytes, adds_bos=is_llama3, strips_leading_space=False)
+    return _parts(metadata, backend, pieces, types, byte_level_bytes, adds_bos=whole_words, strips_leading_space=False)
 
 
 def _merge_pair(merge: str) -> tuple[str, str]:
