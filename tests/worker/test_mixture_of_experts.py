@@ -23,6 +23,7 @@ from baton.models.loaders.weights import StoredTensor
 from baton.models.raw_tensor import RawTensor
 from baton.models.tensor_types import MXFP4
 from baton.native import library
+from baton.testing.platforms import all_traits
 from dense_oracle import all_logits, load_model
 
 __all__ = ["published"]  # a fixture
@@ -51,9 +52,20 @@ WINDOWED = replace(
     ),
 )  # fmt: skip
 """A dense model in the shape of Gemma 3."""
+DENSE = {
+    "windowed": WINDOWED,
+    **{kind: all_traits(replace(TINY, layers=3, head_dim=16), kind) for kind in ("dense", "parallel", "after")},
+}
 QUANTIZATIONS = pytest.mark.parametrize("quantization", ["none", "int8", "int4", "mxfp4"])
 """The last one: gpt-oss, with experts in the 4 bits of its files."""
-AND_WINDOWED = pytest.mark.parametrize("quantization", ["none", "int8", "int4", "mxfp4", "windowed", "windowed int8"])
+AND_WINDOWED = pytest.mark.parametrize(
+    "quantization",
+    [
+        *("none", "int8", "int4", "mxfp4", "windowed", "windowed int8", "dense", "parallel", "after"),
+        *(pytest.param(f"{kind} int8", marks=pytest.mark.slow) for kind in ("dense", "parallel", "after")),
+    ],
+)
+"""Also dense models with all traits at once: LayerNorm, norms after, parallel, partial or no rotation, norms across heads."""
 ANSWERS = {"max_tokens": 10, "logprobs": 2}
 SHARED = [30, 2, 7, 7] * 5
 REQUESTS = {"a": [5, 3, 60, 60, 1, 2, 9], "b": [11], "c": [*SHARED, 4], "d": [*SHARED, 9, 9], "e": [1, 2, 3] * 6}
@@ -148,8 +160,9 @@ def answers(rig: Rig) -> dict[tuple[str, int], list]:
 
 
 def model_of(quantization: str, compute: str = "native", *, exact: bool = False) -> RigModel:
-    if quantization.startswith("windowed"):
-        return tiny_model(WINDOWED, compute=compute, quantization="int8" if quantization.endswith("int8") else "none")
+    kind, _, rounded = quantization.partition(" ")
+    if kind in DENSE:
+        return tiny_model(DENSE[kind], compute=compute, quantization=rounded or "none")
     if quantization == "mxfp4":
         return tiny_model(OSS, Mxfp4Experts(OSS, TINY_SEED), compute=compute, quantization="none" if exact else "auto")
     return tiny_model(CONFIG, compute=compute, quantization="none" if exact else quantization)

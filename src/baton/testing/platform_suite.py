@@ -21,7 +21,7 @@ from baton.protocol.grammar import Grammar
 from baton.protocol.ids import PoolIncarnation
 from baton.protocol.request import FinishReason
 from baton.protocol.thinking import Thinking
-from baton.testing.platforms import END, POISON, TOKENS, PlatformUnderTest, all_traits, on_device
+from baton.testing.platforms import END, POISON, SCALINGS, TOKENS, PlatformUnderTest, all_traits, on_device
 from baton.testing.step_rig import StepRig
 from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.base import Platform
@@ -148,7 +148,7 @@ class PlatformConformance:
         del requests["broken"]
         assert {name: found.tokens[name] for name in requests} == platform.oracle(requests).tokens
 
-    @pytest.mark.parametrize("kind", ["dense", "parallel", "after", "experts", "experts and sinks"])
+    @pytest.mark.parametrize("kind", SCALINGS)
     def test_all_traits_at_once(self, platform: PlatformUnderTest, kind: str) -> None:
         """All traits at once, unless `load` refuses the model by name."""
         made = replace(platform, config=all_traits(platform.config, kind))

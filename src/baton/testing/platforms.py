@@ -13,7 +13,18 @@ import numpy as np
 
 from baton.config import WorkerConfig
 from baton.grammar.vocabulary import Vocabulary
-from baton.models.config import NO_ROPE, Experts, ModelConfig, RopeConfig, Traits
+from baton.models.config import (
+    NO_ROPE,
+    Experts,
+    FrequencyDivisors,
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    RopeConfig,
+    RopeScaling,
+    Traits,
+    YarnScaling,
+)
 from baton.models.loaders.dummy import DummyWeights
 from baton.models.loaders.weights import WeightSource
 from baton.models.open import OpenedModel
@@ -46,14 +57,25 @@ POISON = 50
 """Id of a token whose embedding is NaN, in a poisoned model."""
 
 
+SCALINGS: dict[str, RopeScaling] = {
+    "dense": Llama3Scaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=32),
+    "parallel": LinearScaling(factor=3.0),
+    "after": FrequencyDivisors(divisors=(1.0, 1.5, 2.0, 4.0), attention_factor=1.1),
+    "experts": YarnScaling(factor=4.0, original_context=16, attention_factor=1.2),
+    "experts and sinks": YarnScaling(factor=4.0, original_context=16, truncate=False),
+}
+"""The kinds of models that all_traits makes, each with a scaling of its rotary positions."""
+
+
 def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
-    """Sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds have what
-    excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only."""
+    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds
+    have what excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only. Together the kinds set
+    every trait (tests/testing/test_all_traits.py)."""
     layers = range(config.layers)
-    ropes = (RopeConfig(theta=500.0, dimensions=8), NO_ROPE)
+    ropes = (RopeConfig(theta=500.0, dimensions=8, scaling=SCALINGS[kind]), NO_ROPE)
     traits = Traits(
         qkv_bias=True, output_bias=True, mlp_bias=True, qk_norm=True, qk_norm_across_heads=True, norms="both", layer_norm=True,
-        norm_bias=True, activation="gelu_tanh", embedding_scale=3.0, attention_scale=0.2,
+        norm_bias=True, activation="gelu_tanh", embedding_scale=3.0, attention_scale=0.2, logits_scale=0.5,
         layer_windows=tuple(None if layer % 2 else 7 for layer in layers),
         layer_ropes=tuple(ropes[layer % 2] for layer in layers),
     )  # fmt: skip
@@ -69,7 +91,8 @@ def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
     )  # fmt: skip
     if kind == "experts":
         return replace(config, traits=traits, experts=mixture)
-    return replace(config, traits=replace(traits, sinks=True, activation="swiglu_oai"), experts=replace(mixture, bias=True))
+    oss = replace(mixture, bias=True, scoring="softmax", normalised=False)
+    return replace(config, traits=replace(traits, sinks=True, activation="swiglu_oai"), experts=oss)
 
 
 class PoisonedWeights(DummyWeights):
