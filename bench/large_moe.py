@@ -9,6 +9,7 @@ start    from the start of `baton serve` until /health says 200
 memory   PSS of all processes of the server, and what of it is anonymous (not the file's own pages)
 decode   one stream, 24 tokens behind a short prompt; prompt of 256 tokens
 
+`--goals`: exit status 1 if a round takes more than 24 GB of memory (PSS).
 `--peer`: a Python with the package xllamacpp, a build of llama.cpp; its server gets the same prompts from the same file.
 """
 
@@ -45,24 +46,39 @@ print(json.dumps({"llama.cpp decode tok/s": round(decode["predicted_per_second"]
                   "llama.cpp prompt tok/s": round(prompt["prompt_per_second"], 1)}))
 """
 
+MEMORY_GB_MAX = 24.0
 
-def main() -> None:
+
+def missed(memory_gib: float) -> list[str]:
+    """Goals that this memory misses. The measurement is in GiB, the goal in GB."""
+    gigabytes = memory_gib * 2**30 / 1e9
+    return [f"{gigabytes:.1f} GB of memory; the goal is {MEMORY_GB_MAX:.0f} GB at most"] if gigabytes > MEMORY_GB_MAX else []
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache/baton/bench")
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peer", type=Path)
+    parser.add_argument("--goals", action="store_true", help="exit status 1 if the memory misses its goal")
     options = parser.parse_args()
     config = replace(SHAPES["qwen3-30b-a3b"], layers=options.layers)
     path = options.folder / f"qwen3-30b-a3b.{options.layers}-layers.Q4_K_M.gguf"
     if not path.exists():
         options.folder.mkdir(parents=True, exist_ok=True)
         make(path, config)
+    misses: list[str] = []
     for number in range(options.rounds):
-        print(json.dumps({"round": number, "layers": options.layers} | served(path, options.threads)), flush=True)
+        found = served(path, options.threads)
+        print(json.dumps({"round": number, "layers": options.layers} | found), flush=True)
+        misses += missed(found["memory_gib"]) if options.goals else []
         if options.peer:
             subprocess.run([options.peer, "-c", PEER, path, str(options.threads)], check=True, stderr=subprocess.DEVNULL)
+    for miss in misses:
+        print(f"MISSED: {miss}", flush=True)
+    return int(bool(misses))
 
 
 def make(path: Path, config: ModelConfig) -> None:
@@ -102,4 +118,4 @@ def tensors_of(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], gguf
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
