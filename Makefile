@@ -127,6 +127,7 @@ chaos: $(VENV)/.ready   ## 20,000 drawn requests against real servers, a million
 	$(BIN)/python tests/chaos/chaos_fuzz.py --requests 10000 --products
 	$(BIN)/python tests/kvcache/storage_faults.py --injections 1000000   # damaged KV blocks on storage: none is served
 	-$(EXTRA) ray >$(VENV)/ray.txt && $(ADD) -r $(VENV)/ray.txt   # a Ray of two nodes
+	-$(EXTRA) oracle-encoders >$(VENV)/encoders.txt && $(ADD) -r $(VENV)/encoders.txt   # sentence-transformers
 	BATON_SLOW=1 $(BIN)/python -m pytest   # with the cases that take long
 	BATON_SLOW=1 BATON_REAL_MODEL=1 $(BIN)/python -m pytest tests/chaos/test_handoff_kills.py tests/chaos/test_handoff_over_network.py   # everybody killed in every phase of a hand-off of the real model
 	BATON_EVERY_PHASE=1 $(BIN)/python -m pytest tests/runtime/engine/test_startup.py tests/chaos/test_start_again.py   # every child killed in every phase of the start
