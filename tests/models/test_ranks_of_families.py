@@ -26,7 +26,7 @@ from baton.models.shard import Shard
 from baton.models.tensor_types import Q4_K, Q6_K, TensorType
 from dense_oracle import all_logits
 
-ACROSS_HEADS = ("olmo2", "olmo3")
+ACROSS_HEADS = ("olmo2", "olmo3", "olmoe")
 OF_TWO = [case for case in CASES if case not in ACROSS_HEADS]
 NEAR = 1e-5
 

@@ -1,4 +1,4 @@
-"""What well-known architectures need that no trait of models/config.py covers. Errors name it.
+"""Traits that well-known architectures need and that models/config.py does not have. Errors name them.
 
 Of architectures that are in no row, nothing is known here; their traits may even exist, without a file in families/.
 tests/models/test_missing_traits.py compares the rows with transformers' code.

@@ -60,7 +60,7 @@ class Olmo2(Architecture):
 
 
 def _windows_from_gguf(fields: ConfigFields) -> tuple[int | None, ...]:
-    """Those of OLMo 3, whose files are named as OLMo 2's. Other layers than these are refused (config_from_gguf.py)."""
+    """Windows of OLMo 3, whose files are named as OLMo 2's. Other layers than these are refused (config_from_gguf.py)."""
     window = fields.integer_or_none("attention.sliding_window", None)
     layers = range(fields.layer_count("block_count"))
     return tuple(window if (layer + 1) % FULL_EVERY else None for layer in layers) if window else ()
