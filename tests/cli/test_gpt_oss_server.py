@@ -11,7 +11,7 @@ import pytest
 from command_rig import serving
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.text.parsers.harmony import CHANNEL, END, MARKS, START
+from baton.text.harmony_marks import CHANNEL, END, MARKS, START
 
 sys.path.append(str(Path(__file__).parent.parent / "models"))
 tiny_models = pytest.importorskip("tiny_models", reason="the oracle is transformers (pip install 'baton-serve[oracle]')")

@@ -68,7 +68,7 @@ SCALINGS: dict[str, RopeScaling] = {
 
 
 def all_traits(config: ModelConfig, kind: str) -> ModelConfig:
-    """The same sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds
+    """Sizes with all traits at once: of `dense` models, of those with `experts`, or also those of gpt-oss. Two kinds
     have what excludes norms in `both` places: `parallel` attention and MLP, and norms `after` them only. Together the kinds set
     every trait (tests/testing/test_all_traits.py)."""
     layers = range(config.layers)
