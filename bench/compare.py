@@ -154,6 +154,13 @@ def read_options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(ours), command
 
 
+def _without(words: list[str], *checkouts: Path) -> str:
+    """The checkout that lacks the program of the case. Empty: all have it."""
+    program = words[1]
+    lacking = [place for place in checkouts if program.endswith(".py") and not (place / program).is_file()]
+    return str(lacking[0]) if lacking else ""
+
+
 def main(arguments: list[str]) -> int:
     options, command = read_options(arguments)
     chosen = {"command": command} if command else {name: shlex.split(CASES[name]) for name in options.case or CASES}
@@ -161,6 +168,9 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as stack:
         old, new = stack.enter_context(checkout_of(options.old)), stack.enter_context(checkout_of(options.new))
         for name, words in chosen.items():
+            if not command and not options.case and (lacking := _without(words, old, new)):
+                print(f"{name}: not compared, {lacking} has no {words[1]}", flush=True)
+                continue
             words = [sys.executable if word == "python" else word for word in words]
             for comparison in compare(name, pairs_of(words, old, new, options.pairs, options.value)):
                 verdict = "SLOWER" if comparison.is_slower(options.limit) else "ok"

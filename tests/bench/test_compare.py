@@ -68,3 +68,11 @@ def test_runs_that_give_other_counts_of_numbers_cannot_be_compared():
 def test_a_name_that_is_neither_folder_nor_revision_is_refused():
     with pytest.raises(SystemExit, match="neither a folder nor a revision"):
         main(["no-such-revision", ".", "--", "true"])
+
+
+def test_a_case_that_an_older_checkout_lacks_is_named_and_left_out(checkouts, capsys, monkeypatch):
+    monkeypatch.setattr("compare.CASES", {"lately": "python bench/lately.py"})
+    (checkouts[1] / "bench").mkdir()
+    (checkouts[1] / "bench" / "lately.py").touch()
+    assert main([*map(str, checkouts), "--pairs", "1"]) == 0
+    assert capsys.readouterr().out == f"lately: not compared, {checkouts[0]} has no bench/lately.py\n"
