@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
 
+from baton.errors import BadGrammar
 from baton.text.harmony_marks import MARKS as HARMONY
 from baton.text.parsers.call_grammar import calls_grammar
 from baton.text.parsers.deepseek_calls import CALL as CALL_MARK
@@ -181,6 +183,145 @@ def test_texts_of_xml_are_any_text():
         if good:
             parser = calls_parser(CALL_STYLES["qwen3_coder"], schema, calls_max=1)
             assert json.loads("".join(part.arguments for part in parser.feed(said))) == {"a": a, "b": b}
+
+
+# Strict tools whose arguments are not one JSON object
+
+
+def strict_matcher(style: str, schema: dict, **more):
+    text = calls_grammar(CALL_STYLES[style], {"f": schema}, parallel=False, special={}, strict=["f"], **more)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(False)), n_vocab=len(TOKENS), eos_token=END)
+    return llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
+
+
+def takes_text(schema: dict, text: str) -> bool:
+    """A strict tool of Qwen3-Coder with one argument of this schema, which gets this text."""
+    made = strict_matcher("qwen3_coder", {"properties": {"a": {"type": "string", **schema}}, "required": ["a"]})
+    assert not made.is_error(), made.get_error()
+    return takes(made, f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"const": "a</b>"}, ["a</b>"], ["", "a", "a</b>c"]),
+        ({"enum": ["a", 1, "bc", "x</parameter>"]}, ["a", "bc"], ["1", "x</parameter>", "c"]),
+        ({"enum": ["a", "bc"], "const": "bc"}, ["bc"], ["a"]),
+        ({"enum": ["a", "bc", "bcd"], "pattern": "c", "maxLength": 2}, ["bc"], ["a", "bcd"]),
+        ({"pattern": "^/[a-z]+/$"}, ["/tmp/"], ["/tmp", "x/tmp/", "/TMP/", "/tmp/\n"]),
+        ({"pattern": "b+"}, ["b", "a\nbbc"], ["", "ac"]),
+        ({"pattern": "^[\\d/]\\w\\$$"}, ["7a$", "/_$"], ["7a", "٣a$", "7é$"]),
+        ({"pattern": "^a|b$"}, ["a", "b"], ["xbx", "c"]),
+        ({"minLength": 2, "maxLength": 3}, ["éé", "a\nb"], ["é", "abcd"]),
+        ({"title": "A", "default": "", "x-of-somebody": 1, "minLength": 0}, ["", "any <b>\n\nthing"], ["a</parameter>b"]),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_texts_of_strict_tools_in_xml_follow_their_schema(schema, good, bad):
+    assert [text for text in good if not takes_text(schema, text)] == []
+    assert [text for text in bad if takes_text(schema, text)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(
+            {"format": "date"},
+            {"not": {"const": "a"}},
+            {"anyOf": [{"const": "a"}]},
+            {"$ref": "#/$defs/A"},
+            {"uniqueItems": True},
+        ),
+        *(
+            {"pattern": 5},
+            {"pattern": "a\nb"},
+            {"maxLength": "2"},
+            {"minLength": 3, "maxLength": 2},
+            {"enum": [1]},
+            {"enum": "a"},
+        ),
+        *(
+            {"const": "abc", "maxLength": 2},
+            {"const": "</parameter>"},
+            {"pattern": "a(?=b)"},
+            {"pattern": "(^a)"},
+            {"pattern": "(a"},
+        ),
+    ],
+    ids=str,
+)
+def test_texts_that_cannot_be_held_to_a_strict_schema_refuse_the_tool(schema):
+    """They were free text."""
+    whole = {"properties": {"a": {"type": "string", **schema}}}
+    assert refusal("qwen3_coder", whole)
+    assert not matcher_of_wishes("qwen3_coder", whole).get_error()
+
+
+def refusal(style: str, schema: dict) -> str:
+    try:
+        return strict_matcher(style, schema).get_error()
+    except BadGrammar as error:
+        return str(error)
+
+
+def matcher_of_wishes(style: str, schema: dict):
+    text = calls_grammar(CALL_STYLES[style], {"f": schema}, parallel=False, special={})
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(False)), n_vocab=len(TOKENS), eos_token=END)
+    return llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
+
+
+WHOLE = {"type": "object", "properties": {"n": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize("style", ["qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        *(({"uniqueItems": True}, "uniqueItems"), ({"not": {}}, "not"), ({"oneOf": [{"required": ["b"]}]}, "oneOf")),
+        *(({"minProperties": 2}, "minProperties"), ({"maxProperties": 1}, "maxProperties"), ({"enum": [{"n": 1}]}, "enum")),
+        *(({"$ref": "#/$defs/A", "$defs": {"A": {}}}, "$ref"), ({"dependentRequired": {"n": ["b"]}}, "dependentRequired")),
+        *(({"patternProperties": {"^n": {"minimum": 3}}}, "patternProperties"), ({"required": ["n", "z"]}, "z")),
+        *(
+            ({"properties": {"b": False}, "required": []}, "b"),
+            ({"properties": 5}, "properties"),
+            ({"minProperties": -1}, "-1"),
+        ),
+    ],
+    ids=str,
+)
+def test_a_keyword_of_all_arguments_that_cannot_be_enforced_refuses_a_strict_tool(style, more, word):
+    """They were ignored: only keywords within a property were refused."""
+    with pytest.raises(BadGrammar, match=f"(^| ){re.escape(word)}( |,|$)"):
+        strict_matcher(style, {**WHOLE, **more})
+    assert not matcher_of_wishes(style, {**WHOLE, **more}).get_error()
+
+
+@pytest.mark.parametrize("style", ["qwen3_coder", "pythonic"])
+def test_keywords_that_the_list_of_arguments_enforces_are_fine(style):
+    fine = {
+        "minProperties": 1,
+        "maxProperties": 2,
+        "additionalProperties": False,
+        "title": "F",
+        "$defs": {},
+        "description": "d",
+    }
+    assert not strict_matcher(style, {**WHOLE, **fine}).get_error()
+    assert not strict_matcher(style, {}).get_error()
+
+
+def test_arguments_of_a_tool_without_properties_are_free_in_xml():
+    """Beside a strict tool the others have an empty schema here: they could be called without arguments only."""
+    tools = {"f": WHOLE, "g": {}}
+    text = calls_grammar(CALL_STYLES["qwen3_coder"], tools, parallel=False, special={}, strict=["f"], free=True)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Tokens(False)), n_vocab=len(TOKENS), eos_token=END)
+    call = "<tool_call>\n<function=%s>\n<parameter=x>\n{1}\n</parameter>\n</function>\n</tool_call>"
+    for name, good in (("g", True), ("f", False)):
+        made = llguidance.LLMatcher(tokenizer, '%llguidance {"no_forcing": true}\n' + text, log_level=0)
+        assert takes(made, f"So: {call % name}") is good
+    parser = calls_parser(CALL_STYLES["qwen3_coder"], tools, calls_max=1)
+    parts = [*parser.feed(call % "g"), *parser.flush()]
+    assert json.loads("".join(part.arguments for part in parts if hasattr(part, "arguments"))) == {"x": "{1}"}
 
 
 # Channels

@@ -16,6 +16,7 @@ from baton.api.errors import bad
 from baton.api.front import Front
 from baton.api.generate.channel_parts import channel_grammar, channel_parser, channel_prompt
 from baton.api.generate.options import ChatBody
+from baton.errors import BadGrammar
 from baton.protocol.grammar import Grammar
 from baton.protocol.thinking import Thinking
 from baton.text.harmony_marks import MARKS
@@ -154,7 +155,10 @@ def call_grammar(front: Front, body: ChatBody) -> Grammar | None:
     special = {mark: added[mark] for mark in style.marks if added.get(mark) in special_ids}
     or_answer = None if answer is None else answer.text
     held = {name: schema if not free or name in tools.strict else {} for name, schema in tools.parameters.items()}
-    text = calls_grammar(
-        style, held, parallel=tools.parallel, special=special, strict=tools.strict, or_answer=or_answer, free=free
-    )
+    try:
+        text = calls_grammar(
+            style, held, parallel=tools.parallel, special=special, strict=tools.strict, or_answer=or_answer, free=free
+        )
+    except BadGrammar as error:
+        raise bad(f"tools: {error}", "tools", code="invalid_grammar") from None
     return Grammar("lark", text)

@@ -7,7 +7,7 @@ r"""The grammar of an answer with tool calls in the model's own style, in llguid
 
 A mark that is a special token of the model is written as that token. Unknown keywords in schemas of tools are ignored. For a
 `strict` tool and for the format of an answer the schema is binding: a keyword that cannot be enforced refuses the request
-(prepare.py).
+(prepare.py; strict_arguments.py, where arguments are not a JSON object).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from baton.text.parsers.calls import CallStyle
 from baton.text.parsers.deepseek_calls import CALL, END_CALL, END_CALLS, END_FENCE, FENCE, SEP
+from baton.text.parsers.strict_arguments import ANY_TEXT, quoted, require_enforced, text_terminal
 
 _JSON: Final = {
     "whitespace_flexible": True,
@@ -30,6 +31,7 @@ _LENIENT: Final = {"lenient": True, "coerce_one_of": True}
 _EXACT: Final = {"lenient": False, "coerce_one_of": False}
 ANY_OBJECT: Final = '{"type": "object"}'
 _END_PARAMETER: Final = "\n</parameter>\n"
+_ANY_NAME: Final = r'"<parameter=" /[^<>\s]+/ ">\n"'
 
 
 def calls_grammar(
@@ -44,7 +46,8 @@ def calls_grammar(
 ) -> str:
     """The grammar of calls. `parameters`: schemas of the arguments, by name of the tool. `strict`: names of tools whose schema
     is binding. `special`: ids of marks that are special tokens. `or_answer`: a JSON schema; an answer that follows it is
-    allowed too. `free`: any other answer is allowed too, for a style with marks."""
+    allowed too. `free`: any other answer is allowed too, for a style with marks. Raises BadGrammar if a strict schema cannot be
+    enforced."""
     words = _CallMarks(style, special)
     rules = [
         f"start: {_start(words, parallel, or_answer, free)}",
@@ -55,9 +58,11 @@ def calls_grammar(
         "body: " + " | ".join(f"body_{place}" for place in range(len(parameters))),
     ]
     for place, (name, schema) in enumerate(parameters.items()):
+        if name in strict and style.form in ("xml", "python"):
+            require_enforced(name, schema)
         rules += _BODIES[style.form](words, place, name, _Schema(schema, name in strict))
     if style.form == "xml":
-        rules.append(f"text_value[suffix={quoted(_END_PARAMETER)}]: /(?s:.*)/")
+        rules += [f"TEXT: ({ANY_TEXT}) {quoted(_END_PARAMETER)}", f"any_parameter: {_ANY_NAME} TEXT"]
     return "\n".join(rules) + "\n"
 
 
@@ -152,19 +157,26 @@ def _xml_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list
     rules, members = [], []
     for index, (key, inner, required) in enumerate(schema.properties):
         rule = f"value_{place}_{index}"
-        rules.append(f"{rule}: {quoted(f'<parameter={key}>{chr(10)}')} {_xml_value(inner, schema)}")
+        value, *more = _xml_value(inner, schema, f"{name}: {key}", f"TEXT_{place}_{index}")
+        rules += [f"{rule}: {quoted(f'<parameter={key}>{chr(10)}')} {value}", *more]
         members.append(rule if required else f"{rule}?")
+    if not schema.exact and not isinstance(schema.schema.get("properties"), Mapping):
+        members.append("any_parameter*")
     head, tail = quoted(f"<function={name}>\n"), quoted("</function>")
     return [f"body_{place}: {' '.join([head, *members, tail])}", *rules]
 
 
-def _xml_value(inner: Mapping[str, Any], outer: _Schema) -> str:
-    if inner.get("type") != "string":
-        return f"{outer.rule_of(inner)} {quoted(_END_PARAMETER)}"
+def _xml_value(inner: Mapping[str, Any], outer: _Schema, where: str, terminal: str) -> list[str]:
+    """The value and the end of the argument; and more rules. `terminal`: a name for one of them."""
+    if inner.get("type") not in ("string", ["string"]):
+        return [f"{outer.rule_of(inner)} {quoted(_END_PARAMETER)}"]
+    if outer.exact:
+        made = text_terminal(inner, where, _END_PARAMETER)
+        return ["TEXT"] if made is None else [terminal, f"{terminal}: {made}"]
     listed = inner.get("enum")
     if isinstance(listed, list) and listed and all(isinstance(each, str) and "</parameter>" not in each for each in listed):
-        return f"({' | '.join(quoted(each + _END_PARAMETER) for each in listed)})"
-    return "text_value"
+        return [f"({' | '.join(quoted(each + _END_PARAMETER) for each in listed)})"]
+    return ["TEXT"]
 
 
 def _python_body(words: _CallMarks, place: int, name: str, schema: _Schema) -> list[str]:
@@ -193,11 +205,6 @@ def arguments_rule(place: int, schema: Mapping[str, Any], *, exact: bool) -> str
 def json_rule(schema: str) -> str:
     """A JSON value that the schema allows."""
     return _json_rule(json.loads(schema), exact=True)
-
-
-def quoted(text: str) -> str:
-    """A string literal of the grammar: JSON's, with U+007F escaped, which Lark does not accept."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _json_rule(schema: Mapping[str, Any], *, exact: bool) -> str:

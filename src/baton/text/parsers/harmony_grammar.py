@@ -14,8 +14,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from baton.text.harmony_marks import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from baton.text.parsers.call_grammar import arguments_rule, json_rule, quoted
+from baton.text.parsers.call_grammar import arguments_rule, json_rule
 from baton.text.parsers.harmony import NAMESPACE
+from baton.text.parsers.strict_arguments import quoted
 
 _ANY_TEXT = "/(?s:.*)/"
 
