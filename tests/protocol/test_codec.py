@@ -54,6 +54,7 @@ from baton.protocol.instance import (
     InstanceView,
     RouterHeartbeat,
     RouterHello,
+    RouterListening,
 )
 from baton.protocol.moves import BlockMove, MoveResult, StorageAnswer, StorageIdentity, StorageQuery
 from baton.protocol.output import Emit, Ended
@@ -139,6 +140,7 @@ KIND = {
     Heartbeat: 63,
     RouterHeartbeat: 64,
     CachedKeys: 66,
+    RouterListening: 67,
     ClusterView: 65,
 }
 """Written down a second time on purpose: these numbers are on the wire and may not change."""
@@ -214,6 +216,7 @@ SAMPLE = {
     Heartbeat: Heartbeat("no progress", 0.001, stalled=True, preempted=("r1",)),
     RouterHeartbeat: RouterHeartbeat(),
     CachedKeys: CachedKeys(True, bytes(12), bytes(6)),
+    RouterListening: RouterListening(),
     ClusterView: ClusterView("r", "serving", 1, 2, (InstanceView("d-0", "decode", "alive"),), {"replays": 1}),
 }
 

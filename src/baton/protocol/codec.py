@@ -83,6 +83,7 @@ Message = (
     | Annotated[instance_messages.RouterHeartbeat, 64, "router"]
     | Annotated[instance_messages.ClusterView, 65]
     | Annotated[instance_messages.CachedKeys, 66, "instance"]
+    | Annotated[instance_messages.RouterListening, 67]
 )
 """Messages, each with its number, which never changes, and the senders that may send it from another machine."""
 

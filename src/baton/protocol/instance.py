@@ -156,6 +156,10 @@ class RefusedView(Struct, frozen=True):
     "Seconds since the last refusal."
 
 
+class RouterListening(Struct, frozen=True, array_like=True):
+    """The router accepts instances and has its tokenizer: its start is complete. To its parent process, once."""
+
+
 class ClusterView(Struct, frozen=True):
     """The cluster as one router sees it. The router sends it to its parent process, several times per second."""
 

@@ -4,7 +4,8 @@
      |-- prefill-0, decode-0, ...   engines without a front; restarted, with backoff, however they end
      `-- router                     HTTP and the router machine; restarted, with backoff, unless it ended without an error
 
-`baton router` is the same without engines. The last row ends first: the router drains while its instances still work.
+`baton router` is the same without engines; its start is over once the router listens, which may be hours before an instance
+joins. The last row ends first: the router drains while its instances still work.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from baton.config.router_process import RouterProcessConfig
 from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
-from baton.protocol.instance import ClusterView
+from baton.protocol.instance import ClusterView, RouterListening
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.process_group import ProcessGroup
 from baton.runtime.processes.process_table import KILL_SECONDS, ChildRow, Restart
@@ -114,6 +115,8 @@ class UpGroup(ProcessGroup[UpConfig]):
         self._config = config
         self._reporter = reporter
         self._ready: InstanceReady | None = None
+        self._announced = False
+        "The reporter knows that all are ready."
         self._instance_ready = {name: asyncio.Event() for name in config.engines}
         serve = config.router.serve
         scheduler = serve.engine().instance.scheduler
@@ -141,12 +144,15 @@ class UpGroup(ProcessGroup[UpConfig]):
                     for name, engine in self._config.engines.items()
                 }
                 self._config = replace(self._config, engines=engines)
+            case RouterListening():
+                child.mark_ready()
+                if not self._config.engines:
+                    self.start_is_over()
+            case InstanceReady() if child.name == ROUTER:
+                self._ready = message
             case InstanceReady():
                 child.mark_ready()
-                if child.name == ROUTER:
-                    self._ready = message
-                else:
-                    self._on_instance_ready(child.name, message)
+                self._on_instance_ready(child.name, message)
             case ClusterView():
                 self._on_view(message)
 
@@ -161,7 +167,9 @@ class UpGroup(ProcessGroup[UpConfig]):
     def _on_view(self, view: ClusterView) -> None:
         there = {instance.name for instance in view.instances}
         self._reporter.on_view(view)
-        if self._ready is not None and all(name in there for name in self._config.engines) and self.start_is_over():
+        if self._ready is not None and not self._announced and all(name in there for name in self._config.engines):
+            self._announced = True
+            self.start_is_over()
             self._reporter.on_ready(self._ready)
 
     def on_lost(self, child: Child, loss: Loss) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chaos_model import make_model
+from chaos_server import ask, free_port
 from run_loop import finish
 
 from baton.config import EngineConfig, RouterConfig, ServeConfig, WorkerConfig
 from baton.config.router_process import RouterProcessConfig
 from baton.errors import Unavailable
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
+from baton.protocol.instance import ClusterView, RouterListening
 from baton.runtime.processes import process_group
+from baton.runtime.processes.child import Child
 from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
 from baton.runtime.supervisor import Supervisor
-from baton.runtime.up import UpConfig, UpGroup, UpReporter, start_after
+from baton.runtime.up import UpConfig, UpGroup, UpReporter, start_after, up_children
+from baton.trust.secret import create_secret
 
 READY = InstanceReady(8, 16, 4, 300, 512)
 
@@ -144,5 +151,83 @@ def test_a_start_that_waits_for_an_instance_can_be_stopped():
         group.stop()
         await running
         assert started.names == ["a", "end"]
+
+    finish(main())
+
+
+# A router alone
+
+
+class Heard(UpReporter):
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.ready = 0
+        self.again = asyncio.Event()
+        "The router has been lost, and another one listens."
+
+    def on_lost(self, name: str, why: str) -> None:
+        self.lost.append(why)
+
+    def on_ready(self, ready: InstanceReady) -> None:
+        self.ready += 1
+
+
+class StartedToo(Started):
+    def start_is_over(self) -> None:
+        self.names.append("over")
+
+
+def test_a_router_alone_has_started_when_it_listens_and_is_ready_with_its_first_instance():
+    """Its start lasted until an instance had joined: hours, in which a loss of the router was the end."""
+
+    async def main() -> None:
+        for engines, over in (({}, ["over"]), ({"a": on_gpu(0)}, [])):
+            group, _ = up_group(**engines)
+            group._children = started = StartedToo()  # type: ignore[assignment]
+            group._reporter = heard = Heard()
+            view = ClusterView("r", "serving")
+            for message in (RouterListening(), view):
+                group.on_message(child("router"), message)
+            assert (started.names, heard.ready) == (over, 0)
+            group.on_message(child("router"), READY)
+            joined = ClusterView("r", "serving", instances=tuple(SimpleNamespace(name=name) for name in engines))  # type: ignore[misc]
+            for _ in range(2):
+                group.on_message(child("router"), joined)
+            assert (started.names, heard.ready) == (["over"], 1)
+
+    finish(main())
+
+
+class RouterAlone(UpGroup):
+    def on_message(self, child: Child, message: Any) -> None:
+        super().on_message(child, message)
+        if type(message) is RouterListening and self._reporter.lost:
+            self._reporter.again.set()
+
+
+@pytest.mark.usefixtures("child_path")
+def test_a_router_that_fails_before_an_instance_has_joined_is_started_again(tmp_path: Path):
+    async def main() -> None:
+        create_secret(tmp_path / "secret")
+        serve = ServeConfig(model=str(make_model(tmp_path / "model")), port=free_port(), drain_seconds_max=0.5)
+        listen, secret = f"unix:{tmp_path / 'router.sock'}", str(tmp_path / "secret")
+        config = RouterProcessConfig(serve=serve, router=RouterConfig(), listen=listen, cluster_secret=secret)
+        environment = {"FAILED_ONCE": str(tmp_path / "failed")}
+        rows = tuple(replace(row, module="failing_router", environment=environment) for row in up_children([]))
+        heard = Heard()
+        group = RouterAlone(UpConfig(router=config, engines={}), heard, rows)
+        running, again = asyncio.create_task(group.run()), asyncio.create_task(heard.again.wait())
+        try:
+            await asyncio.wait({running, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert not running.done(), running.result()
+            assert again.done()
+            assert heard.lost == ["the router fails"]
+            assert (await ask(serve.port, "/live", None)).status == 200
+            assert (await ask(serve.port, "/ready", None)).status == 503
+        finally:
+            group.stop()
+            again.cancel()
+            await asyncio.wait({running}, timeout=30)
+        await running
 
     finish(main())

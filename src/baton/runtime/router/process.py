@@ -34,7 +34,7 @@ from baton.errors import EngineError
 from baton.observe.cluster_metrics import ClusterCollector
 from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
-from baton.protocol.instance import InstanceHello
+from baton.protocol.instance import InstanceHello, RouterListening
 from baton.runtime.credentials import credentials_of
 from baton.runtime.front.fingerprint import system_fingerprint
 from baton.runtime.front.process import (
@@ -138,6 +138,7 @@ class RouterProcess:
         """Wait for the first instance, and serve from then on."""
         serve, seconds = self._config.serve, self._config.serve.start_seconds_max
         text = await asyncio.to_thread(load_text, serve.model, template)
+        self._supervisor.send(RouterListening())
         first = self._client.instances.first
         done, _ = await asyncio.wait([first], timeout=seconds)
         if not done:  # an instance may load, or download, for longer: until then only /live answers, the rest is 503
