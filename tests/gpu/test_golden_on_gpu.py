@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from golden_on_gpu import CASES, GOLDEN, digest_of, key, written
+from golden_on_gpu import CASES, GOLDEN, digest_of, key, numbers_without_bits, with_some_digests, written
 
 from baton.worker.arithmetic import CUDA, cuda_arithmetic
 
@@ -28,6 +28,22 @@ def test_they_are_the_same_twice(gpu):
 
 def test_the_number_is_the_last_one_that_was_written_down():
     assert {entries[-1]["arithmetic"] for entries in written().values()} <= {CUDA}
+
+
+def test_a_number_without_other_bits_is_none():
+    """Every entry has other digests than the one before it, and the next number. Needs no GPU."""
+    assert numbers_without_bits(written()) == []
+
+
+def test_digests_that_come_one_by_one_raise_the_number_only_with_other_bits():
+    """The first ones of the same bits, with the others missing, were another number."""
+    first, second, *_ = CASES
+    entries = [{"arithmetic": 1, "digests": {first: "1", second: "2"}}]
+    assert with_some_digests(entries, {first: "1"}) == entries
+    assert with_some_digests(entries, {first: "1", second: "2"}) == entries
+    changed = with_some_digests(entries, {first: "1", second: "3"})
+    assert changed == [*entries, {"arithmetic": 2, "digests": {first: "1", second: "3"}}]
+    assert with_some_digests([], {first: "1"}) == [{"arithmetic": 1, "digests": {first: "1"}}]
 
 
 def test_the_name_says_all_that_bits_depend_on():

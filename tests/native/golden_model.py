@@ -264,11 +264,27 @@ def written() -> dict[str, list[Entry]]:
 
 
 def with_digests(entries: list[Entry], digests: dict[str, str]) -> list[Entry]:
-    """The next number, where bits have changed. Cases that are new change no bits."""
-    last = entries[-1] if entries else {"arithmetic": 0, "digests": {"": ""}}
-    if all(digests.get(name) == value for name, value in last["digests"].items()):
+    """The next number, where bits have changed. Cases that are new, or no more, change no bits."""
+    if not entries:
+        return [{"arithmetic": 1, "digests": digests}]
+    last = entries[-1]
+    if all(digests[name] == last["digests"][name] for name in digests.keys() & last["digests"].keys()):
         return [*entries[:-1], {**last, "digests": digests}]
     return [*entries, {"arithmetic": last["arithmetic"] + 1, "digests": digests}]
+
+
+def numbers_without_bits(written: Mapping[str, list[Entry]]) -> list[str]:
+    """Numbers that are not the next one, or whose digests are those of the number before: bits stay, the number must not
+    change."""
+    wrong = []
+    for key, entries in written.items():
+        for place, entry in enumerate(entries):
+            before = entries[place - 1]["digests"] if place else {}
+            shared = before.keys() & entry["digests"].keys()
+            changed = not place or any(before[case] != entry["digests"][case] for case in shared)
+            if not changed or entry["arithmetic"] != place + 1:
+                wrong.append(f"{key}: {entry['arithmetic']}")
+    return wrong
 
 
 def main() -> None:
