@@ -76,7 +76,7 @@ unit: $(VENV)/.ready    ## under five minutes: lint, types, and every test that 
 test: $(VENV)/.ready    ## lint, types, unit tests, kept scenarios (one for every mutant), fresh seeds
 	@date +%s >$(VENV)/.test_began
 	$(MAKE) -j3 lint kernels collect
-	@# all of it as on a machine without Triton, Mooncake, Redis, Chromium and Node; then what needs them, with those that are here
+	@# all of it as on a machine without optional packages and programs (tests/hidden); then what needs them, with those that are here
 	BATON_HIDE=1 PYTHONPATH=$(CURDIR)/tests/hidden $(PYTEST)
 	$(PYTEST) @tests/hidden/with_packages.txt
 	@# fresh ones every time

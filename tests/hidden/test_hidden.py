@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sitecustomize import MODULES, PROGRAMS
+from sitecustomize import MODULES, NEEDED_BY, PROGRAMS
 
 HERE = Path(__file__).parent
 TESTS = HERE.parent
 LISTED = [TESTS.parent / line for line in (HERE / "with_packages.txt").read_text().split()]
 NEEDS_ONE = re.compile(
-    r"importorskip\(\"(triton|mooncake|redis)\"|shutil\.which\(\"(redis-server|chromium|npm|node)\""
-    r"|(from|import) (redis_server|mooncake_master|chromium|step_rig|platforms)\b"
+    r"importorskip\(\"(triton|mooncake|redis|ray|kubernetes_validate|huggingface_hub)[\".]|shutil\.which\(\"(redis-server|chromium|npm|node)\""
+    r"|(from|import) (redis_server|mooncake_master|chromium|step_rig|platforms|chaos_ray)\b"
 )
 """A test that is skipped where an optional package or program is missing."""
 
@@ -35,6 +35,16 @@ def test_a_hidden_package_looks_as_if_it_were_not_installed(name):
     found = f"import importlib.util\nprint(importlib.util.find_spec({name!r}))"
     code = f"{found}\ntry: import {name}\nexcept ModuleNotFoundError as error: print(error.name)"
     assert run_hidden(code) == f"None\n{name}"
+
+
+def test_tokenizers_and_the_oracle_can_do_without_what_is_hidden_from_others():
+    """transformers finds huggingface_hub; who imports it then does not."""
+    pytest.importorskip("transformers")
+    code = "import tokenizers, transformers.utils.hub, sys\nprint('huggingface_hub' in sys.modules)\n"
+    statements = ("import huggingface_hub", "from huggingface_hub.utils import logging")
+    for statement in (*statements, "__import__('importlib').import_module('huggingface_hub')"):
+        code += f"try: {statement}\nexcept ModuleNotFoundError as error: print(error.name)\n"
+    assert run_hidden(code).split() == ["True", *["huggingface_hub"] * 3]
 
 
 def test_hidden_programs_are_not_found_and_others_are():
@@ -55,4 +65,7 @@ def test_what_is_listed_exists():
 
 @pytest.mark.skipif(not os.environ.get("BATON_HIDE"), reason="the packages are not hidden in this run")
 def test_in_the_hidden_stage_this_process_has_no_optional_package():
-    assert [name for name in MODULES if importlib.util.find_spec(name)] == []
+    assert [name for name in MODULES - NEEDED_BY.keys() if importlib.util.find_spec(name)] == []
+    for name in NEEDED_BY:
+        with pytest.raises(ModuleNotFoundError):
+            __import__(name)
