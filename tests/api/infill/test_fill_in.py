@@ -52,6 +52,17 @@ def test_suffix_of_ollama(coder, text):
         refused.generate("smol", "before", suffix="after", system="x")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("preemptions", [0, 3])
+def test_the_last_part_of_an_infill_counts_preemptions(coder, http, preemptions, streamed):
+    coder.engine.script = Script(preemptions=preemptions)
+    body = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2, "stream": streamed}
+    answer = http.post(coder.url + "/infill", json=body)
+    assert answer.status_code == 200, answer.text
+    last = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: ")) if streamed else answer.json()
+    assert last.get("baton_preemptions") == (preemptions or None)
+
+
 def test_clients_of_ollama_learn_that_a_model_fills_in_the_middle(coder, text):
     """Continue looks for .Suffix in the template (core/llm/llms/Ollama.ts). The template renders as before."""
     shown = ollama.Client(host=coder.url, timeout=20).show("smol")

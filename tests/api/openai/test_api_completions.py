@@ -248,11 +248,3 @@ def test_a_stop_string_that_begins_before_min_tokens_is_found_when_it_ends_after
     server.engine.script = Script(reply=lambda request, index: [*(each[0] for each in ids), text.tokenizer.eos_ids[0]])
     answer = complete("x", min_tokens=least, stop=["STOP"], max_tokens=20).json()["choices"][0]
     assert answer["text"] == told
-
-
-@pytest.mark.parametrize("preemptions", [0, 3])
-def test_preemptions_are_counted_in_the_usage_where_there_were_any(server, complete, stream, preemptions):
-    server.engine.script = Script(preemptions=preemptions)
-    assert complete().json()["usage"].get("baton_preemptions") == (preemptions or None)
-    events = stream("/v1/completions", {"prompt": "x", "max_tokens": 3, "stream_options": {"include_usage": True}})
-    assert events[-2]["usage"].get("baton_preemptions") == (preemptions or None)

@@ -15,6 +15,7 @@ from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, completion_job
 from baton.api.generate.prompts import cut_around_gap, require_fill_in, require_may_fit
 from baton.api.generate.shape import Events, Put, Shape
+from baton.api.generate.usage import preemptions_json
 from baton.api.http.auth import ApiCaller
 from baton.api.infill.fields import INFILL
 from baton.api.translate import translated
@@ -94,6 +95,7 @@ class InfillShape(Shape):
                 "predicted_n": usage.output_tokens,
                 **_pace("predicted", usage.output_tokens, usage.output_seconds),
             },
+            **preemptions_json(usage),
         }
 
     def _chosen(self, answer: Json) -> Json:
