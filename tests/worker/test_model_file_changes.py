@@ -115,15 +115,34 @@ def test_a_file_that_is_cut_short_neither_changes_an_answer_nor_ends_the_process
     assert done.returncode == 0, f"the process ended with {done.returncode}: {done.stdout[-300:]} {done.stderr[-1500:]}"
 
 
+def check_nothing_is_mapped(folder: Path, model: Path, **settings: str) -> None:
+    """`folder`: no file of it stays mapped."""
+    built = build_worker(WorkerConfig(model=str(model), blocks=8, slots=2, threads=1, **settings))  # type: ignore[arg-type]
+    gc.collect()
+    mapped = [line for line in MAPS.read_text().splitlines() if str(folder) in line]
+    built.runner.close()
+    assert mapped == []
+
+
 @pytest.mark.skipif(not MAPS.exists(), reason="this system does not say which files a process has mapped")
 @pytest.mark.parametrize("way", WAYS)
 def test_no_file_of_the_model_stays_mapped(tmp_path, way):
-    model = model_folder(tmp_path / "model")
-    settings = WorkerConfig(model=str(model), blocks=8, slots=2, threads=1, **WAYS[way])  # type: ignore[arg-type]
-    built = build_worker(settings)
-    gc.collect()
-    assert str(model / "model.safetensors") not in MAPS.read_text()
-    built.runner.close()
+    check_nothing_is_mapped(tmp_path, model_folder(tmp_path / "model"), **WAYS[way])
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="this system does not say which files a process has mapped")
+@pytest.mark.parametrize("way", WAYS)
+def test_no_file_of_a_draft_model_stays_mapped(tmp_path, way):
+    draft = model_folder(tmp_path / "draft")
+    check_nothing_is_mapped(tmp_path, model_folder(tmp_path / "model"), speculate=f"draft:{draft}", **WAYS[way])
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="this system does not say which files a process has mapped")
+@pytest.mark.parametrize("case", ["bert-reranker", "modernbert"])
+def test_no_file_of_an_encoder_stays_mapped(tmp_path, case):
+    encoders = pytest.importorskip("tiny_encoders", reason="the models of encoders come from transformers")
+    encoders.write_encoder(tmp_path, case)
+    check_nothing_is_mapped(tmp_path, tmp_path)
 
 
 if __name__ == "__main__":
