@@ -212,7 +212,7 @@ SAMPLE = {
     Forget: Forget("a", 1),
     InstanceHello: InstanceHello("p0", 7, "prefill", InstanceReady(10, 16, 4, 100, 8192), b"f" * 32),
     RouterHello: RouterHello("r", 0.25, 2.0),
-    InstanceRefused: InstanceRefused("another model"),
+    InstanceRefused: InstanceRefused("another model", 0.75),
     Heartbeat: Heartbeat("no progress", 0.001, stalled=True, preempted=("r1",)),
     RouterHeartbeat: RouterHeartbeat(),
     CachedKeys: CachedKeys(True, bytes(12), bytes(6)),

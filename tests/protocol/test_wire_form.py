@@ -12,7 +12,7 @@ pytest.importorskip("xxhash", reason="the messages of the cache's sessions need 
 
 from baton.protocol.codec import FROM_INSTANCE, FROM_PEER, FROM_READER, FROM_ROUTER, MESSAGES, decode, encode
 from baton.protocol.control import InstanceReady
-from baton.protocol.instance import Build, InstanceHello, RouterHello
+from baton.protocol.instance import Build, InstanceHello, InstanceRefused, RouterHello
 from baton.protocol.output import Begun, Emit, Ended
 from baton.protocol.pool import PoolReady, ReadPool
 from baton.protocol.request import FinishReason, GenerateRequest
@@ -132,6 +132,7 @@ READY = InstanceReady(64, 16, 8, 300, 512, 512, identity=b"weights")
         (InstanceHello("a", 1, "mixed", READY, b"layout"), 5),
         (InstanceHello("a", 1, "mixed", READY, b"layout", model="/m", refused=True), 11),
         (RouterHello("r", 0.25, 2.0), 3),
+        (InstanceRefused("another model"), 1),
         (READY, 8),
         (ReadPool(7, b"f"), 2),
         (PoolReady(b"f", 7, 64), 3),

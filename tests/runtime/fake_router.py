@@ -84,6 +84,8 @@ class FakeRouter:
     def __init__(self, secret: Secret, refusal: str = "", lapse_seconds: float = 2.0, name: str = "router-1") -> None:
         self._secret = secret
         self.refusal = refusal
+        self.retry_seconds = 0.0
+        "Of refusals."
         self.beats = True
         self.greets = True
         self.capabilities: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ class FakeRouter:
             visit.take(message)
             if type(message) is InstanceHello and self.greets:
                 hello = RouterHello(self._name, self.beat_seconds, self._lapse_seconds, self.capabilities)
-                link.send(InstanceRefused(self.refusal) if self.refusal else hello)
+                link.send(InstanceRefused(self.refusal, self.retry_seconds) if self.refusal else hello)
 
         with contextlib.suppress(LinkFailed):
             await link.listen(take)

@@ -79,6 +79,8 @@ class RouterHello(Struct, frozen=True, array_like=True):
 
 class InstanceRefused(Struct, frozen=True, array_like=True):
     reason: str
+    retry_seconds: Seconds = 0.0
+    "After this time the cause may be over: the name is that of a session that may be dead. 0: not soon."
 
 
 class Heartbeat(Struct, frozen=True, array_like=True):

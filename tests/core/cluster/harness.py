@@ -282,7 +282,7 @@ class Room:
             case FailRequest(id, error):
                 assert id not in self.broken_off
                 self.broken_off[id] = error
-            case CloseSession(session, reason):
+            case CloseSession(session=session, reason=reason):
                 self.hung_up[session] = reason
                 self.live.pop(session, None)
 

@@ -321,6 +321,19 @@ def test_the_name_of_one_that_is_silent_can_be_taken():
     assert again.assigned
 
 
+def test_one_that_is_refused_for_its_name_learns_when_the_name_is_free_if_the_other_is_dead():
+    room = Room("mixed")
+    room.now += 0.4
+    (effect,) = room.dispatch(InstanceJoined(Session(77), hello("mixed-0", incarnation=2)))
+    assert isinstance(effect, CloseSession)
+    assert effect.retry_seconds == pytest.approx(0.6)
+    room.now += effect.retry_seconds
+    again = room.join(Scripted(hello("mixed-0", incarnation=2)))
+    assert again.session not in room.hung_up
+    (effect,) = room.dispatch(InstanceJoined(Session(78), hello("mixed-1", identity=b"other")))
+    assert (type(effect), effect.retry_seconds) == (CloseSession, 0.0), "it does not fit: time changes nothing"
+
+
 def test_one_that_was_refused_for_its_name_does_not_wait_for_itself():
     """The other one is lost. They are alike: nobody who does not fit is let in by that."""
     room = Room("mixed")

@@ -21,6 +21,7 @@ from run_loop import finish
 
 from baton.addresses import reachable_url
 from baton.config import EngineConfig, WireConfig
+from baton.core import redial_times
 from baton.core.kv.marks import KEY_BYTES
 from baton.protocol.codec import encode
 from baton.protocol.control import (
@@ -56,8 +57,8 @@ def secret_file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_links, "REFUSED_SECONDS", 0.5)
-    monkeypatch.setattr(router_links, "RETRY_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(redial_times, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(redial_times, "RETRY_SECONDS_MAX", 0.5)
 
 
 def rig_of(secret_file: Path, *routers: FakeRouter | str, **changes: Any) -> Rig:
@@ -201,6 +202,23 @@ def test_a_batch_and_an_abort_over_a_session(secret_file: Path):
             visit.link.send(AbortRequest(RequestId("long")))
             await rig.until(lambda: "long" in visit.ended)
             assert visit.ended["long"].reason is FinishReason.ABORT
+
+    finish(main())
+
+
+def test_one_whose_name_may_be_that_of_its_earlier_life_dials_when_the_router_says(
+    secret_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It waited as long as one that does not fit, though the router would have let it in after a second."""
+    monkeypatch.setattr(redial_times, "REFUSED_SECONDS", 30.0)
+
+    async def main() -> None:
+        async with FakeRouter(SECRET, refusal="another instance named node-1") as router:
+            router.retry_seconds = 0.2
+            async with rig_of(secret_file, router) as rig, asyncio.timeout(12):
+                await rig.until(lambda: rig.engine.stats().router_refusal)
+                router.refusal = ""
+                await router.visit()
 
     finish(main())
 

@@ -16,9 +16,9 @@ from link_rig import SECRET
 from run_loop import finish
 
 from baton.addresses import Address, RouterSource, parse_router
-from baton.core import discovery
+from baton.core import discovery, redial_times
 from baton.errors import InvalidConfig
-from baton.runtime.engine import router_links, router_sources
+from baton.runtime.engine import router_sources
 from baton.runtime.engine.router_sources import addresses_of
 from baton.trust.dialling import Place
 from baton.trust.secret import Secret
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("child_path")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router_links, "RETRY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(redial_times, "RETRY_SECONDS_MAX", 0.2)
     monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 0.1)
     monkeypatch.setattr(discovery, "LOOKUP_SECONDS_MIN", 0.05)
     monkeypatch.setattr(discovery, "GONE_SECONDS", 0.5)

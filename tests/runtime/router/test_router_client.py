@@ -589,7 +589,9 @@ def test_two_instances_with_one_name_the_live_one_stays():
             for life in range(2, 6):
                 rival = await cluster.connect("m-0")
                 rival.hello = replace(rival.hello, incarnation=life)
-                assert "a name of its own (--name)" in (await cluster.refused(rival)).reason
+                refused = await cluster.refused(rival)
+                assert "a name of its own (--name)" in refused.reason
+                assert 0.0 < refused.retry_seconds <= 1.0
             asked = Asked(cluster.client, request())
             there = await first.heard(GenerateRequest)
             first.send(Emit([(there.id, 1, 0, 0, [5])], [ended(there.id, 1)]))

@@ -125,6 +125,8 @@ class CloseSession(Struct, frozen=True):
 
     session: Session
     reason: str
+    retry_seconds: float = 0.0
+    "InstanceRefused.retry_seconds."
 
 
 class WarnOfInstance(Struct, frozen=True):

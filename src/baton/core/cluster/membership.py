@@ -126,16 +126,18 @@ class Membership:
             return f"it was refused before, and those that it did not fit may come back within {wait:.0f} s"
         return ""
 
-    def name_taken(self, earlier: ClusterInstance, hello: InstanceHello, now: Instant) -> str:
-        """The reason why the instance cannot use its name, which is taken. Empty: it is the same instance again, or the holder
-        is silent. Two live ones would replace each other for ever, and each time the requests of one of them would be lost."""
+    def name_taken(self, earlier: ClusterInstance, hello: InstanceHello, now: Instant) -> tuple[str, float]:
+        """The reason why the instance cannot use its name, which is taken, and the seconds until it can, should the holder be
+        dead. Empty: it is the same instance again, or the holder is silent. Two live ones would replace each other for ever,
+        and each time the requests of one of them would be lost."""
         silent = now - earlier.received_at
         if hello.incarnation == earlier.hello.incarnation or silent >= self._config.suspect_seconds:
-            return ""
-        return (
+            return "", 0.0
+        why = (
             f"another instance named {hello.name} is connected and alive (its last message came {silent:.1f} s ago): give "
             f"every instance a name of its own (--name), or stop the other one"
         )
+        return why, self._config.suspect_seconds - silent
 
     def refuse(self, hello: InstanceHello) -> None:
         """Record that the instance does not fit. If it did before it was lost, its return as it was is not awaited any more."""

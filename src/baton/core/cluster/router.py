@@ -222,11 +222,12 @@ class Router:
             self.coordinator.effects.append(CloseSession(event.session, why))
             return True
         earlier = self.membership.names.get(hello.name)
-        if earlier is not None and (why := self.membership.name_taken(earlier, hello, now)):
-            self.stats.instances_refused += 1
-            self.coordinator.effects.append(CloseSession(event.session, why))
-            return True
         if earlier is not None:
+            why, retry_seconds = self.membership.name_taken(earlier, hello, now)
+            if why:
+                self.stats.instances_refused += 1
+                self.coordinator.effects.append(CloseSession(event.session, why, retry_seconds))
+                return True
             self._lose(earlier, "joined_again", f"{hello.name} has joined again")
         self.membership.join(event.session, hello, now)
         return True

@@ -24,6 +24,7 @@ from baton.config import WireConfig
 from baton.core.discovery import SessionLost, SessionOpened
 from baton.core.heartbeat_times import REQUESTS, HeartbeatTimes
 from baton.core.kv.digest import DigestFeed
+from baton.core.redial_times import DialOutcome, RedialTimes
 from baton.errors import LinkFailed
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats, ModelChanged
@@ -54,12 +55,6 @@ STALL_SECONDS: Final = 0.5
 """Delay of our check from which we count as stopped ourselves."""
 LAPSE_SECONDS_MIN: Final = 0.5
 """Least lapse_seconds that a router gets: with a shorter one no session would last."""
-RETRY_SECONDS: Final = 0.1
-RETRY_SECONDS_MAX: Final = 5.0
-REFUSED_SECONDS: Final = 10.0
-"""Seconds before the next dial after a refusal, which a router will not change soon. With jitter, like all delays."""
-STEADY_SECONDS: Final = 5.0
-"""Length of a session after which the next dial is quick again."""
 LOG_AGAIN_SECONDS: Final = 60.0
 """Least seconds between two log lines about the same trouble with the same router."""
 
@@ -97,6 +92,7 @@ class RouterSession:
         "opened",
         "over",
         "received_at",
+        "retry_seconds",
         "router",
         "stats_due",
     )
@@ -116,6 +112,8 @@ class RouterSession:
         "Digest for the router. None: the router wants none."
         self.over = ""
         "Reason for the end of the session, as text for the log. Empty: it is open."
+        self.retry_seconds = 0.0
+        "InstanceRefused.retry_seconds."
 
     def beat_for_router(self, beat: Heartbeat) -> Heartbeat:
         """The heartbeat for this router, without requests of others."""
@@ -195,26 +193,24 @@ class RouterLinks:
 
     async def _hold_session(self, address: str) -> None:
         """Dial the router and serve the session, again and again until cancelled."""
-        delay, log, refused = RETRY_SECONDS, TroubleLog(address), False
+        log, redial = TroubleLog(address), RedialTimes(random.Random())
         while True:
             try:
                 link = await dial(parse_address(address), self._credentials, self._wire)
             except (LinkFailed, OSError) as error:
-                lasted, why = 0.0, str(error) or type(error).__name__  # `refused` stays as it was
+                end = DialOutcome(str(error) or type(error).__name__)
                 self.counts["unreachable"] += 1
                 if isinstance(error, LinkFailed) and error.reason in ("version", "secret"):
-                    self.refusal = why
+                    self.refusal = end.why
                     self.on_sessions()
             else:
-                lasted, why, refused = await self._one_session(address, link, log, refused=refused)
-            log.trouble(why, self._loop.time())
+                end = await self._one_session(address, link, log, refused=redial.refused)
+            log.trouble(end.why, self._loop.time())
             self._sources.dispatch(SessionLost(address))
-            delay = RETRY_SECONDS if lasted >= STEADY_SECONDS else min(2 * delay, RETRY_SECONDS_MAX)
-            await asyncio.sleep((REFUSED_SECONDS if refused else delay) * random.uniform(0.5, 1.0))
+            await asyncio.sleep(redial.after(end))
 
-    async def _one_session(self, address: str, link: Link, log: TroubleLog, *, refused: bool) -> tuple[float, str, bool]:
-        """Open a session and serve it. Returns how long it was open, why it ended, and whether we were refused; `refused`:
-        whether we were before."""
+    async def _one_session(self, address: str, link: Link, log: TroubleLog, *, refused: bool) -> DialOutcome:
+        """Open a session and serve it. `refused`: whether we were before."""
         if self._facts.reached(link.own_host):
             for other in list(self._sessions):  # the router has announced fewer addresses
                 self._end(other, "our KV pool can be read at another address now")
@@ -229,8 +225,9 @@ class RouterLinks:
             self._end(session, str(failed), "failed")
         finally:
             self._end(session, "the router ended the session")
-        lasted = 0.0 if session.opened is None else self._loop.time() - session.opened
-        return lasted, session.over, session.opened is None and (refused or session.over.startswith(REFUSED))
+        if session.opened is not None:
+            return DialOutcome(session.over, max(self._loop.time() - session.opened, 1e-9))
+        return DialOutcome(session.over, refused=session.over.startswith(REFUSED), retry_seconds=session.retry_seconds)
 
     def _end(self, session: RouterSession, why: str, how: SessionEvent = "ended") -> None:
         """End the session at once, however long the connection takes to close."""
@@ -266,9 +263,9 @@ class RouterLinks:
                 session.beats.due = session.stats_due = session.received_at
                 self._send_beats([session])
                 self._arm()
-            case InstanceRefused(reason):
+            case InstanceRefused(reason, retry_seconds):
                 if session.opened is None:
-                    self.refusal = printable(reason)
+                    self.refusal, session.retry_seconds = printable(reason), retry_seconds
                     self._end(session, f"{REFUSED}{printable(reason)}", "refused")
                 else:
                     self._end(session, f"the router has given us up: {printable(reason)}")

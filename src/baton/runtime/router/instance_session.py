@@ -46,9 +46,9 @@ class InstanceSession:
     def welcomed(self) -> bool:
         return self._unsent is None
 
-    def disconnect(self, reason: str) -> None:
+    def disconnect(self, reason: str, retry_seconds: float) -> None:
         """End the session; the instance receives the reason. Its unanswered orders fail."""
-        self.channel.send(InstanceRefused(reason))
+        self.channel.send(InstanceRefused(reason, retry_seconds))
         self.channel.close()  # closes after the message is written
         self.orders.fail(f"the instance {self.hello.name} is gone")
 

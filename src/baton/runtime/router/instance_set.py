@@ -191,8 +191,8 @@ class InstanceSet:
             self._by_session[instance.session] = instance
             self._owner.dispatch(InstanceJoined(instance.session, instance.hello))
 
-    def lose(self, session: Session, reason: str) -> None:
-        """Remove the instance: it timed out, was rejected, or disconnected."""
+    def lose(self, session: Session, reason: str, retry_seconds: float = 0.0) -> None:
+        """Remove the instance: it timed out, was rejected, or disconnected. `retry_seconds`: as in InstanceRefused."""
         instance = self._by_session.pop(session, None)
         if instance is None:
             return
@@ -204,7 +204,7 @@ class InstanceSet:
             if times := self._logged.due(("refused", name, why), self._loop.time()):  # it dials again every few seconds
                 logger.warning("instance %s is refused: %s%s", name, why, f" ({times} times)" if times > 1 else "")
         self._gone = summed([self._gone, counters_of(instance.stats)])
-        instance.disconnect(reason)
+        instance.disconnect(reason, retry_seconds)
         self.on_changed()
 
     def give_up(self, instance: InstanceSession, reason: str) -> None:

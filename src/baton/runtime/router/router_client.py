@@ -88,7 +88,7 @@ class RouterClient:
             Deliver: lambda effect: deliver(effect.emit, self._streams),
             RejectRequest: self._reject,
             FailRequest: self._fail_request,
-            CloseSession: lambda effect: self.instances.lose(effect.session, effect.reason),
+            CloseSession: lambda effect: self.instances.lose(effect.session, effect.reason, effect.retry_seconds),
             SchedulePass: self._schedule_pass,
             WarnOfInstance: lambda effect: self.instances.warn(effect.session, effect.text),
         }

@@ -276,7 +276,7 @@ class SimulatedRouter:
                     self.clients.turned_away(effect)
                 case FailRequest():
                     self.clients.broken_off(effect)
-                case CloseSession(session, reason):
+                case CloseSession(session=session, reason=reason):
                     self._disconnect(session, reason, refused=type(event) is InstanceJoined and event.session == session)
         self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
