@@ -190,6 +190,24 @@ def test_a_password_that_the_server_echoes_is_not_shown(reply: str):
             assert str(failed.value).endswith("refuses AUTH or SELECT: ERR")
 
 
+@pytest.mark.parametrize("password", ["geheim\\1234", "geheim'12\"34", "geheim-\u00e91234", "geheim\t1234", "geheim\r\n1234"])
+@pytest.mark.parametrize(
+    "reply", ["+%s and more\r\n+OK\r\n+OK\r\n", "+OK\r\n+%s\r\n", "+OK\r\n+an\u00e9 %s", "-ERR no %s here\r\n+OK\r\n"]
+)
+def test_a_password_that_reads_otherwise_in_a_text_is_not_shown_either(reply: str, password: str):
+    """`repr` and a decoder write some characters in another way: the password was looked for in what they had written."""
+    connection = Connection.__new__(Connection)
+    connection._address = RedisAddress(host="127.0.0.1", port=6379, user="baton", password=password)
+    line = (reply % password).encode()
+    for failed in (connection.error(line), connection.unexpected(line)):
+        assert "geheim" not in str(failed)
+        assert "1234" not in str(failed)
+        assert "***" in str(failed)
+    for length in range(1, len(password.encode())):  # the rest has not arrived
+        cut = line[: line.index(password.encode()) + length]
+        assert password[:length] not in str(connection.unexpected(cut)).partition("fit: b")[2]
+
+
 @pytest.mark.parametrize(
     "url",
     [

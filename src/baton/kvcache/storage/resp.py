@@ -249,17 +249,23 @@ class Connection:
         return bytes(line).removesuffix(b"\r\n")
 
     def error(self, line: bytes) -> StorageFailed:
-        text = line[1:].decode("ascii", "replace")
-        reason = REASONS.get(text.split(" ")[0], "protocol")
-        return StorageFailed(reason, f"{self._named} answers: {self._without_password(text)[:200]}")
+        reason = REASONS.get(line[1:].split(b" ")[0].decode("ascii", "replace"), "protocol")
+        text = self._without_password(line[1:]).decode("ascii", "replace")
+        return StorageFailed(reason, f"{self._named} answers: {text[:200]}")
 
     def unexpected(self, line: bytes) -> StorageFailed:
-        text = self._without_password(repr(line))
+        text = repr(self._without_password(line))
         return StorageFailed("protocol", f"{self._named} gave an answer that does not fit: {text[:40]}")
 
-    def _without_password(self, text: str) -> str:
-        password = self._address.password
-        return text.replace(password, "***") if password else text
+    def _without_password(self, line: bytes) -> bytes:
+        """The bytes as they came, because a text of them may write the password in another way. At the end there may be a part
+        of it: the rest has not arrived, or was cut off."""
+        password = self._address.password.encode()
+        line = line.replace(password, b"***") if password else line
+        for length in range(min(len(password) - 1, len(line)), 0, -1):
+            if line.endswith(password[:length]):
+                return line[:-length] + b"***"
+        return line
 
     def close(self) -> None:
         self._socket.close()
