@@ -37,7 +37,7 @@ CASES = {
     "scheduler": "python bench/scheduler.py --steps 300",
     "prefix_cache": "python bench/prefix_cache.py --sizes 100000 --repeats 10",
     "host": "python bench/host.py --http 16 --offline 32 --step-ms 2.5 --output 96",
-    "kernels": "python bench/kernels.py --steps 60",
+    "kernels": "python bench/decoder_steps.py --steps 60",
     "simulate": "python -m baton.cli.main simulate --seeds 0:20 --jobs 1",
 }
 """Each does the same amount of work in every run, in some seconds."""

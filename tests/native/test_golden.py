@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from golden_model import CASES, digest_of, digests_of, numbers_without_bits, runnable_variants, with_digests, written
+from kernels import load
 
 from baton.models.rotary import RotaryTable
 from baton.native import decoder
 from baton.native.library import Library
 from baton.native.variants import VARIANTS, supported_variants
 from baton.worker.arithmetic import NATIVE, native_arithmetic, native_key
-from kernels import load
 
 HOW = "python tests/native/golden_model.py --write"
 

@@ -204,13 +204,14 @@ def test_an_instance_sleeps_and_wakes_and_nobody_notices():
 
 
 def test_routers_that_believe_in_the_same_room_wait_for_it_and_the_urgent_one_goes_first():
-    """Each router knows only its own requests until the next heartbeat. The room is for one of the three at a time."""
+    """Each router knows only its own requests until a heartbeat, which comes early, but not before all three are sent.
+    The room is for one of them at a time."""
     scenario = pair(routers=3)
     scenario.order = "priority"
     assert scenario.cluster is not None
     scenario.cluster.instances[1].blocks = 7
     for place, (client, priority) in enumerate(zip(scenario.clients, (0, 5, -5), strict=True)):
-        client.at, client.priority = 1.0 + 0.001 * place, priority
+        client.at, client.priority = 1.0 + 0.0003 * place, priority
     world = played(scenario)
     seen = world.watch.sometimes
     assert seen["a reservation waited for room, and got it"] == 2

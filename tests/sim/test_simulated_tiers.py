@@ -44,7 +44,7 @@ class Run:
             self.stalls += stalls
             found = next((place for place, key in enumerate(asked.keys) if key not in cache.storage), len(asked.keys))
             answer = StorageAnswered(StorageAnswer(asked.id, found, None))
-            cache.later(STALL if stalls else 0.0, lambda: world.instance._hear(answer))
+            cache.later(STALL if stalls else 0.0, lambda: world.instance._receive(answer))
 
         def plan(effect: object) -> None:
             if isinstance(effect, RunStep):

@@ -173,13 +173,13 @@ def test_a_turnstile_lets_a_few_through_per_turn_in_the_order_of_coming():
     asyncio.run(run())
 
 
-def test_an_idle_turnstile_does_nothing():
+def test_idle_pacing_does_nothing():
     async def run() -> None:
         turnstile = RequestPacing()
         await turnstile.enter()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert not turnstile._turning
+        assert not turnstile._scheduled
 
     asyncio.run(run())
 

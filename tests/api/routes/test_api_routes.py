@@ -184,7 +184,7 @@ def test_config_counts_keys_and_does_not_show_them(keyed, http):
 
 def test_every_route_but_three_needs_a_key(keyed, http):
     paths = [route.path for route in keyed.app.routes]
-    assert len(paths) == 46
+    assert len(paths) == 47
     for path in [*paths, "/nothing/here", "/docs", "/health/", "//health", "/health//", "/health/x"]:
         for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
             status = http.request(method, keyed.url + path).status_code

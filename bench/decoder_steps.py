@@ -1,6 +1,6 @@
 """A fixed amount of work for the C kernels, for the case `kernels` of bench/compare.py: steps of a small random model.
 
-    python bench/kernels.py [--steps 60]
+    python bench/decoder_steps.py [--steps 60]
 
 Weights in floats, 8 and 4 bits, and experts in 4 bits: prompts of 128 tokens, each in one step, then steps in which 8 sequences
 decode. One process and one thread; scheduling and sampling are some per cent of it.
