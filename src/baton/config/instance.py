@@ -43,7 +43,8 @@ class SchedulerOptions:
     order: Literal["priority", "arrival"] = "priority"
     "Order of waiting requests: by priority (lower is more urgent) and then arrival, or by arrival alone."
     step_seconds_max: Seconds = 60.0
-    "A worker that makes no progress in a step for this long is replaced, and in any case after 20 times as long."
+    """A worker is replaced that makes no progress in a step for this long, or gives no answer while it has no work; in any case
+    after a step of 20 times as long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
