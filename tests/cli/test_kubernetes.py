@@ -163,6 +163,15 @@ def ports_open_to(policy: dict[str, Any]) -> dict[str, Any]:
 
 
 @each_overlay
+def test_routers_are_spread_over_nodes(overlay: str):
+    """A preference: with one node both run there."""
+    [(labels, pod)] = [(labels, pod) for labels, pod, _ in pods(overlay) if labels["role"] == "router"]
+    [spread] = pod["topologySpreadConstraints"]
+    assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
+
+
+@each_overlay
 def test_only_the_api_is_open_to_all(overlay: str):
     policies, ours = of_kind(overlay, "NetworkPolicy"), [{"podSelector": {"matchLabels": {"app": "baton"}}}]
     for labels, _, container in pods(overlay):
