@@ -50,10 +50,8 @@ def test_every_open_answer_goes_on_with_another_engine_and_set_of_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_stopped_while_nothing_ran_is_replaced_with_the_next_request(
-    tiny: Path, tmp_path: Path, temporary: Path, rank: int
-):
-    """Nobody waits for a rank between steps: that it stopped shows in the next one."""
+def test_a_rank_that_stopped_while_nothing_ran_is_replaced(tiny: Path, tmp_path: Path, temporary: Path, rank: int):
+    """By the deadline of the next step, or by the ping that it does not answer."""
     with Server(tiny, tmp_path, step_seconds_max=2.0, **RANKS).wait_ready() as server:
         alone = server.ask("/v1/completions", BODIES["greedy"])
         ranks = ranks_of(server, "worker")
@@ -62,3 +60,5 @@ def test_a_rank_that_stopped_while_nothing_ran_is_replaced_with_the_next_request
         until(lambda: not any(rank.alive for rank in ranks), "no rank of the former set is left")
         server.wait_idle()
         assert "Traceback" not in server.errors
+        server.popen.send_signal(signal.SIGTERM)  # once: a second one leaves the directory to the next server
+        assert server.wait_ended() == 0
