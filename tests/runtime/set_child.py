@@ -45,7 +45,9 @@ def serve(sockets: dict[str, socket.socket], follows: bool) -> None:
     """Until the control channel ends, or with `follows` that to a peer."""
     while True:
         for readable in select.select(list(sockets.values()), [], [])[0]:
-            name = next(name for name, sock in sockets.items() if sock is readable)
+            name = next((name for name, sock in sockets.items() if sock is readable), "")
+            if not name:
+                continue  # its successor came in the same turn
             if name == "descriptors":
                 received = take_descriptor(readable)
                 if received is None:
