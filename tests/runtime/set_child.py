@@ -47,7 +47,8 @@ def serve(sockets: dict[str, socket.socket], follows: bool) -> None:
         for readable in select.select(list(sockets.values()), [], [])[0]:
             name = next((name for name, sock in sockets.items() if sock is readable), "")
             if not name:
-                continue  # its successor came in the same turn
+                readable.close()  # its successor came in the same turn
+                continue
             if name == "descriptors":
                 received = take_descriptor(readable)
                 if received is None:
