@@ -12,7 +12,7 @@ from engine_rig import Rig
 from fake_worker import expected
 from run_loop import finish
 
-from baton.core.engine import progress_watch
+from baton.core.engine import idle_probe, progress_watch
 from baton.core.events import Tick
 from baton.core.instance import Instance
 from baton.errors import EngineError, InvariantBroken
@@ -357,6 +357,23 @@ def test_a_worker_that_hangs_while_it_has_no_work_is_replaced(ranks: int):
             assert await rig.answer("b") == expected(5, 12)
             await until_health_is(rig, "")
             assert rig.stats.worker_losses == 1
+
+    finish(main())
+
+
+def test_an_error_in_the_watch_of_an_idle_worker_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
+    """A callback of the loop: asyncio would only log the error, and nobody would watch any more."""
+
+    def broken(*_: object, **__: object) -> str:
+        raise InvariantBroken("the probe is broken")
+
+    async def main() -> None:
+        async with Rig() as rig:
+            await rig.answer("a")
+            monkeypatch.setattr(idle_probe.IdleProbe, "observe", broken)
+            async with asyncio.timeout(20):
+                await asyncio.wait([rig.running])
+            assert "the probe is broken" in str(rig.running.exception())
 
     finish(main())
 

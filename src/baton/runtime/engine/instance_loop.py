@@ -69,6 +69,13 @@ class InstanceLoop:
         except Exception as error:
             self._on_over(error)
 
+    def run_from_loop(self, act: Callable[[], None]) -> None:
+        """Run a callback of the loop that may dispatch, and report errors: asyncio would only log them."""
+        try:
+            act()
+        except Exception as error:
+            self._on_over(error)
+
     def _check_when_due(self, instance: Instance) -> None:
         """Verify, while no client waits, that nothing leaked. An engine with an impossible state must end."""
         if self._loop.time() >= self._check_due:

@@ -158,13 +158,13 @@ class WorkerSupervisor:
 
     def watch_idle(self) -> None:
         """From the start of the instance on: ping an idle worker once per second, and report one that hangs."""
-        self._probe_timer = self._loop.call_later(PROBE_SECONDS, self.watch_idle)
+        self._probe_timer = self._loop.call_later(PROBE_SECONDS, self._machine.run_from_loop, self.watch_idle)
         instance = self._machine.instance
         if instance is not None:
             self.fault()
             if self._probe.silent_seconds(self._loop.time()) > instance.config.scheduler.step_seconds_max:
                 self._probe = IdleProbe()
-                self._machine.dispatch_from_loop(WorkerSilent(instance.worker.epoch))
+                self._machine.dispatch(WorkerSilent(instance.worker.epoch))
 
     def close(self) -> None:
         if self._probe_timer is not None:
