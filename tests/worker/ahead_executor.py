@@ -15,6 +15,7 @@ from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.worker.executors.base import Executor, LoadedExecutor, Sampled
 from baton.worker.flat_batch import FEEDBACK, FlatBatch, Spans
+from baton.worker.input_batch import InputBatch
 from baton.worker.sampling_batch import SamplingBatch
 
 
@@ -47,6 +48,9 @@ class AheadExecutor:
         self._last: dict[int, int] = {}
 
     def prepare(self) -> None:
+        pass
+
+    def send_tables(self, sequences: InputBatch) -> None:
         pass
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Ahead:

@@ -16,6 +16,7 @@ from baton.protocol.progress import ProgressWord
 from baton.worker.executors.base import Sampled
 from baton.worker.failure import Failure
 from baton.worker.flat_batch import FEEDBACK, FlatBatch
+from baton.worker.input_batch import InputBatch
 from baton.worker.sampling_batch import SamplingBatch
 
 DEADLINE_SECONDS = 20.0
@@ -83,6 +84,9 @@ class LateExecutor:
         self.closed = False
 
     def prepare(self) -> None:
+        pass
+
+    def send_tables(self, sequences: InputBatch) -> None:
         pass
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Late:

@@ -368,10 +368,11 @@ class LLM:
         if not self._plans and not self._in_flight:
             return False
         self._launch()
-        result = self._runner.collect(self._in_flight.popleft())
+        in_flight = self._in_flight.popleft()
+        self._runner.finish(in_flight)
         if self._runner.steps_ahead > 1:
             self._launch()  # a step that waited for these tokens does not wait until they are delivered
-        self._dispatch(StepDone(result))
+        self._dispatch(StepDone(in_flight.result()))
         stopped, self._call.stopped = self._call.stopped, []
         for request, index in stopped:
             self._dispatch(Abort(request, index, FinishReason.STOP))
@@ -380,6 +381,8 @@ class LLM:
     def _launch(self) -> None:
         while self._plans and not self._runner.must_wait(self._plans[0]):
             self._in_flight.append(self._runner.submit(self._plans.popleft()))
+        if self._plans:
+            self._runner.prepare(self._plans[0])
 
     def _dispatch(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):

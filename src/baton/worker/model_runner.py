@@ -6,6 +6,11 @@
 Up to executor.steps_ahead steps may be submitted and not collected. So a plan's changes (slots, tables, lengths) are applied at
 once, and the values of tokens come later.
 
+A plan that must wait for tokens (must_wait) finds the device idle, so little is left to do between these tokens and its launch:
+
+    prepare(plan)  its changes -> slots, device     while earlier steps run
+    finish(it)     tokens -> slots                  then the plan is submitted, and the results of finished steps are built
+
 A sequence that fails (NaN, an invalid token id) fails alone: it gives no token and a RowFailure, in every step that runs it,
 until it is dropped; also in steps that were launched before. A plan that contradicts this state raises ProtocolError, after
 which the worker's state is invalid.
@@ -97,6 +102,8 @@ class ModelRunner:
         self._failed: dict[int, Failure] = {}
         "Slots with a failure, which their results report until they are dropped."
         self._last_step: int | None = None
+        self._prepared: int | None = None
+        "Step of the plan that was prepared and is not submitted yet."
         self._last_members: BatchMembers | None = None
         "Members of the last step, while they are valid."
 
@@ -129,12 +136,22 @@ class ModelRunner:
         column = self.sampling.on_host if self.executor.samples_on_host else self.sampling.waits
         return bool(column[list(run.slots)].any())
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Applies a plan that must wait, except for its tokens, while earlier steps run. It is the next one to be submitted.
+        One with new or dropped sequences is left to `submit`: running drafts still belong to the slots' occupants."""
+        if self._prepared != plan.step and not (plan.new or plan.drops):
+            self._apply_plan(plan)
+            self._prepared = plan.step
+            self.executor.send_tables(self._members(plan.run).sampling.sequences)
+
     def submit(self, plan: StepPlan) -> InFlightStep:
         """Applies the plan and launches its step. `collect` returns the result later, in the order of the plans."""
         if len(self._in_flight) >= self.steps_ahead:
             raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
-        self._apply_plan(plan)
+        if self._prepared != plan.step:
+            self._apply_plan(plan)
+        self._prepared = None
         in_flight = InFlightStep(plan, self._members(plan.run))
         layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
@@ -150,6 +167,11 @@ class ModelRunner:
         return in_flight
 
     def collect(self, in_flight: InFlightStep) -> StepResult:
+        self.finish(in_flight)
+        return in_flight.result()
+
+    def finish(self, in_flight: InFlightStep) -> None:
+        """Waits for the oldest step and stores its tokens. Its result may be built later, after the next launch."""
         if not self._in_flight or self._in_flight[0] is not in_flight:
             raise InvariantBroken(f"step {in_flight.plan.step} is collected out of order")
         if in_flight.launched is not None:
@@ -157,7 +179,6 @@ class ModelRunner:
         self._in_flight.popleft()
         self._measure(in_flight)
         self._learn(in_flight)
-        return in_flight.result()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Submits and collects one step, without overlap."""

@@ -8,7 +8,8 @@
                               device -- waiter thread
 
 As many plans are submitted as the runner may have under way. With one (a CPU) a plan is computed on arrival. With more (a GPU)
-the loop waits for the channel and for the oldest step at once. Only a thread that waits for the device learns that a step is
+the loop waits for the channel and for the oldest step at once. A plan that needs the tokens of earlier steps is launched before
+their results are sent: the device is idle until then. Only a thread that waits for the device learns that a step is
 done, so there is one: it waits, writes to the eventfd, and shares nothing else with the loop.
 """
 
@@ -58,12 +59,13 @@ class StepLoop:
 
     def _on_message(self, message: Message, waiter: Waiter | None = None) -> None:
         if type(message) is StepPlan:
-            if self._runner.must_wait(message):
-                self._finish_all(waiter)
+            finished = self._wait_for_tokens(message, waiter) if self._runner.must_wait(message) else []
             in_flight = self._runner.submit(message)
             self._in_flight.append(in_flight)
             if waiter is not None:
                 waiter.watch(in_flight)
+            for earlier in finished:
+                self._send(earlier)
         elif type(message) is Ping:
             self._channel.send(Pong(message.number))
 
@@ -80,16 +82,28 @@ class StepLoop:
                 break
         return self._channel.receive()
 
-    def _finish_all(self, waiter: Waiter | None = None) -> None:
+    def _wait_for_tokens(self, plan: StepPlan, waiter: Waiter | None) -> list[InFlightStep]:
+        """Finish all steps before this plan. Their results are not sent yet."""
+        self._runner.prepare(plan)
+        return [self._finish_oldest(waiter) for _ in range(len(self._in_flight))]
+
+    def _finish_all(self) -> None:
         while self._in_flight:
-            self._finish(waiter)
+            self._finish(None)
 
     def _finish(self, waiter: Waiter | None) -> None:
-        """Collect the oldest step and send its result."""
+        """Finish the oldest step and send its result."""
+        self._send(self._finish_oldest(waiter))
+
+    def _finish_oldest(self, waiter: Waiter | None) -> InFlightStep:
         if waiter is not None:
             waiter.take_one()
         in_flight = self._in_flight.popleft()
-        result = self._runner.collect(in_flight)
+        self._runner.finish(in_flight)
+        return in_flight
+
+    def _send(self, in_flight: InFlightStep) -> None:
+        result = in_flight.result()
         self._channel.send(digest_of(result) if self._rank else result)
         self._progress.advance()
 

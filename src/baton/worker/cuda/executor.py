@@ -43,6 +43,7 @@ from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.failure import NOT_FINITE, NOTHING_LEFT, Failure
 from baton.worker.flat_batch import FlatBatch
+from baton.worker.input_batch import InputBatch
 from baton.worker.pooling import PromptPart
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import bans_of, forced_masks, grammar_masks
@@ -129,6 +130,13 @@ class CudaExecutor:
         self._step.pool = torch.zeros_like(pool[:1])
         self._steps.warm_up_prompts()
         self._step.pool = pool
+
+    @torch.inference_mode()
+    def send_tables(self, sequences: InputBatch) -> None:
+        slots, places, blocks = sequences.take_table_changes()
+        if slots.size:
+            inside = places < self._step.tables.shape[1]  # blocks beyond the longest context are never read
+            self._steps.write_tables(slots[inside], places[inside], blocks[inside])
 
     @torch.inference_mode()
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> CudaLaunched:
@@ -221,10 +229,7 @@ class CudaExecutor:
         del self._steps, self._step
 
     def _write_changes(self, sampling: SamplingBatch) -> None:
-        slots, places, blocks = sampling.sequences.take_table_changes()
-        if slots.size:
-            inside = places < self._step.tables.shape[1]  # blocks beyond the longest context are never read
-            self._steps.write_tables(slots[inside], places[inside], blocks[inside])
+        self.send_tables(sampling.sequences)
         changed = sampling.columns.take_changed()
         if changed.size:
             with self._steps.queueing():

@@ -21,6 +21,7 @@ from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Int64s
 from baton.worker.failure import Failure
 from baton.worker.flat_batch import FlatBatch
+from baton.worker.input_batch import InputBatch
 from baton.worker.sampling_batch import SamplingBatch
 
 PromptLogprobs = tuple[int, tuple[TokenLogprob, ...]]
@@ -77,6 +78,11 @@ class Executor(Protocol):
 
     def prepare(self) -> None:
         """Does everything that would slow down the first step. Called once, before the first step."""
+        ...
+
+    def send_tables(self, sequences: InputBatch) -> None:
+        """Copies changed block tables to the device, behind the steps that run. A call saves launch() the time, and changes
+        nothing else."""
         ...
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Launched:

@@ -20,6 +20,7 @@ from baton.worker.executors.verify import Verification
 from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.forward.base import Forward, LoadedForward
+from baton.worker.input_batch import InputBatch
 from baton.worker.pooling import normed
 from baton.worker.sampler import Chosen, SampleRow, plain, sample
 from baton.worker.sampling_batch import SamplingBatch
@@ -59,6 +60,9 @@ class Stepwise:
 
     def prepare(self) -> None:
         pass
+
+    def send_tables(self, sequences: InputBatch) -> None:
+        """There is no device: attention reads the tables themselves."""
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Computed:
         self._advance()

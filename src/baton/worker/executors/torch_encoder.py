@@ -26,6 +26,7 @@ from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.stepwise import Computed
 from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
+from baton.worker.input_batch import InputBatch
 from baton.worker.forward.torch_forward import machine_of
 from baton.worker.pooling import PromptPool, unit_vector
 from baton.worker.sampling_batch import SamplingBatch
@@ -70,6 +71,9 @@ class EncoderExecutor:
         """Runs the longest input once on a GPU, so that the memory profile includes it."""
         if self._encoder.device.type != "cpu":
             self._states([np.zeros(self._longest, np.int32)])
+
+    def send_tables(self, sequences: InputBatch) -> None:
+        """There is nothing to send: prompts are computed as a whole, without blocks."""
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> Computed:
         self._advance()
