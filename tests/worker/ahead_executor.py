@@ -83,7 +83,7 @@ def _copied(batch: FlatBatch) -> FlatBatch:
     """The runner's arrays are its own again when launch returns."""
     spans = batch.spans
     copied = Spans(spans.tables.copy(), spans.slots.copy(), spans.starts.copy(), spans.contexts.copy())
-    return FlatBatch(copied, batch.token_ids.copy(), batch.positions.copy(), batch.due.copy(), batch.drafts)
+    return FlatBatch(copied, batch.token_ids.copy(), batch.positions.copy(), batch.due.copy(), batch.drafted)
 
 
 def _settled(sampling: SamplingBatch) -> Any:

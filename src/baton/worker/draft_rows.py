@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from baton.worker.arrays import Int32s, Int64s
 from baton.worker.executors.base import Sampled
 from baton.worker.failure import Failure
-from baton.worker.flat_batch import FlatBatch
+from baton.worker.flat_batch import DraftLayout, FlatBatch
 from baton.worker.sampling_batch import SamplingBatch
 from baton.worker.step_rules import Bans, bans_from, only
 from baton.worker.token_masks import Masks, masks_of
@@ -43,21 +43,22 @@ class DraftRows:
 
     batch: FlatBatch
     sampling: SamplingBatch
-    places: Int64s
-    "[rows] batch index of the row's sequence."
-    ahead: Int64s
-    "[rows] drafts before the row."
+    layout: DraftLayout
 
-    @classmethod
-    def of(cls, batch: FlatBatch, sampling: SamplingBatch) -> DraftRows:
-        starts = batch.spans.starts
-        places = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        return cls(batch, sampling, places, np.arange(len(places)) - starts[places])
+    @property
+    def places(self) -> Int64s:
+        """[rows] batch index of the row's sequence."""
+        return self.layout.places
+
+    @property
+    def ahead(self) -> Int64s:
+        """[rows] drafts before the row."""
+        return self.layout.behind
 
     @property
     def slots(self) -> Int64s:
-        slots: Int64s = self.batch.spans.slots[self.places]
-        return slots
+        """[rows] slot of the row's sequence."""
+        return self.layout.slots
 
     def outputs(self, row: int) -> Int32s:
         """Output tokens before the row's token, drafts included."""
@@ -66,10 +67,12 @@ class DraftRows:
 
     def rules(self, vocabulary: int) -> tuple[Bans | None, Masks | None]:
         """Excluded tokens of each row."""
-        states, masks, pairs = self.sampling.states, dict[int, NDArray[np.uint32]](), list[Int32s | None]()
-        if not any(state.excluded or state.grammar is not None or state.thought is not None for state in states):
+        if not (self.sampling.excludes or self.sampling.forces):
             return None, None
-        grammars = dict[int, list[NDArray[np.uint32]]]()
+        states = self.sampling.states
+        masks: dict[int, NDArray[np.uint32]] = {}
+        pairs: list[Int32s | None] = []
+        grammars: dict[int, list[NDArray[np.uint32]]] = {}
         for row, (place, ahead) in enumerate(zip(self.places.tolist(), self.ahead.tolist(), strict=True)):
             state = states[place]
             if state.grammar is not None:
@@ -91,6 +94,8 @@ class DraftRows:
 
     def tallies(self, first_place: int, vocabulary: int) -> tuple[Int64s, DraftCounts | None]:
         """Place of each row's counts: its slot, or for draft rows with penalties the next one from `first_place` on."""
+        if not self.sampling.tallied:
+            return self.slots, None
         places, rows = self.slots.copy(), list[int]()
         for row in np.flatnonzero(self.ahead).tolist():
             if self.sampling.states[self.places[row]].tally is not None:

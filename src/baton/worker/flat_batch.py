@@ -31,6 +31,31 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLayout:
+    """The rows of a step with drafts, by sequence. Steps of the same sequences with as many drafts share the object."""
+
+    drafts: Int64s
+    "[sequences] rows of draft tokens behind the sequence's own."
+    starts: Int64s
+    "[sequences + 1] first row of each sequence."
+    places: Int64s
+    "[rows] batch index of the row's sequence."
+    behind: Int64s
+    "[rows] rows of the same sequence before it."
+    slots: Int64s
+    "[rows] slot of the row's sequence."
+
+    @classmethod
+    def of(cls, slots: Int64s, counts: Int64s, drafts: Int64s) -> DraftLayout:
+        """`counts`: rows of each sequence without drafts."""
+        rows = counts + drafts
+        starts: Int64s = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(rows, out=starts[1:])
+        places = np.repeat(np.arange(len(slots)), rows)
+        return cls(drafts, starts, places, np.arange(len(places)) - starts[places], slots[places])
+
+
+@dataclass(frozen=True, slots=True)
 class FlatBatch:
     """One step. Decode steps of the same sequences may reuse the object, with other numbers in its arrays."""
 
@@ -41,8 +66,13 @@ class FlatBatch:
     "[tokens] positions, each counted from the start of its sequence."
     due: Bools
     "[sequences] whether all tokens are computed after this step: such a sequence gets a new one."
-    drafts: Int64s | None = None
-    "[sequences] rows of draft tokens behind the sequence's own. None: no sequence has drafts."
+    drafted: DraftLayout | None = None
+    "None: no sequence has drafts."
+
+    @property
+    def drafts(self) -> Int64s | None:
+        """[sequences] rows of draft tokens behind the sequence's own. None: no sequence has drafts."""
+        return None if self.drafted is None else self.drafted.drafts
 
     @property
     def last_rows(self) -> Int64s:

@@ -23,7 +23,7 @@ from baton.errors import ProtocolError
 from baton.protocol.ids import BlockId, Incarnation, Slot
 from baton.protocol.step import BatchRows, NewSequence
 from baton.worker.arrays import Bools, Int32s, Int64s
-from baton.worker.flat_batch import FEEDBACK, FlatBatch, Spans
+from baton.worker.flat_batch import FEEDBACK, DraftLayout, FlatBatch, Spans
 
 EMPTY = -1
 """Incarnation of an empty slot."""
@@ -33,7 +33,7 @@ NONE: Int64s = np.zeros(0, np.int64)
 class BatchLayout:
     """Sequences and their token counts. Steps with the same ones, as in decoding, share the object."""
 
-    __slots__ = ("counts", "flat", "singles", "slots", "starts")
+    __slots__ = ("_drafted", "counts", "flat", "singles", "slots", "starts")
 
     def __init__(self, slots: Int64s, counts: Int64s) -> None:
         self.slots = slots
@@ -44,6 +44,14 @@ class BatchLayout:
         "Whether all sequences have one token each."
         self.flat: FlatBatch | None = None
         "Arrays of their last step, if all have one token each."
+        self._drafted: tuple[list[int], DraftLayout] | None = None
+        "Number of drafts of each sequence in their last step with drafts, and its rows."
+
+    def drafted(self, drafts: list[int]) -> DraftLayout:
+        """The rows with that many drafts behind each sequence. Mostly as many as in their last step."""
+        if self._drafted is None or self._drafted[0] != drafts:
+            self._drafted = drafts, DraftLayout.of(self.slots, self.counts, np.array(drafts, np.int64))
+        return self._drafted[1]
 
 
 class InputBatch:
@@ -138,16 +146,7 @@ class InputBatch:
     def flatten(self, layout: BatchLayout) -> FlatBatch:
         """The next tokens of these sequences. Raises ProtocolError."""
         slots, counts, starts = layout.slots, layout.counts, layout.starts
-        contexts, lengths = self.computed[slots], self.lengths[slots]
-        ends = contexts + counts
-        wrong = ends > np.minimum(lengths, self.rooms[slots])
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise ProtocolError(
-                f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
-                f"tokens and blocks for {self.rooms[slots[at]]}"
-            )
-        due = ends == lengths
+        contexts, due = self._contexts(layout)
         if layout.singles:
             return self._flatten_singles(layout, contexts, due)
         # Row r of a sequence that starts at s with context c is its token c + (r - s).
@@ -158,19 +157,36 @@ class InputBatch:
     def flatten_drafted(self, layout: BatchLayout, drafts: Mapping[int, Sequence[int]]) -> FlatBatch:
         """The next tokens, as of `flatten`, with draft tokens behind some sequences, by their place in the layout: only behind
         the last known token. The drafts are written behind the known tokens, where accepted ones are later found."""
-        slots, plain = layout.slots, self.flatten(BatchLayout(layout.slots, layout.counts))
-        more: Int64s = np.zeros(len(slots), np.int64)
+        slots, (contexts, due) = layout.slots, self._contexts(layout)
+        counts, lengths, all_due = [0] * len(slots), self.lengths[slots], bool(due.all())
         for place, draft in drafts.items():
-            slot, length = int(slots[place]), int(self.lengths[slots[place]])
-            if not plain.due[place] or self.computed[slot] + layout.counts[place] + len(draft) > self.rooms[slot]:
-                raise ProtocolError(f"slot {slot} has no room for {len(draft)} drafts behind {length} tokens")
-            self.tokens[slot, length : length + len(draft)] = draft
-            more[place] = len(draft)
-        rows = BatchLayout(slots, layout.counts + more)
-        contexts = plain.spans.contexts
-        positions = np.arange(rows.starts[-1]) + np.repeat(contexts - rows.starts[:-1], rows.counts)
-        token_ids = self.tokens[np.repeat(slots, rows.counts), positions]
-        return FlatBatch(Spans(self.tables, slots, rows.starts, contexts), token_ids, positions, plain.due, more)
+            counts[place] = len(draft)
+        rows = layout.drafted(counts)
+        wrong = lengths + rows.drafts > self.rooms[slots] if all_due else (lengths + rows.drafts > self.rooms[slots]) | ~due
+        if wrong.any() and (wrong := wrong & (rows.drafts > 0)).any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise ProtocolError(f"slot {slots[at]} has no room for {counts[at]} drafts behind {lengths[at]} tokens")
+        behind, of = lengths.tolist(), slots.tolist()
+        for place, draft in drafts.items():
+            self.tokens[of[place], behind[place] : behind[place] + len(draft)] = draft
+        positions = contexts[rows.places] + rows.behind
+        return FlatBatch(
+            Spans(self.tables, slots, rows.starts, contexts), self.tokens[rows.slots, positions], positions, due, rows
+        )
+
+    def _contexts(self, layout: BatchLayout) -> tuple[Int64s, Bools]:
+        """The tokens in the pool of each sequence, and whether it is due. Raises ProtocolError."""
+        slots, counts = layout.slots, layout.counts
+        contexts, lengths = self.computed[slots], self.lengths[slots]
+        ends = contexts + counts
+        wrong = ends > np.minimum(lengths, self.rooms[slots])
+        if wrong.any():
+            at = int(np.flatnonzero(wrong)[0])
+            raise ProtocolError(
+                f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
+                f"tokens and blocks for {self.rooms[slots[at]]}"
+            )
+        return contexts, ends == lengths
 
     def _flatten_singles(self, layout: BatchLayout, contexts: Int64s, due: Bools) -> FlatBatch:
         """Reuses the arrays of their last step, so that cached addresses stay valid."""

@@ -17,7 +17,7 @@ class SamplingBatch:
     """Shared by all steps with the same sequences."""
 
     __slots__ = (
-        *("asks_prompts", "columns", "constrained", "draws", "excludes", "on_host", "plain", "pools"),
+        *("asks_prompts", "columns", "constrained", "draws", "excludes", "forces", "on_host", "plain", "pools"),
         *("sequences", "slots", "states", "tallied", "token_logprobs"),
     )
 
@@ -33,6 +33,8 @@ class SamplingBatch:
         self.draws = any(state.params.temperature > 0.0 for state in self.states)
         "Whether some sequence is sampled at random."
         self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
+        self.forces = any(state.thought is not None for state in self.states)
+        "Whether some sequence may have no choice (thought.py)."
         self.pools = [(place, state.pool) for place, state in enumerate(self.states) if state.pool is not None]
         self.asks_prompts = any(state.params.prompt_logprobs is not None for state in self.states)
         self.token_logprobs = any(state.params.logprobs is not None for state in self.states)

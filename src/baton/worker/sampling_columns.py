@@ -12,6 +12,8 @@ from baton.worker.arrays import Bools, Int64s
 from baton.worker.draws import DRAW, Draws, Words, uniforms
 from baton.worker.sampling_state import SequenceSampling, waits_for_tokens
 
+NONE: Int64s = np.zeros(0, np.int64)
+
 
 class SamplingColumns:
     __slots__ = ("_changed", "draws", "indices", "on_host", "seeds", "states", "waits")
@@ -47,6 +49,8 @@ class SamplingColumns:
 
     def take_changed(self) -> Int64s:
         """Slots whose columns were written since the last call: for executors with a copy."""
+        if not self._changed:
+            return NONE
         slots = np.array(list(self._changed), np.int64)
         self._changed.clear()
         return slots

@@ -44,7 +44,8 @@ def bans_from(pairs: Sequence[Int32s | None]) -> Bans | None:
 
 def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
     """Masks of grammars by batch index; waits for them. A failed grammar allows nothing, so its row fails."""
-    wanted, masks = set(places.tolist()), dict[int, NDArray[np.uint32]]()
+    masks: dict[int, NDArray[np.uint32]] = {}
+    wanted = set(places.tolist()) if sampling.constrained else ()
     for place, grammar in sampling.constrained:
         if place in wanted:
             masks[place] = grammar.mask_of(vocabulary)
@@ -54,6 +55,8 @@ def grammar_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> d
 def forced_masks(sampling: SamplingBatch, places: Int64s, vocabulary: int) -> dict[int, NDArray[np.uint32]]:
     """Masks with a single token by batch index, for sequences without a choice (thought.py)."""
     masks: dict[int, NDArray[np.uint32]] = {}
+    if not sampling.forces:
+        return masks
     for place in places.tolist():
         state = sampling.states[place]
         if state.thought is None:

@@ -21,7 +21,7 @@ class Masks:
 
 def masks_of(masks: Mapping[int, NDArray[np.uint32]], places: Int64s) -> Masks | None:
     """The masks of some rows of a step. masks: by batch index."""
-    rows = [row for row, place in enumerate(places.tolist()) if place in masks]
+    rows = [row for row, place in enumerate(places.tolist()) if place in masks] if masks else []
     if not rows:
         return None
     return Masks(np.array(rows), np.stack([masks[int(places[row])] for row in rows]))

@@ -142,8 +142,8 @@ class CudaExecutor:
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> CudaLaunched:
         self._advance()
         self._write_changes(sampling)
-        if batch.drafts is not None:
-            return self._launch_drafts(DraftRows.of(batch, sampling))
+        if batch.drafted is not None:
+            return self._launch_drafts(DraftRows(batch, sampling, batch.drafted))
         spans, sequences = batch.spans, len(batch.spans.slots)
         due = None if batch.due.all() else np.flatnonzero(batch.due)
         places = np.arange(sequences) if due is None else due

@@ -7,6 +7,7 @@ mixed    chunks of prompts among the rows; offsets differ from step to step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ from baton.worker.step_rules import Bans
 from baton.worker.token_masks import Masks
 
 Ints = NDArray[np.int32]
+DECODE_COLUMNS = ("token_ids", "positions", "row_slots", "tallies", "outputs", "order")
+DECODE_PADDING: Ints = np.array([[0], [-1], [-1], [-1], [0]], np.int32)
+"""Padding of these columns, except for `order`."""
 EVEN_FACTOR = 1.25
 """Maximum length of about equally long sequences, relative to the average."""
 ALIGNED = 4
@@ -156,6 +160,14 @@ class InputPacking:
         self.places[name] = (begin, (max(length, padded),) if values.ndim == 1 else values.shape)
         self.size = -(-end // ALIGNED) * ALIGNED
 
+    def add_columns(self, names: Sequence[str], length: int) -> Ints:
+        """Adds columns of one length. Returns them to be filled: [names, length]."""
+        begin, apart = self.size, -(-length // ALIGNED) * ALIGNED
+        self.size = begin + len(names) * apart
+        for place, name in enumerate(names):
+            self.places[name] = (begin + place * apart, (length,))
+        return self._run[begin : self.size].reshape(len(names), apart)[:, :length]
+
     def views(self, run: Tensor) -> dict[str, Tensor]:
         return {name: run[begin : begin + int(np.prod(shape))].view(*shape) for name, (begin, shape) in self.places.items()}
 
@@ -166,14 +178,15 @@ def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
 
 
 def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> InputPacking:
-    packing = InputPacking(run)
-    packing.add("token_ids", batch.token_ids, bucket, 0)
-    packing.add("positions", batch.contexts, bucket)
-    packing.add("row_slots", batch.slots, bucket)
-    packing.add("tallies", batch.slots if batch.tallies is None else batch.tallies, bucket)
-    packing.add("outputs", batch.outputs, bucket, 0)
-    longest_first = np.argsort(-batch.contexts, kind="stable")
-    packing.add("order", np.concatenate((longest_first, np.arange(len(longest_first), bucket))))
+    packing, count = InputPacking(run), len(batch.slots)
+    columns = packing.add_columns(DECODE_COLUMNS, bucket)
+    token_ids, positions, row_slots, tallies, outputs, order = columns[:, :count]
+    token_ids[:], positions[:], row_slots[:], outputs[:] = batch.token_ids, batch.contexts, batch.slots, batch.outputs
+    tallies[:] = batch.slots if batch.tallies is None else batch.tallies
+    order[:] = np.argsort(-batch.contexts, kind="stable")  # longest first
+    if count < bucket:
+        columns[:-1, count:] = DECODE_PADDING
+        columns[-1, count:] = np.arange(count, bucket)
     packing.add("split_tokens", _split_tokens(batch.contexts + 1, kv_heads, fixed=fixed))
     return packing
 
