@@ -2,13 +2,16 @@
 
     python bench/speculate_gpu.py                    Llama-3-8B's shape, random weights, bfloat16; 1 to 256 at once
     python bench/speculate_gpu.py --deterministic    drafts from a recorded run, and answers are compared
+    python bench/speculate_gpu.py --bubble           how long the device is idle between two steps with drafts (draft_bubble.py)
 
 Random weights have near ties, and a step with more rows rounds differently: a recorded answer soon is another one. So without
 --deterministic it is drawn which drafts are accepted; all work of the device and of the host is that of real ones.
 
 At the end it prints which goals are met, from these figures.
 
-all        every row has all its drafts: measured, predicted from the time of a plain step with as many rows, and their ratio
+all        every row has all its drafts, as long as its answer has room for them: measured, predicted, and their ratio.
+           Predicted are the same tokens in the same steps, each in the time of a plain step with as many rows
+a step     tokens per step and sequence: fewer than the drawn share of right drafts gives, because answers end
 by price   as a server does: how many drafts run is decided by their price. `unknown`: ngram, in text that never repeats
 """
 
@@ -17,8 +20,9 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -28,14 +32,19 @@ import numpy as np
 
 from baton.llm import LLM, SamplingParams
 from baton.worker.arrays import Int32s, Int64s
+from baton.worker.cuda.graphs import BUCKETS
 from baton.worker.draft_rows import DraftRows
 from baton.worker.drafters.ngram import NgramDrafter
 from baton.worker.drafters.price import ROWS_MAX, DraftPrice
 from baton.worker.executors.base import Sampled
 from baton.worker.failure import Failure
+from baton.worker.in_flight_step import InFlightStep
+from baton.worker.model_runner import ModelRunner
+from draft_bubble import PHASES, Medians, Tracer
 from gpu_serving import text_folder
 
 PROMPT, VOCABULARY = 256, 128_256
+GOLDEN = (5**0.5 - 1) / 2
 
 
 class Chance:
@@ -43,14 +52,18 @@ class Chance:
 
     def __init__(self, share: float) -> None:
         self.share, self._rng = share, random.Random(0)
+        self._spread = 0.5
 
     def right(self) -> bool:
         return self._rng.random() < self.share
 
     def leading(self, most: int) -> int:
-        count = 0
-        while count < most and self.right():
-            count += 1
+        """Number of right drafts before the first wrong one. In a few dozen steps independent numbers would often give a tenth
+        more or fewer tokens; multiples of the golden ratio are spread evenly."""
+        self._spread = (self._spread + GOLDEN) % 1.0
+        count, chance = 0, self.share
+        while count < most and self._spread < chance:
+            count, chance = count + 1, chance * self.share
         return count
 
 
@@ -141,6 +154,44 @@ def goals(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+class StepTimes:
+    """Rows and seconds of the steps of a runner."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._finish = runner.finish
+        self._finished_at = 0.0
+        self._after_decode = False
+        self.steps: list[int] = []
+        "Rows of each step."
+        self.seconds: dict[int, list[float]] = defaultdict(list)
+        "Of decode steps behind decode steps, by rows."
+        runner.finish = self.finish  # type: ignore[method-assign]
+
+    def finish(self, in_flight: InFlightStep) -> None:
+        self._finish(in_flight)
+        now, decodes = perf_counter(), not in_flight.plan.new and max(in_flight.plan.run.counts, default=0) == 1
+        if decodes and self._after_decode:
+            self.seconds[in_flight.rows].append(now - self._finished_at)
+        if in_flight.rows:
+            self.steps.append(in_flight.rows)
+        self._after_decode, self._finished_at = decodes, now
+
+
+@dataclass(slots=True)
+class Measured:
+    """Some calls, each from the moment on that all sequences have their first token."""
+
+    rates: list[float] = field(default_factory=list)
+    "Tokens per second of each call."
+    tokens: int = 0
+    steps: list[int] = field(default_factory=list)
+    "Rows of each step, of all calls."
+
+    @property
+    def rate(self) -> float:
+        return median(self.rates)
+
+
 class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
@@ -151,16 +202,18 @@ class Bench:
             stop_on_repetition=False, enable_prefix_caching=False,
         )  # fmt: skip
         self.plain_accept = DraftRows.accept
+        self.times = StepTimes(self.llm._runner)
         self.rates: dict[int, float] = {}
         "Tokens per second without drafts, by batch."
+        self.step_seconds: dict[int, float] = {}
+        "Time of a plain step, by rows."
         self.answers: dict[tuple[int, ...], list[int]] = {}
 
     def prompts(self, batch: int) -> list[list[int]]:
         return [[random.Random(number).randrange(2, VOCABULARY) for _ in range(PROMPT)] for number in range(batch)]
 
-    def run(self, batch: int, **sampling: Any) -> float:
-        """Tokens per second from the first token on: the median of the repeats."""
-        rates, tokens = [], self.options.tokens
+    def run(self, batch: int, **sampling: Any) -> Measured:
+        measured, tokens = Measured(), self.options.tokens
         prompts = self.prompts(batch)
         for _ in range(self.options.repeats):
             asked = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, **sampling)
@@ -171,19 +224,35 @@ class Bench:
                 made += len(chunk.token_ids)
                 if len(answers) == batch and not first:
                     first, began, made = perf_counter(), perf_counter(), 0
-            rates.append(made / (perf_counter() - began))
+                    self.times.steps.clear()
+            measured.rates.append(made / (perf_counter() - began))
+            measured.tokens += made
+            measured.steps += self.times.steps
             for number, answer in answers.items():
                 known = self.answers.setdefault(tuple(prompts[number]), answer)
                 if self.options.deterministic and known != answer:
                     raise SystemExit(f"{batch} at once: the answers differ")
-        return median(rates)
+        return measured
 
     def plain(self, batch: int) -> float:
         if batch not in self.rates:
-            self.rates[batch] = self.run(batch, disable_spec_decode=True)
+            self.times.seconds.clear()
+            self.rates[batch] = self.run(batch, disable_spec_decode=True).rate
+            self.step_seconds[batch] = median(self.times.seconds[batch])
         return self.rates[batch]
 
-    def drafting(self, batch: int, share: float, *, by_price: bool) -> float:
+    def predicted(self, measured: Measured, rows: int) -> float:
+        """Tokens per second, if each step took the time of a plain one with as many rows. Measured are steps with `rows` rows,
+        and those with as many as a recorded graph has: a step with fewer rows runs the next larger graph."""
+        sizes = sorted({rows, *(bucket for bucket in BUCKETS if bucket < rows)})
+        seconds = 0.0
+        for count in measured.steps:
+            size = next(size for size in sizes if size >= count)
+            self.plain(size)
+            seconds += self.step_seconds[size]
+        return measured.tokens / seconds
+
+    def drafting(self, batch: int, share: float, *, by_price: bool) -> Measured:
         chance, runner = Chance(share), self.llm._runner
         recorded = self.options.deterministic
         if recorded:
@@ -195,35 +264,70 @@ class Bench:
         self.llm._begin()
         return self.run(batch)
 
-    def unknown(self, batch: int) -> float:
+    def unknown(self, batch: int) -> Measured:
         DraftRows.accept = self.plain_accept  # type: ignore[method-assign]
         runner = self.llm._runner
         runner.drafter, runner._price = NgramDrafter(), DraftPrice(runner.executor.row_cost, waits=True)
         self.llm._begin()
         return self.run(batch)
 
+    def traced(self, batch: int, **sampling: Any) -> Medians:
+        with Tracer(self.llm._runner) as tracer:
+            self.run(batch, **sampling)
+        return tracer.medians()
+
+    def waiting(self, batch: int) -> Medians:
+        """Plain steps that wait for the tokens before them, as those of structured output do."""
+        runner: Any = self.llm._runner
+        runner.must_wait = lambda plan: bool(runner._in_flight)
+        try:
+            return self.traced(batch, disable_spec_decode=True)
+        finally:
+            del runner.must_wait
+
+    def bubble(self) -> None:
+        """Steps with all drafts, beside plain ones with as many rows; and plain ones that wait, beside those that do not."""
+        options, chance = self.options, Chance(0.75)
+        print("| at once | rows | ahead ms | idle us | waits ms | more | idle us |", " | ".join(PHASES), "|")
+        print("| --- | --- | --- | --- | --- | --- | --- |", " | ".join(["---"] * len(PHASES)), "|")
+        for batch in options.batches:
+            rows = batch + min(batch * options.drafts, ROWS_MAX)
+            self.llm._runner.drafter, self.llm._runner._price = Anything(), None
+            DraftRows.accept = accept_by(chance)  # type: ignore[method-assign]
+            self.llm._begin()
+            print_bubble(batch, rows, self.traced(rows, disable_spec_decode=True), self.traced(batch))
+            print_bubble(batch, batch, self.traced(batch, disable_spec_decode=True), self.waiting(batch))
+
     def table(self) -> list[Row]:
         made = list[Row]()
         options, drafts = self.options, self.options.drafts
-        print("| at once | accepted | plain tok/s | all drafts | predicted | of it | by price | ratio |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        print("| at once | accepted | plain tok/s | all drafts | a step | predicted | of it | by price | ratio |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         for batch in options.batches:
             rows, plain = batch * (1 + drafts), self.plain(batch)
             for share in options.acceptance:
-                whole, of_predicted = "| | | ", None
+                whole, of_predicted = " | | | ", None
                 if batch * drafts <= ROWS_MAX and rows <= max(options.batches):
-                    expected = sum(share**place for place in range(drafts + 1))
-                    predicted = expected * batch * self.plain(rows) / rows
                     found = self.drafting(batch, share, by_price=False)
-                    of_predicted = found / predicted
-                    whole = f"{found:.0f} | {predicted:.0f} | {of_predicted:.2f}"
-                priced = self.drafting(batch, share, by_price=True)
+                    predicted, a_step = self.predicted(found, rows), found.tokens / batch / len(found.steps)
+                    of_predicted = found.rate / predicted
+                    whole = f"{found.rate:.0f} | {a_step:.2f} | {predicted:.0f} | {of_predicted:.2f}"
+                priced = self.drafting(batch, share, by_price=True).rate
                 made.append(Row(batch, share, of_predicted, priced / plain))
                 print(f"| {batch} | {share:.0%} | {plain:.0f} | {whole} | {priced:.0f} | {priced / plain:.2f} |", flush=True)
-            priced = self.unknown(batch)
+            priced = self.unknown(batch).rate
             made.append(Row(batch, None, None, priced / plain))
-            print(f"| {batch} | unknown | {plain:.0f} | | | | {priced:.0f} | {priced / plain:.2f} |", flush=True)
+            print(f"| {batch} | unknown | {plain:.0f} | | | | | {priced:.0f} | {priced / plain:.2f} |", flush=True)
         return made
+
+
+def print_bubble(batch: int, rows: int, ahead: Medians, waits: Medians) -> None:
+    share, host = waits.period / ahead.period - 1, " | ".join(f"{1000 * waits.host[phase]:.0f}" for phase in PHASES)
+    print(
+        f"| {batch} | {rows} | {ahead.period:.3f} | {1000 * ahead.idle:.0f} | {waits.period:.3f} | {share:.1%} "
+        f"| {1000 * waits.idle:.0f} | {host} |",
+        flush=True,
+    )
 
 
 def numbers(text: str) -> list[int]:
@@ -239,11 +343,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--bubble", action="store_true", help="measure steps that wait for tokens, and nothing else")
     options = parser.parse_args()
     options.acceptance = [share / 100 for share in options.acceptance]
     with tempfile.TemporaryDirectory() as scratch:
-        rows = Bench(options, text_folder(Path(scratch), VOCABULARY)).table()
-    print("", *goals(rows), sep="\n")
+        bench = Bench(options, text_folder(Path(scratch), VOCABULARY))
+        if options.bubble:
+            bench.bubble()
+        else:
+            print("", *goals(bench.table()), sep="\n")
 
 
 if __name__ == "__main__":

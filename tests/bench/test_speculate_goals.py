@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 import speculate
-from speculate_gpu import Row, goals
+from speculate_gpu import Bench, Chance, Measured, Row, goals
 
 
 def test_goals_are_judged_by_the_figures_that_are_there():
@@ -28,3 +28,19 @@ def test_goals_of_a_cpu():
         "not judged",
         "met",
     ]
+
+
+def test_a_prediction_has_the_steps_that_ran():
+    """Short answers end in steps with fewer rows: they cost less, and have fewer drafts that could be right."""
+    bench = Bench.__new__(Bench)
+    bench.rates = dict.fromkeys((1, 2, 4, 5), 0.0)
+    bench.step_seconds = {1: 0.25, 2: 0.5, 4: 1.0, 5: 2.0}
+    assert bench.predicted(Measured(tokens=13, steps=[5, 5, 3, 2, 1]), 5) == 13 / (2.0 + 2.0 + 1.0 + 0.5 + 0.25)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
+def test_as_many_drafts_are_right_as_their_share_says(share):
+    """Also in a few dozen steps: of independent draws, 40 often have a tenth more or fewer right drafts."""
+    chance = Chance(share)
+    right = sum(chance.leading(4) for _ in range(40)) / 40
+    assert right == pytest.approx(sum(share**place for place in range(1, 5)), abs=0.1)

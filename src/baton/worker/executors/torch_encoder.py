@@ -26,8 +26,8 @@ from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.stepwise import Computed
 from baton.worker.failure import NOT_FINITE, Failure
 from baton.worker.flat_batch import FlatBatch
-from baton.worker.input_batch import InputBatch
 from baton.worker.forward.torch_forward import machine_of
+from baton.worker.input_batch import InputBatch
 from baton.worker.pooling import PromptPool, unit_vector
 from baton.worker.sampling_batch import SamplingBatch
 
