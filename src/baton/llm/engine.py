@@ -382,7 +382,7 @@ class LLM:
         while self._plans and not self._runner.must_wait(self._plans[0]):
             self._in_flight.append(self._runner.submit(self._plans.popleft()))
         if self._plans:
-            self._runner.prepare(self._plans[0])
+            self._runner.apply(self._plans[0])
 
     def _dispatch(self, event: Any) -> None:
         for effect in self.instance.handle(event, Instant(monotonic())):

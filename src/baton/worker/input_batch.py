@@ -211,11 +211,14 @@ class InputBatch:
         """Stores the values of tokens that were appended by `advance`."""
         self.tokens[slots, places] = tokens
 
-    def accept(self, slot: int, place: int, tokens: Sequence[int]) -> None:
-        """Stores accepted drafts and the token after them, from the position on that `advance` returned."""
-        self.tokens[slot, place : place + len(tokens)] = tokens
-        self.lengths[slot] += len(tokens) - 1
-        self.computed[slot] += len(tokens) - 1
+    def accept(self, accepted: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        """Stores accepted drafts and the token after them, by slot: from the position on that `advance` returned."""
+        for slot, (place, tokens) in accepted.items():
+            self.tokens[slot, place : place + len(tokens)] = tokens
+        slots = np.array(list(accepted), np.int64)
+        more = np.array([len(tokens) - 1 for _, tokens in accepted.values()], np.int64)
+        self.lengths[slots] += more
+        self.computed[slots] += more
 
     def output_counts(self, slots: Int64s) -> Int64s:
         counts: Int64s = self.lengths[slots] - self.prompt_tokens[slots]

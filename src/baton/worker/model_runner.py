@@ -8,7 +8,7 @@ once, and the values of tokens come later.
 
 A plan that must wait for tokens (must_wait) finds the device idle, so little is left to do between these tokens and its launch:
 
-    prepare(plan)  its changes -> slots, device     while earlier steps run
+    apply(plan)    its changes -> slots, device     while earlier steps run
     finish(it)     tokens -> slots                  then the plan is submitted, and the results of finished steps are built
 
 A sequence that fails (NaN, an invalid token id) fails alone: it gives no token and a RowFailure, in every step that runs it,
@@ -102,8 +102,8 @@ class ModelRunner:
         self._failed: dict[int, Failure] = {}
         "Slots with a failure, which their results report until they are dropped."
         self._last_step: int | None = None
-        self._prepared: int | None = None
-        "Step of the plan that was prepared and is not submitted yet."
+        self._applied: int | None = None
+        "Step of the plan that was applied early and is not submitted yet."
         self._last_members: BatchMembers | None = None
         "Members of the last step, while they are valid."
 
@@ -136,12 +136,12 @@ class ModelRunner:
         column = self.sampling.on_host if self.executor.samples_on_host else self.sampling.waits
         return bool(column[list(run.slots)].any())
 
-    def prepare(self, plan: StepPlan) -> None:
+    def apply(self, plan: StepPlan) -> None:
         """Applies a plan that must wait, except for its tokens, while earlier steps run. It is the next one to be submitted.
         One with new or dropped sequences is left to `submit`: running drafts still belong to the slots' occupants."""
-        if self._prepared != plan.step and not (plan.new or plan.drops):
+        if self._applied != plan.step and not (plan.new or plan.drops):
             self._apply_plan(plan)
-            self._prepared = plan.step
+            self._applied = plan.step
             self.executor.send_tables(self._members(plan.run).sampling.sequences)
 
     def submit(self, plan: StepPlan) -> InFlightStep:
@@ -149,9 +149,9 @@ class ModelRunner:
         if len(self._in_flight) >= self.steps_ahead:
             raise InvariantBroken(f"step {plan.step} is submitted while {len(self._in_flight)} are under way")
         self._advance()
-        if self._prepared != plan.step:
+        if self._applied != plan.step:
             self._apply_plan(plan)
-        self._prepared = None
+        self._applied = None
         in_flight = InFlightStep(plan, self._members(plan.run))
         layout, sampling = in_flight.members.layout, in_flight.members.sampling
         if sampling.states:
@@ -266,9 +266,10 @@ class ModelRunner:
         if not self._drafts_at_all:
             return {}
         most, found = dict(zip(run.slots, run.drafts, strict=True)), dict[int, Sequence[int]]()
+        lengths = batch.lengths[in_flight.members.layout.slots].tolist()
         for place, slot in enumerate(slots):
             room = min(left, most[slot])
-            draft = drafter.propose(slot, batch.tokens[slot, : batch.lengths[slot]], room) if drafter and room else ()
+            draft = drafter.propose(slot, batch.tokens[slot, : lengths[place]], room) if drafter and room else ()
             if draft:
                 found[place] = draft
                 left -= len(draft)
@@ -362,13 +363,14 @@ class ModelRunner:
     def _accept(self, in_flight: InFlightStep) -> None:
         """Stores accepted drafts behind the known tokens. No later step is launched: its plan would have waited."""
         members, sampled = in_flight.members, in_flight.sampled
-        places = np.arange(len(members.layout.slots)) if in_flight.due is None else in_flight.due
-        positions, drafting = dict(zip(places.tolist(), in_flight.places.tolist(), strict=True)), self._drafting
+        slots, tokens, drafting = members.layout.slots.tolist(), sampled.tokens.tolist(), self._drafting
+        if sampled.accepted:
+            places = range(len(slots)) if in_flight.due is None else in_flight.due.tolist()
+            at = dict(zip(places, in_flight.places.tolist(), strict=True))
+            self.batch.accept({slots[one]: (at[one], [*drafts, tokens[one]]) for one, drafts in sampled.accepted.items()})
         right: dict[int, int] = {}
-        for place, slot in enumerate(members.layout.slots.tolist()):
+        for place, slot in enumerate(slots):
             accepted = sampled.accepted.get(place, ())
-            if accepted:
-                self.batch.accept(slot, positions[place], [*accepted, int(sampled.tokens[place])])
             if slot in in_flight.modelled:
                 right[slot] = len(accepted)
             elif slot in in_flight.drafted:

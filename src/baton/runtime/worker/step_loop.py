@@ -84,7 +84,7 @@ class StepLoop:
 
     def _wait_for_tokens(self, plan: StepPlan, waiter: Waiter | None) -> list[InFlightStep]:
         """Finish all steps before this plan. Their results are not sent yet."""
-        self._runner.prepare(plan)
+        self._runner.apply(plan)
         return [self._finish_oldest(waiter) for _ in range(len(self._in_flight))]
 
     def _finish_all(self) -> None:

@@ -21,6 +21,8 @@ SUFFIXES: Final = (4, 3, 2)
 """Lengths of the suffixes that are looked up, the longest first."""
 TOKENS_MAX: Final = 1 << 18
 """Tokens in the indices of all sequences, of 360 bytes each. A sequence that would exceed it gets no drafts."""
+FEW: Final = 8
+"""Maximum of new tokens whose suffixes are hashed one by one."""
 FACTOR: Final = 0x9E3779B97F4A7C15
 MASK: Final = (1 << 64) - 1
 
@@ -39,11 +41,12 @@ class Index:
     def extend(self, tokens: Int32s) -> None:
         """Add all suffixes that a token follows."""
         begin, end = self.read, len(tokens) - 1
-        if end - begin <= 8:
-            for position in range(begin, end):
-                for length in SUFFIXES:
-                    if position >= length - 1:
-                        self.after[_hash(tokens[position - length + 1 : position + 1].tolist())] = position + 1
+        if end - begin <= FEW:
+            first = max(0, begin - SUFFIXES[0] + 1)
+            known: list[int] = tokens[first:end].tolist()
+            for place in range(begin - first, end - first):
+                for value in _suffixes(known[max(0, place - SUFFIXES[0] + 1) : place + 1]):
+                    self.after[value] = first + place + 1
         else:
             for length in SUFFIXES:
                 first = max(begin, length - 1)
@@ -52,8 +55,8 @@ class Index:
 
     def find(self, tokens: Int32s) -> int | None:
         """Position behind the last earlier occurrence of the longest suffix."""
-        for length in SUFFIXES:
-            if len(tokens) >= length and (found := self.after.get(_hash(tokens[-length:].tolist()))) is not None:
+        for value in reversed(_suffixes(tokens[-SUFFIXES[0] :].tolist())):
+            if (found := self.after.get(value)) is not None:
                 return found
         return None
 
@@ -91,19 +94,21 @@ class NgramDrafter:
         self._indexed -= self._indices.pop(slot).read
 
 
-def _hash(tokens: Sequence[int]) -> int:
-    value = len(tokens)
-    for token in tokens:
-        value = (value * FACTOR + token) & MASK
-    return value
+def _suffixes(last: Sequence[int]) -> list[int]:
+    """Hashes of the suffixes of some tokens, the shortest first: each extends the one before it to the left."""
+    value, values = 0, []
+    for token in reversed(last):
+        value = (value * FACTOR + token + 1) & MASK
+        values.append(value)
+    return values[SUFFIXES[-1] - 1 :]
 
 
 def _hashes(tokens: Int32s, begin: int, end: int, length: int) -> list[int]:
     """Hashes of the suffixes of this length that end at positions `begin` to `end`, without the last."""
-    values = np.full(max(0, end - begin), length, np.uint64)
-    wide = tokens.astype(np.uint64)
+    values = np.zeros(max(0, end - begin), np.uint64)
+    wide = tokens.astype(np.uint64) + np.uint64(1)
     for place in range(length):
-        first = begin - length + 1 + place
+        first = begin - place
         values = values * np.uint64(FACTOR) + wide[first : first + len(values)]
     found: list[int] = values.tolist()
     return found
