@@ -135,6 +135,25 @@ def test_sampling_on_the_host_is_not_run_ahead(worker):
     assert [late.fed_back for late in worker.executor.launched] == [[], [], []]
 
 
+def test_a_plan_that_waits_for_tokens_is_launched_before_they_are_sent():
+    """The device is idle from the end of the first step to the launch of the second."""
+    executor, order = LateExecutor(2, at_once=True), list[str]()
+    runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, KVKind("float32")), 16), slots=4)
+    launch = executor.launch
+    executor.launch = lambda *given: (order.append("launch"), launch(*given))[1]
+    channel = SimpleNamespace(send=lambda result: order.append(f"result {result.step}"))
+    loop = StepLoop(runner, channel, ProgressWord.create())
+    settings = (SamplingParams(presence_penalty=0.5),)
+    with Waiter() as waiter:
+        loop._on_message(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]), waiter)
+        for step in (2, 3):
+            loop._on_message(plan(step, run=[(0, 1)]), waiter)
+        loop._finish(waiter)
+    assert order == ["launch", "launch", "result 1", "launch", "result 2", "result 3"]
+    assert runner.batch.outputs(0).tolist()[:-1] == expected([5], 3)[:2]
+    runner.close()
+
+
 def test_the_end_of_the_channel_while_steps_are_under_way(worker):
     worker.engine.send(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
     worker.executor.launches.wait(1)

@@ -67,6 +67,38 @@ def test_as_many_as_may_be_and_in_order(runner):
     runner.collect(second)
 
 
+def test_a_waiting_plan_is_applied_while_the_step_before_runs(executor, runner):
+    """All but its tokens: new blocks are in the table, on the device too, before the earlier step is done."""
+    sent: list[list[int]] = []
+    executor.send_tables = lambda sequences: sent.append(sequences.take_table_changes()[2].tolist())
+    settings = (SamplingParams(presence_penalty=0.5),)
+    first = runner.submit(plan(1, new=(new(0, [1, 2, 3], blocks=(7,)),), sampling=settings, run=[(0, 3)]))
+    runner.batch.take_table_changes()
+    second = plan(2, grown=((Slot(0), BlockId(9)),), run=[(0, 1)])
+    assert runner.must_wait(second)
+    for _ in range(2):  # once, however often it is asked
+        runner.apply(second)
+    assert sent == [[9]]
+    assert runner.batch.rooms[0] == 8
+    runner.finish(first)
+    second = runner.submit(second)
+    assert first.result().values == (expected([1, 2, 3], 1)[0],), "its result is not needed before the next launch"
+    assert runner.collect(second).values == (expected([1, 2, 3], 2)[1],)
+
+
+def test_a_waiting_plan_with_other_sequences_is_applied_when_it_is_submitted(runner):
+    """The running step still belongs to the sequence that the plan drops."""
+    settings = (SamplingParams(presence_penalty=0.5),)
+    first = runner.submit(plan(1, new=(new(0, [1, 2]),), sampling=settings, run=[(0, 2)]))
+    second = plan(2, drops=((Slot(0), Incarnation(1)),), new=(new(0, [9], incarnation=2),), run=[(0, 1)])
+    runner.apply(second)
+    assert runner.batch.incarnations[0] == 1
+    runner.finish(first)
+    assert runner.batch.outputs(0).tolist() == expected([1, 2], 1)
+    assert runner.collect(runner.submit(second)).values[0] == expected([9], 1)[0]
+    assert first.result().values == (expected([1, 2], 1)[0],)
+
+
 def test_a_failure_is_known_one_step_late(executor, runner):
     executor.fails[0, 1] = Failure("sick")
     a = expected([1, 2], 3)

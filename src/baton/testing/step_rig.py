@@ -167,15 +167,23 @@ class StepRig:
 
     def step(self) -> bool:
         """Launches steps up to steps_ahead, and absorbs the result of the oldest. Returns False if there is none."""
-        while self.plans and not self.runner.must_wait(self.plans[0]):
-            self.in_flight_steps.append(self.runner.submit(self.plans.popleft()))
+        self._launch()
         if not self.in_flight_steps:
             return False
         in_flight = self.in_flight_steps.popleft()
-        result = _over_the_wire(self.runner.collect(in_flight))
+        self.runner.finish(in_flight)
+        if self.runner.steps_ahead > 1:
+            self._launch()
+        result = _over_the_wire(in_flight.result())
         self.history.append((in_flight.plan, result))
         self.dispatch(StepDone(result))
         return True
+
+    def _launch(self) -> None:
+        while self.plans and not self.runner.must_wait(self.plans[0]):
+            self.in_flight_steps.append(self.runner.submit(self.plans.popleft()))
+        if self.plans:
+            self.runner.apply(self.plans[0])
 
     def run(self, disturb: Callable[[int], None] | None = None) -> dict[tuple[str, int], list[int]]:
         """Runs until nothing is left. `disturb` is called with the number of each step before it."""
