@@ -103,6 +103,35 @@ def test_a_request_of_every_kind(model):
     assert check(model, asked, 0.2, 2, steps_in_flight=2).accepted_count
 
 
+def test_the_device_counts_what_the_host_counts(model):
+    """Counts of tokens for penalties, before each step with drafts: accepted ones are among them, refused ones are not."""
+    asked: Requests = {"p": ([5, 3, 60, 5, 3], {"max_tokens": 8, "frequency_penalty": 0.1})}
+    drafter = Recorded(answers_of(asked, run(model, asked, slots=4)), 0.3, 1)
+    compared = []
+
+    def watch(rig: Rig) -> Callable[[int], None]:
+        steps, counts = rig.runner.executor._steps, rig.runner.executor._step.columns.adjust.counts
+        launch, state = steps.launch, lambda: rig.runner.sampling.states[0]
+
+        def compare(batch: Any, **options: Any) -> Any:
+            if batch.draft_counts is not None:
+                with steps.queueing():
+                    at = counts[0].cpu().numpy()
+                tally = state().tally
+                assert {token: int(at[token]) // 2 for token in at.nonzero()[0].tolist()} == dict(
+                    zip(tally.ids.tolist(), tally.outputs.astype(int).tolist(), strict=True)
+                )
+                compared.append(tally.size)
+            return launch(batch, **options)
+
+        steps.launch = compare
+        return lambda step: None
+
+    run(model, asked, watch, slots=4, drafter=lambda: drafter, drafts_max=3)
+    assert len(compared) > 1
+    assert 0 < drafter.accepted_count < drafter.drafted
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(125))
 def test_a_thousand_drawn_requests(model, seed):

@@ -137,5 +137,5 @@ class DraftRows:
                 state.sampled(token)
             if state.grammar is not None:
                 state.grammar.accept(tokens)
-            if state.tally is not None:
-                self.sampling.columns.changed(int(self.sampling.slots[place]))
+            if state.tally is not None:  # the sequence's own row has counted the first one
+                self.sampling.columns.count(int(self.sampling.slots[place]), [*tokens[1:], int(sampled.tokens[place])])

@@ -6,6 +6,8 @@ SequenceSampling.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from baton.worker.arrays import Bools, Int64s
@@ -16,7 +18,7 @@ NONE: Int64s = np.zeros(0, np.int64)
 
 
 class SamplingColumns:
-    __slots__ = ("_changed", "draws", "indices", "on_host", "seeds", "states", "waits")
+    __slots__ = ("_changed", "_counted", "draws", "indices", "on_host", "seeds", "states", "waits")
 
     def __init__(self, slots: int) -> None:
         self.draws: Draws = np.zeros(slots, DRAW)
@@ -29,6 +31,7 @@ class SamplingColumns:
         "Whether the slot's tokens so far must be known, on any executor."
         self.states: list[SequenceSampling | None] = [None] * slots
         self._changed: dict[int, None] = {}
+        self._counted: list[tuple[int, int]] = []
 
     def assign_slot(self, slot: int, state: SequenceSampling) -> None:
         self.states[slot] = state
@@ -39,9 +42,9 @@ class SamplingColumns:
         self.waits[slot] = waits_for_tokens(state.params)
         self._changed[slot] = None
 
-    def changed(self, slot: int) -> None:
-        """Record that counts of the slot's tokens have changed otherwise than by one token per step."""
-        self._changed[slot] = None
+    def count(self, slot: int, tokens: Iterable[int]) -> None:
+        """Record tokens of a slot with penalties, beyond the one that each step counts itself."""
+        self._counted += [(slot, token) for token in tokens]
 
     def drop(self, slot: int) -> None:
         self.states[slot] = None
@@ -54,6 +57,16 @@ class SamplingColumns:
         slots = np.array(list(self._changed), np.int64)
         self._changed.clear()
         return slots
+
+    def take_counted(self) -> Int64s:
+        """[2, tokens] slots and tokens of `count` since the last call: for executors with a copy, before take_changed."""
+        counted = np.array(self._counted, np.int64).reshape(-1, 2).T
+        self._counted.clear()
+        return counted
+
+    @property
+    def has_counted(self) -> bool:
+        return bool(self._counted)
 
     def draws_at(self, slots: Int64s, positions: Int64s) -> Draws:
         """Draw settings of the next token of each slot; `positions`: number of earlier output tokens."""

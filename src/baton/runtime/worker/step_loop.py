@@ -59,12 +59,14 @@ class StepLoop:
 
     def _on_message(self, message: Message, waiter: Waiter | None = None) -> None:
         if type(message) is StepPlan:
-            finished = self._wait_for_tokens(message, waiter) if self._runner.must_wait(message) else []
+            finished = self._wait_for_tokens(message) if self._runner.must_wait(message) else []
             in_flight = self._runner.submit(message)
             self._in_flight.append(in_flight)
             if waiter is not None:
                 waiter.watch(in_flight)
             for earlier in finished:
+                if waiter is not None:
+                    waiter.take_one()
                 self._send(earlier)
         elif type(message) is Ping:
             self._channel.send(Pong(message.number))
@@ -82,10 +84,14 @@ class StepLoop:
                 break
         return self._channel.receive()
 
-    def _wait_for_tokens(self, plan: StepPlan, waiter: Waiter | None) -> list[InFlightStep]:
-        """Finish all steps before this plan. Their results are not sent yet."""
+    def _wait_for_tokens(self, plan: StepPlan) -> list[InFlightStep]:
+        """Finish all steps before this plan, and return them: their results are not sent yet. Waits for the device itself: the
+        waiter's thread would have to wake this one."""
         self._runner.apply(plan)
-        return [self._finish_oldest(waiter) for _ in range(len(self._in_flight))]
+        finished = list(self._in_flight)
+        while self._in_flight:
+            self._runner.finish(self._in_flight.popleft())
+        return finished
 
     def _finish_all(self) -> None:
         while self._in_flight:
@@ -93,14 +99,11 @@ class StepLoop:
 
     def _finish(self, waiter: Waiter | None) -> None:
         """Finish the oldest step and send its result."""
-        self._send(self._finish_oldest(waiter))
-
-    def _finish_oldest(self, waiter: Waiter | None) -> InFlightStep:
         if waiter is not None:
             waiter.take_one()
         in_flight = self._in_flight.popleft()
         self._runner.finish(in_flight)
-        return in_flight
+        self._send(in_flight)
 
     def _send(self, in_flight: InFlightStep) -> None:
         result = in_flight.result()

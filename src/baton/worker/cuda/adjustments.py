@@ -97,6 +97,17 @@ class Adjustments:
         seen = np.concatenate([tally.outputs for _, tally in tallies]).astype(np.int32) * 2 + 1
         counts.view(-1).index_copy_(0, places, sent(seen, self.device))
 
+    def count(self, tokens: Int64s) -> None:
+        """Counts these output tokens, on the current stream. [2, tokens]: slots, tokens."""
+        slots, ids = tokens
+        flat, times = np.unique(slots * self.vocabulary + ids, return_counts=True)
+        self._add(np.stack((flat, times)))
+
+    def _add(self, tokens: Int64s) -> None:
+        """[2, tokens]: index into the flat counts, and how often the token is added. No index occurs twice."""
+        flat, (at, added) = self.columns.counts.view(-1), sent(tokens, self.device)
+        flat.index_copy_(0, at, (flat.index_select(0, at) | 1) + (2 * added).to(torch.int32))
+
     def _places(self, ids: list[tuple[int, Int64s]]) -> Tensor:
         return sent(np.concatenate([slot * self.vocabulary + part for slot, part in ids]), self.device)
 
@@ -107,8 +118,7 @@ class Adjustments:
         counts = self.columns.counts
         to, slots = sent(np.stack((drafts.places, drafts.slots)), self.device)
         counts.index_copy_(0, to, counts.index_select(0, slots))
-        flat, (at, added) = counts.view(-1), sent(drafts.tokens, self.device)
-        flat.index_copy_(0, at, (flat.index_select(0, at) | 1) + (2 * added).to(torch.int32))
+        self._add(drafts.tokens)
 
     def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
         """Writes the rules of the next step, on the current stream."""

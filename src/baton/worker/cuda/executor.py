@@ -230,6 +230,9 @@ class CudaExecutor:
 
     def _write_changes(self, sampling: SamplingBatch) -> None:
         self.send_tables(sampling.sequences)
+        if sampling.columns.has_counted:
+            with self._steps.queueing():
+                self._step.adjustments.count(sampling.columns.take_counted())
         changed = sampling.columns.take_changed()
         if changed.size:
             with self._steps.queueing():
