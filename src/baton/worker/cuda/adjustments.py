@@ -62,7 +62,9 @@ class Adjustments:
         self.scratch = LogprobScratch(kept, vocabulary, device)
         self.every_row = torch.arange(kept, dtype=torch.int32, device=device)
         self.nothing_adjusted = column(kept)
-        self._has_bans = self._has_masks = False
+        self._has_bans = False
+        self._masked: list[int] = []
+        "Rows with masks in the last step that had rules."
 
     # Columns by slot
 
@@ -101,11 +103,11 @@ class Adjustments:
         """Counts these output tokens, on the current stream. [2, tokens]: slots, tokens."""
         slots, ids = tokens
         flat, times = np.unique(slots * self.vocabulary + ids, return_counts=True)
-        self._add(np.stack((flat, times)))
+        self._add(sent(np.stack((flat, times)), self.device))
 
-    def _add(self, tokens: Int64s) -> None:
+    def _add(self, tokens: Tensor) -> None:
         """[2, tokens]: index into the flat counts, and how often the token is added. No index occurs twice."""
-        flat, (at, added) = self.columns.counts.view(-1), sent(tokens, self.device)
+        flat, (at, added) = self.columns.counts.view(-1), tokens
         flat.index_copy_(0, at, (flat.index_select(0, at) | 1) + (2 * added).to(torch.int32))
 
     def _places(self, ids: list[tuple[int, Int64s]]) -> Tensor:
@@ -115,10 +117,11 @@ class Adjustments:
 
     def write_draft_counts(self, drafts: DraftCounts) -> None:
         """Writes the counts of draft rows of the next step, on the current stream."""
-        counts = self.columns.counts
-        to, slots = sent(np.stack((drafts.places, drafts.slots)), self.device)
+        counts, rows = self.columns.counts, len(drafts.places)
+        on_device = sent(np.concatenate((drafts.places, drafts.slots, drafts.tokens.reshape(-1))), self.device)
+        to, slots = on_device[: 2 * rows].view(2, rows)
         counts.index_copy_(0, to, counts.index_select(0, slots))
-        self._add(drafts.tokens)
+        self._add(on_device[2 * rows :].view(2, -1))
 
     def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
         """Writes the rules of the next step, on the current stream."""
@@ -129,10 +132,11 @@ class Adjustments:
                 ends[len(bans.ends) :] = bans.ends[-1]
                 self.rows.bans[: len(bans.pairs)].copy_(sent(bans.pairs, self.device))
             self.rows.ban_ends.copy_(sent(ends, self.device))
-        if masks is not None or self._has_masks:
+        if masks is not None:
+            self.rows.masks[: len(masks.bits)].copy_(sent(masks.bits.view(np.int32), self.device))
+        rows = [] if masks is None else masks.rows.tolist()
+        if rows != self._masked:
             masked = np.full(len(self.rows.masked), -1, np.int32)
-            if masks is not None:
-                masked[masks.rows] = np.arange(len(masks.rows))
-                self.rows.masks[: len(masks.bits)].copy_(sent(masks.bits.view(np.int32), self.device))
+            masked[rows] = np.arange(len(rows))
             self.rows.masked.copy_(sent(masked, self.device))
-        self._has_bans, self._has_masks = bans is not None, masks is not None
+        self._has_bans, self._masked = bans is not None, rows
