@@ -195,9 +195,11 @@ class Measured:
 class Bench:
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options = options
+        # Plain steps have a sequence for each row.
+        sequences = max(rows_of(batch, options.drafts) if options.bubble else batch for batch in options.batches)
         self.llm = LLM(
-            str(folder), device="cuda", load_format="dummy", model_shape=options.shape, max_num_seqs=max(options.batches),
-            max_num_batched_tokens=4096, kv_blocks=max(options.batches) * (PROMPT + options.tokens + 64) // 16 + 64,
+            str(folder), device="cuda", load_format="dummy", model_shape=options.shape, max_num_seqs=sequences,
+            max_num_batched_tokens=4096, kv_blocks=sequences * (PROMPT + options.tokens + 64) // 16 + 64,
             max_model_len=2048, speculate="ngram", speculative_tokens=options.drafts, deterministic=options.deterministic,
             stop_on_repetition=False, enable_prefix_caching=False,
         )  # fmt: skip
@@ -291,7 +293,7 @@ class Bench:
         print("| at once | rows | ahead ms | idle us | waits ms | more | idle us |", " | ".join(PHASES), "|")
         print("| --- | --- | --- | --- | --- | --- | --- |", " | ".join(["---"] * len(PHASES)), "|")
         for batch in options.batches:
-            rows = batch + min(batch * options.drafts, ROWS_MAX)
+            rows = rows_of(batch, options.drafts)
             self.llm._runner.drafter, self.llm._runner._price = Anything(), None
             DraftRows.accept = accept_by(chance)  # type: ignore[method-assign]
             self.llm._begin()
@@ -319,6 +321,11 @@ class Bench:
             made.append(Row(batch, None, None, priced / plain))
             print(f"| {batch} | unknown | {plain:.0f} | | | | | {priced:.0f} | {priced / plain:.2f} |", flush=True)
         return made
+
+
+def rows_of(batch: int, drafts: int) -> int:
+    """Rows of a step in which all sequences have drafts, as far as they fit."""
+    return batch + min(batch * drafts, ROWS_MAX)
 
 
 def print_bubble(batch: int, rows: int, ahead: Medians, waits: Medians) -> None:
