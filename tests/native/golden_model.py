@@ -29,11 +29,27 @@ import numpy as np
 from baton.config import WorkerConfig
 from baton.kvpool.pool import KVPool
 from baton.models.config import Experts, ModelConfig, RopeConfig, Traits, YarnScaling
+from baton.models.encoders.config import EncoderConfig
 from baton.models.loaders.weights import StoredTensor
 from baton.models.open import OpenedModel
 from baton.models.parameters import EMBED, LM_HEAD, expected_shapes
-from baton.models.raw_tensor import Bytes, RawTensor
-from baton.models.tensor_types import BF16, F16, F32, MXFP4, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, TensorType
+from baton.models.raw_tensor import Bytes, RawTensor, scales_shape
+from baton.models.tensor_types import (
+    BF16,
+    F8_E4M3,
+    F16,
+    F32,
+    MXFP4,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TensorType,
+)
 from baton.native.library import Library, load_variant
 from baton.native.variants import VARIANTS, Variant, supported_variants
 from baton.worker.arithmetic import native_key
@@ -154,7 +170,7 @@ class GoldenWeights:
 
     origin = "golden weights"
 
-    def __init__(self, config: ModelConfig, kinds: tuple[TensorType, ...]) -> None:
+    def __init__(self, config: ModelConfig | EncoderConfig, kinds: tuple[TensorType, ...]) -> None:
         self._shapes = expected_shapes(config)
         matrices = [name for name, shape in self._shapes.items() if len(shape) == 2]
         self._types = {name: kinds[place % len(kinds)] for place, name in enumerate(matrices)}
@@ -172,12 +188,27 @@ class GoldenWeights:
             return RawTensor.of_floats(numbers(name, shape, 3) + np.float32(1.0))
         if kind in HALVES or kind == MXFP4:
             return RawTensor(kind, shape, self._blocks(name, shape, kind))
+        if kind == F8_E4M3:
+            return RawTensor(kind, shape, self._fp8(name, shape), self._fp8_scales(name, shape))
         values = numbers(name, shape, 0 if name == EMBED else 2 if name == LM_HEAD else 4)
         if kind == F16:
             return RawTensor(kind, shape, values.astype(np.float16).view(np.uint8))
         if kind == BF16:
             return RawTensor(kind, shape, (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(np.uint8))
         return RawTensor.of_floats(values)
+
+    @staticmethod
+    def _fp8(name: str, shape: tuple[int, ...]) -> Bytes:
+        """Numbers from 1 / 4 to 3.75, of both signs."""
+        some: Bytes = words(name, -(-prod(shape) // 8)).view(np.uint8)[: prod(shape)].reshape(shape)
+        exponents: Bytes = (5 + (some >> 3) % 4).astype(np.uint8)
+        return some & np.uint8(0x87) | exponents << np.uint8(3)
+
+    @staticmethod
+    def _fp8_scales(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        blocks = scales_shape(shape)
+        some = words(f"{name} scales", prod(blocks)).reshape(blocks) % np.uint64(4)
+        return (some.astype(np.float32) + np.float32(4.0)) * np.float32(2.0**-8)
 
     @staticmethod
     def _blocks(name: str, shape: tuple[int, ...], kind: TensorType) -> Bytes:
