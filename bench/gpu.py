@@ -3,8 +3,9 @@
     python bench/gpu.py [--shape llama-3-8b] [--only decode,prefill,server,offline] [--json FILE]
 
 Random weights of the named shape, bfloat16; a pool that is filled with random numbers; random block tables. All sections take
-less than ten minutes, but for `kernels` and `8_bits`, which must be asked for (--only). Sections with whole engines:
-gpu_serving.py; with transformers: gpu_peer.py; with fp8: gpu_8_bits.py. One line per case:
+less than ten minutes, but for `kernels`, `prompts` and `8_bits`, which must be asked for (--only). Sections with whole engines:
+gpu_serving.py; with prompts that share steps: gpu_prompts.py; with transformers: gpu_peer.py; with fp8: gpu_8_bits.py. One line
+per case:
 
 floor    bytes / read bandwidth + operations / matrix rate, whichever is larger for the products, plus the KV stream. The rates
          are fixed (4.3 TB/s, 790 TFLOP/s, an H200), so that percentages can be compared between runs
@@ -29,6 +30,7 @@ import torch
 
 import gpu_8_bits
 import gpu_peer
+import gpu_prompts
 import gpu_serving
 from baton.models.config import ModelConfig
 from baton.models.parameters import expected_shapes
@@ -83,7 +85,7 @@ def rows_of(section: str, config: ModelConfig, options: argparse.Namespace) -> I
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--only", default=",".join(name for name in SECTIONS if name not in ("kernels", "8_bits")))
+    parser.add_argument("--only", default=",".join(name for name in SECTIONS if name not in ("kernels", "prompts", "8_bits")))
     parser.add_argument("--requests", type=int, default=256, help="Of the section offline.")
     parser.add_argument("--quantization", default="auto", help="Of the sections with whole engines.")
     parser.add_argument("--kv-dtype", default="auto", help="Likewise.")
@@ -408,6 +410,7 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "decode": decode,
     "prefill": prefill,
     "chunks": chunks,
+    "prompts": gpu_prompts.prompts,
     "attention": attention,
     "sampling": sampling,
     "deterministic": deterministic,
@@ -420,7 +423,7 @@ SECTIONS: dict[str, Callable[[ModelConfig, argparse.Namespace], Iterator[Row]]] 
     "8_bits": gpu_8_bits.eight_bits,
 }
 
-ALONE = ("offline", "server", "host_tier", "handoff", "peer", "8_bits")
+ALONE = ("prompts", "offline", "server", "host_tier", "handoff", "peer", "8_bits")
 
 
 def time_of(work: Callable[[], object], repeats: int = 10) -> float:
