@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from baton.cgroup import Kernel, group_folders, processor_quota
+from baton.config import WorkerConfig
 from baton.kvpool import memory
 from baton.kvpool.memory import MemoryFacts, main_memory
+from baton.native.library import Library
 from baton.worker.platforms import cpu
 from baton.worker.platforms.cpu import usable_cores
 
@@ -59,6 +63,23 @@ def test_the_tightest_quota_counts(machine: str, tmp_path: Path):
 def test_threads_keep_to_the_quota_of_a_container(quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert usable_cores(kernel_with(tmp_path, "0::/\n", {"cpu.max": f"{quota} 100000\n"})) == cores
+
+
+@pytest.mark.parametrize(("given", "ranks", "threads"), [(0, 1, 3), (0, 2, 1), (5, 1, 5)])
+def test_a_worker_computes_with_as_many_threads(given: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch):
+    """All ranks of a set together."""
+    seen: list[int] = []
+
+    def loaded(library: object, opened: object, settings: WorkerConfig, *more: object) -> None:
+        seen.append(settings.threads)
+
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 3)
+    monkeypatch.setattr(cpu, "load_native", loaded)
+    monkeypatch.setattr(cpu, "stepwise", lambda forward: forward)
+    monkeypatch.setattr(cpu.CpuPlatform, "_native", lambda self, config: object.__new__(Library))
+    opened: Any = SimpleNamespace(config=None)
+    cpu.CpuPlatform().load(opened, WorkerConfig(threads=given, ranks=ranks))
+    assert seen == [threads]
 
 
 def test_no_proc_at_all(tmp_path: Path):

@@ -89,6 +89,23 @@ def test_families_take_turns():
     assert in_turn([]) == []
 
 
+def test_addresses_of_the_other_family_are_not_dialled_last(monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        dialled: list[object] = []
+
+        async def refused(place: tuple[int, object]) -> socket.socket:
+            dialled.append(place[1])
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(dialling, "_connect", refused)
+        found_at(monkeypatch, (V6, 1), (V6, 2), (V6, 3), (V4, 4))
+        with pytest.raises(ConnectionRefusedError):
+            await connected(Address(host="router.example", port=1))
+        assert dialled == [1, 4, 2, 3]
+
+    finish(main())
+
+
 def test_names_are_looked_up_beside_the_loop_and_not_without_a_bound(monkeypatch: pytest.MonkeyPatch):
     gate = threading.Event()
     real = socket.getaddrinfo

@@ -251,6 +251,25 @@ def test_a_long_answer_is_no_silence():
     room.assert_right()
 
 
+def test_tokens_that_make_up_for_an_ended_sequence_are_no_silence():
+    """Found by a review: the sum over open sequences was compared, and the end of one hid the tokens of the other."""
+    room = Room("mixed", config=RouterConfig(silence_seconds_max=5.0))
+    room.arrive(request(max_tokens=40, n=2))
+    room.step(5)
+    room.wait(6)
+    mark = room.routed.delivered_tokens
+    room.withdraw(index=1, reason=FinishReason.STOP)
+    room.step()
+    while room.routed.delivered_tokens < mark:
+        room.step()
+    assert (len(room.routed.open), room.routed.delivered_tokens) == (1, mark)
+    room.wait(5)
+    assert room.router.stats.broken == 0
+    room.run()
+    assert {index: end.reason for (_, index), end in room.ends.items()} == {0: FinishReason.LENGTH, 1: FinishReason.STOP}
+    assert len(room.told["r", 0]) == 40
+
+
 def test_a_long_prefill_renews_the_lease_at_decode():
     room = at_phase("H2")
     _, decode = assigned(room)

@@ -517,6 +517,17 @@ def test_the_url_of_an_instance_is_one_that_its_router_reaches(url: str, host: s
     assert reachable_url(url, host) == told
 
 
+def test_a_router_is_sent_a_url_that_it_reaches(secret_file: Path):
+    async def main() -> None:
+        anywhere = {"health_url": "http://0.0.0.0:8001"}
+        async with FakeRouter(SECRET) as router, rig_of(secret_file, router, engine=anywhere):
+            visit = await router.visit()
+            assert isinstance(visit.hello, InstanceHello)
+            assert visit.hello.health_url == "http://127.0.0.1:8001"
+
+    finish(main())
+
+
 def test_routers_hear_at_once_that_the_worker_is_lost_and_that_it_is_back(secret_file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(router_links, "BEAT_SECONDS", 10.0)  # not with the next beat: now
 

@@ -17,10 +17,13 @@ from baton.core.cluster.events import ClusterEvent, Deliver, InstanceMessage, Su
 from baton.errors import Unavailable
 from baton.protocol.codec import FRAME_BYTES_MAX, MessageTooLarge
 from baton.protocol.ids import Instant, RequestId
-from baton.protocol.instance import Heartbeat
+from baton.protocol.instance import Heartbeat, InstanceHello
 from baton.protocol.output import Emit, Ended
 from baton.protocol.request import FinishReason, GenerateRequest
+from baton.runtime.router.instance_session import InstanceSession
+from baton.runtime.router.instance_set import InstanceSet
 from baton.runtime.router.router_client import RouterClient
+from baton.runtime.wire.channel import Channel
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
@@ -77,6 +80,27 @@ def test_a_first_message_that_is_no_hello_is_counted():
             odd.send(Heartbeat())
             await odd.serving
             assert cluster.client.view().counters["sessions_malformed"] == 1
+
+    finish(main())
+
+
+def test_a_hello_that_nothing_foresaw_ends_its_own_session_and_nothing_else(monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(20):
+            await cluster.instance("honest")
+            join = InstanceSet._join
+
+            def broken(instances: InstanceSet, hello: InstanceHello, channel: Channel) -> InstanceSession:
+                if hello.name == "odd":
+                    raise ZeroDivisionError("what nobody foresaw")
+                return join(instances, hello, channel)
+
+            monkeypatch.setattr(InstanceSet, "_join", broken)
+            odd = await cluster.connect("odd")
+            odd.send(odd.hello)
+            await odd.serving
+            assert cluster.client.view().counters["sessions_malformed"] == 1
+            assert [node.hello.name for node in cluster.client.sessions] == ["honest"]
 
     finish(main())
 
