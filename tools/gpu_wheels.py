@@ -1,7 +1,8 @@
 """Packs what the GPU tests need into .gpu/, for a machine with a GPU, torch and Triton but no way to any package index.
 
 python tools/gpu_wheels.py               downloads wheels into .gpu/ (here, with an index)
-python tools/gpu_wheels.py --install     unpacks them into .gpu/site (there); then PYTHONPATH=$PWD/src:$PWD/.gpu/site pytest tests/gpu
+python tools/gpu_wheels.py --install     unpacks them into .gpu/site (there)
+PYTHONPATH=$PWD/src:$PWD/.gpu/site pytest tests/gpu
 """
 
 from __future__ import annotations
