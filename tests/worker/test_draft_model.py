@@ -180,13 +180,14 @@ def test_every_draft_is_that_of_the_whole_sequence(model, seed):
 
 def seen_by(drafter: ModelDrafter) -> list[FlatBatch]:
     """The batches that the draft model computes from now on."""
-    seen, hidden = list[FlatBatch](), drafter._forward.hidden
+    seen, forward = list[FlatBatch](), drafter._passes._forward  # type: ignore[attr-defined]
+    hidden = forward.hidden
 
     def recorded(flat: FlatBatch) -> Any:
         seen.append(flat)
         return hidden(flat)
 
-    drafter._forward.hidden = recorded  # type: ignore[method-assign]
+    forward.hidden = recorded
     return seen
 
 

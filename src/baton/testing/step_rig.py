@@ -31,7 +31,6 @@ from baton.protocol.step import RowLogprobs, StepPlan, StepResult, TokenLogprob
 from baton.worker.drafters.base import Drafter
 from baton.worker.drafters.model import ModelDrafter
 from baton.worker.executors.base import LoadedExecutor
-from baton.worker.executors.stepwise import Stepwise
 from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.in_flight_step import InFlightStep
 from baton.worker.kv_layout import kv_layout
@@ -82,9 +81,9 @@ def make_runner(
 def make_model_drafter(draft: RigModel, main: RigModel, pool: Pool, *, slots: int) -> ModelDrafter:
     """A drafter with a draft model. `pool`: of the main model."""
     own = make_pool(draft, blocks=pool.blocks, block_size=pool.layout.block_size)
-    executor = draft.loaded.with_pool(own)
-    assert isinstance(executor, Stepwise)
-    return ModelDrafter(executor.forward, own, slots=slots, vocabulary=main.config.vocab_size)
+    assert draft.loaded.drafting is not None
+    passes = draft.loaded.drafting(own, pool.blocks * pool.layout.block_size)
+    return ModelDrafter(passes, own, slots=slots, vocabulary=main.config.vocab_size)
 
 
 class StepRig:

@@ -15,7 +15,8 @@ from baton.models.ranks import TensorCollective
 from baton.worker.attention.gathered import GatheredAttention
 from baton.worker.cuda.loader import DeviceWeights
 from baton.worker.executors.base import LoadedExecutor
-from baton.worker.executors.stepwise import Stepwise
+from baton.worker.executors.stepwise import stepwise
+from baton.worker.forward.base import LoadedForward
 from baton.worker.forward.torch_forward import TorchForward
 
 
@@ -31,7 +32,7 @@ def load_plain(
         decoder = Decoder(opened.config, weights, collective)
     raw.close()
 
-    def with_pool(pool: Pool, context_tokens: int | None = None, /) -> Stepwise:
-        return Stepwise(TorchForward(decoder, GatheredAttention(opened.config, pool)))
+    def bound(pool: Pool) -> TorchForward:
+        return TorchForward(decoder, GatheredAttention(opened.config, pool))
 
-    return LoadedExecutor(kind, with_pool)
+    return stepwise(LoadedForward(kind, bound))

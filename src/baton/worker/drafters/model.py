@@ -1,27 +1,22 @@
 """Drafts from a smaller model with the same vocabulary, which computes in the same worker, with a KV pool of its own.
 
-    round 1    tokens that its pool lacks, and the last one     d1       one pass for all sequences; prompts in parts
-    round 2    d1                                               d2       one row for each sequence
-    round k    d(k-1)                                           dk
-
 The likeliest token is the draft: the main model verifies it, whatever it is. Block b of the draft's pool is for the tokens of
-the main pool's block b, so there is nothing to allocate (draft_kv.py has what is in it).
+the main pool's block b, so there is nothing to allocate (draft_kv.py has what is in it; passes.py computes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from time import perf_counter
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
-from baton.worker.arrays import Int32s, Int64s
+from baton.worker.arrays import Bools, Int32s, Int64s
 from baton.worker.drafters.draft_kv import DraftKV
+from baton.worker.drafters.passes import DraftPasses, Passed
 from baton.worker.flat_batch import FlatBatch, Spans
-from baton.worker.forward.base import Forward
 from baton.worker.input_batch import InputBatch
 
 ROWS_MAX: Final = 256
@@ -37,20 +32,20 @@ class Part(NamedTuple):
 
 
 class ModelDrafter:
-    def __init__(self, forward: Forward, pool: Pool, *, slots: int, vocabulary: int) -> None:
-        """`pool`: the pool that `forward` is bound to; both are closed with the drafter. `vocabulary`: width of the main
+    def __init__(self, passes: DraftPasses, pool: Pool, *, slots: int, vocabulary: int) -> None:
+        """`pool`: the pool that `passes` are bound to; both are closed with the drafter. `vocabulary`: width of the main
         model's head; the draft model's may differ."""
-        self._forward = forward
+        self._passes = passes
         self._pool = pool
         self._vocabulary = vocabulary
         self._kv = DraftKV(slots=slots, blocks=pool.blocks, block_size=pool.layout.block_size)
-        self.passed: Callable[[int, float], None] = lambda rows, seconds: None
+        self.passed: Passed = lambda rows, seconds: None
         "Callback with the rows and seconds of each pass."
 
     @property
     def context_tokens(self) -> int:
         """Maximum length of a sequence with drafts."""
-        return self._forward.config.context_tokens_max
+        return self._passes.context_tokens
 
     def assign_slot(self, slot: int) -> None:
         """Forget the slot's earlier sequence: it has another one now."""
@@ -72,31 +67,37 @@ class ModelDrafter:
         """Propose up to so many drafts by slot, behind the known tokens. Sequences whose tokens do not fit into `rows` have
         none, and are computed in part."""
         wanted = self.rooms(wanted, sequences)
-        parts = self._parts(wanted, sequences, rows)
+        parts = self._parts(wanted, sequences, min(rows, self._passes.rows_max))
         if not parts:
             return {}
+        whole = [part.end == sequences.lengths[part.slot] for part in parts]
+        rounds = np.array([wanted[part.slot] * end for part, end in zip(parts, whole, strict=True)], np.int64)
         tokens = [sequences.tokens[part.slot, part.begin : part.end] for part in parts]
-        likeliest = self._likeliest(_flat(tokens, parts, sequences.tables, self._width))
-        for part, these in zip(parts, tokens, strict=True):
-            self._kv.write(part.slot, sequences.tables[part.slot], part.begin, these)
+        flat = _flat(tokens, parts, sequences.tables, np.array(whole), self._passes.vocabulary)
         found: dict[int, list[int]] = {}
-        for part, token in zip(parts, likeliest, strict=True):
-            if part.end == sequences.lengths[part.slot] and 0 <= token < self._vocabulary:
-                found[part.slot] = [token]
-        self._later_rounds(found, wanted, sequences)
+        for part, known, drafts in zip(parts, tokens, self._passes.run(flat, rounds, self.passed), strict=True):
+            computed = np.concatenate((known, np.array(drafts[:-1], np.int32)))
+            self._kv.write(part.slot, sequences.tables[part.slot], part.begin, computed)
+            if valid := self._valid(drafts):
+                found[part.slot] = valid
         return found
 
+    def prepare(self) -> None:
+        """Does everything that would slow down the first draft."""
+        self._passes.prepare()
+
     def report_progress(self, word: ProgressWord) -> None:
-        self._forward.report_progress(word)
+        self._passes.report_progress(word)
 
     def close(self) -> None:
         """Releases the pool."""
-        self._forward.close()
+        self._passes.close()
         self._pool.close()
 
-    @property
-    def _width(self) -> int:
-        return self._forward.config.vocab_size
+    def _valid(self, drafts: list[int]) -> list[int]:
+        """The drafts before the first that the main model has no token for."""
+        wrong = (place for place, token in enumerate(drafts) if not 0 <= token < self._vocabulary)
+        return drafts[: next(wrong, len(drafts))]
 
     def _parts(self, wanted: Mapping[int, int], sequences: InputBatch, rows: int) -> list[Part]:
         """Parts of sequences for round 1. Sequences that lack the fewest tokens come first."""
@@ -110,34 +111,8 @@ class ModelDrafter:
                 parts.append(Part(slot, begin, begin + count))
         return parts
 
-    def _later_rounds(self, found: dict[int, list[int]], wanted: Mapping[int, int], sequences: InputBatch) -> None:
-        """Run the rounds after the first: one more draft per round for each slot that wants one. Appends to `found`."""
-        going = [slot for slot in found if wanted[slot] > 1]
-        while going:
-            parts = []
-            for slot in going:
-                at = int(sequences.lengths[slot]) + len(found[slot]) - 1
-                parts.append(Part(slot, at, at + 1))
-            drafts = [np.array(found[slot][-1:], np.int32) for slot in going]
-            likeliest = self._likeliest(_flat(drafts, parts, sequences.tables, self._width))
-            for part, draft, token in zip(parts, drafts, likeliest, strict=True):
-                self._kv.write(part.slot, sequences.tables[part.slot], part.begin, draft)
-                if 0 <= token < self._vocabulary:
-                    found[part.slot].append(token)
-                else:
-                    going.remove(part.slot)
-            going = [slot for slot in going if len(found[slot]) < wanted[slot]]
 
-    def _likeliest(self, flat: FlatBatch) -> list[int]:
-        """A token for each sequence, or an error code below 0."""
-        began = perf_counter()
-        hidden = self._forward.hidden(flat)
-        tokens: list[int] = self._forward.likeliest(hidden[flat.last_rows]).tolist()
-        self.passed(len(flat.token_ids), perf_counter() - began)
-        return tokens
-
-
-def _flat(tokens: list[Int32s], parts: list[Part], tables: Int32s, vocabulary: int) -> FlatBatch:
+def _flat(tokens: list[Int32s], parts: list[Part], tables: Int32s, due: Bools, vocabulary: int) -> FlatBatch:
     """The flat batch of these parts. `vocabulary`: of the draft model. A token that it lacks is read as the first one: only
     drafts suffer."""
     begins: Int64s = np.array([part.begin for part in parts], np.int64)
@@ -148,4 +123,4 @@ def _flat(tokens: list[Int32s], parts: list[Part], tables: Int32s, vocabulary: i
     ids = np.where(ids < vocabulary, ids, np.int32(0))
     positions = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], counts)
     slots = np.array([part.slot for part in parts], np.int64)
-    return FlatBatch(Spans(tables, slots, starts, begins), ids, positions, np.ones(len(parts), np.bool_))
+    return FlatBatch(Spans(tables, slots, starts, begins), ids, positions, due)

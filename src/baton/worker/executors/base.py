@@ -19,6 +19,7 @@ from baton.models.encoders.config import EncoderConfig
 from baton.protocol.progress import ProgressWord
 from baton.protocol.step import TokenLogprob
 from baton.worker.arrays import Int64s
+from baton.worker.drafters.passes import DraftPasses
 from baton.worker.failure import Failure
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.input_batch import InputBatch
@@ -108,6 +109,12 @@ class PoolBinder(Protocol):
         ...
 
 
+class DraftBinder(Protocol):
+    def __call__(self, pool: Pool, context_tokens: int, /) -> DraftPasses:
+        """Binds the model to a pool, to draft for another one. `context_tokens`: of the main model's longest sequence."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedExecutor:
     """A model with loaded weights. The pool comes later, because its memory is known only then."""
@@ -115,3 +122,5 @@ class LoadedExecutor:
     kv: KVKind
     "The KV type of the pool."
     with_pool: PoolBinder
+    drafting: DraftBinder | None = None
+    "None: the model cannot draft for another one."

@@ -14,6 +14,7 @@ import numpy as np
 from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Floats, Int64s
+from baton.worker.drafters.passes import ForwardPasses
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
 from baton.worker.executors.host_logprobs import describe_prompts
 from baton.worker.executors.verify import Verification
@@ -42,7 +43,10 @@ def stepwise(loaded: LoadedForward) -> LoadedExecutor:
     def with_pool(pool: Pool, context_tokens: int | None = None, /) -> Stepwise:
         return Stepwise(loaded.with_pool(pool))
 
-    return LoadedExecutor(loaded.kv, with_pool)
+    def drafting(pool: Pool, context_tokens: int, /) -> ForwardPasses:
+        return ForwardPasses(loaded.with_pool(pool))
+
+    return LoadedExecutor(loaded.kv, with_pool, drafting)
 
 
 class Stepwise:
