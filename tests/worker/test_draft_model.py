@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ahead_executor import running_ahead
 from rig import TINY, TINY_SEED, Rig, RigModel, tiny_model
 from test_speculation import NearlyTheSame
 
@@ -20,6 +21,7 @@ from baton.models.config import ModelConfig
 from baton.testing.step_rig import make_model_drafter
 from baton.worker.drafters.draft_kv import DraftKV
 from baton.worker.drafters.model import ModelDrafter
+from baton.worker.drafters.price import DraftPrice
 from baton.worker.flat_batch import FlatBatch
 from baton.worker.input_batch import InputBatch
 
@@ -136,15 +138,16 @@ def test_a_prefix_hit_is_one_for_the_draft_model_too(model):
 class Checked(Rig):
     """Compares every draft with that of a draft model that computes the whole sequence."""
 
-    def __init__(self, model: RigModel, draft: RigModel, **rig: Any) -> None:
-        self._model, self._draft, self.checked = model, draft, 0
+    def __init__(self, model: RigModel, draft: RigModel, *, oracle: RigModel | None = None, **rig: Any) -> None:
+        """`oracle`: computes the same draft model; None: as the drafts are computed."""
+        self._model, self._oracle, self.checked = model, oracle or draft, 0
         super().__init__(model, draft_model=draft, **rig)
 
     def step(self) -> bool:
         used = self.runner._draft_model._drafter
         if "propose_all" not in vars(used):
             layout, slots = self.runner.pool.layout, len(self.runner.batch.lengths)
-            naive, proposed = make_model_drafter(self._draft, self._model, self.runner.pool, slots=slots), used.propose_all
+            naive, proposed = make_model_drafter(self._oracle, self._model, self.runner.pool, slots=slots), used.propose_all
 
             def propose_all(wanted: Mapping[int, int], batch: InputBatch, rows: int = 256) -> dict[int, list[int]]:
                 found = proposed(wanted, batch, rows)
@@ -245,6 +248,58 @@ def test_a_prompt_is_computed_in_parts():
     one.close()
     assert one.rows[:2] == [256, 361 + 1 - 256], "the first part, then the rest with the token of the step beside it"
     assert one.all_right
+
+
+def test_no_more_drafts_than_the_executor_takes(model):
+    """A GPU has memory for some rows of drafts."""
+    one = Watched(model)
+    one.runner.executor.draft_rows_max = 7
+    for name, prompt in prompts(6).items():
+        one.submit(name, prompt, max_tokens=30)
+    one.run()
+    one.close()
+    assert max(sum(result.drafted) for _, result in one.history) == 7
+    assert one.tokens == plain_tokens(model)
+
+
+def test_the_time_of_the_draft_model_is_not_that_of_the_step(model, monkeypatch):
+    """Where steps run ahead, time counts from the tokens before a step on, and the draft model computes in between."""
+    clock = [0.0]
+    monkeypatch.setattr("baton.worker.model_runner.perf_counter", lambda: clock[0])
+    one = Watched(replace(model, loaded=running_ahead(model.loaded)), draft=model, steps_in_flight=2)
+    measured: list[float] = []
+
+    class Price(DraftPrice):
+        def measured(self, rows: int, seconds: float, *, waited: bool = False) -> None:
+            measured.append(seconds)
+
+        def waited_for_nothing(self, rows: int, seconds: float) -> None:
+            measured.append(seconds)
+
+    one.runner._price = price = Price()
+    drafting = one.runner._draft_model
+    proposed = drafting._drafter.propose_all
+
+    def slowly(*given: Any) -> dict[int, list[int]]:
+        clock[0] += 100.0
+        return proposed(*given)
+
+    drafting._drafter.propose_all = slowly
+    submit = one.runner.submit
+
+    def step(plan: Any) -> Any:
+        launched = submit(plan)
+        clock[0] += 1.0
+        return launched
+
+    one.runner.submit = step
+    one.submit("a", [5, 3, 60], max_tokens=40)
+    one.run()
+    one.close()
+    assert clock[0] > 100.0
+    assert measured
+    assert max(measured) < 10.0
+    assert price.has_waited
 
 
 def test_longer_sequences_than_the_draft_models_context_have_no_drafts():

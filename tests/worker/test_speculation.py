@@ -31,6 +31,7 @@ from baton.worker.drafters.base import Drafter
 from baton.worker.drafters.grammar import GrammarDrafter
 from baton.worker.drafters.model_price import ModelPrice
 from baton.worker.drafters.ngram import NgramDrafter
+from baton.worker.drafters.passes import UNBOUNDED
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.in_flight_step import BatchMembers
 
@@ -102,8 +103,11 @@ class Whims(ModelPrice):
         super().__init__(float)
         self._rng = random.Random(seed)
 
-    def choose(self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int]) -> dict[int, int]:
-        return {slot: self._rng.randint(1, most[slot]) for slot in lacking if self._rng.random() < 0.8}
+    def choose(
+        self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int], room: int = UNBOUNDED
+    ) -> dict[int, int]:
+        each = room // max(1, len(lacking))
+        return {slot: self._rng.randint(1, min(each, most[slot])) for slot in lacking if each and self._rng.random() < 0.8}
 
     def catch_up_rows(self, sequences: int) -> int:
         return self._rng.choice((0, 3, 16))

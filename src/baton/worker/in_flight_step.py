@@ -40,9 +40,8 @@ class BatchMembers:
 
 class InFlightStep:
     __slots__ = (
-        *("began", "drafted", "due", "failed", "launched", "members", "modelled", "needs_tokens", "places", "plan", "rows"),
-        "sampled",
-        "waited",
+        *("began", "drafted", "drafting", "due", "failed", "launched", "members", "modelled", "needs_tokens", "places", "plan"),
+        *("rows", "sampled", "waited"),
     )
 
     def __init__(self, plan: StepPlan, members: BatchMembers) -> None:
@@ -63,6 +62,8 @@ class InFlightStep:
         "Positions of their tokens (InputBatch.learn)."
         self.drafted: dict[int, int] = {}
         "Draft tokens by slot, if there are any."
+        self.drafting = 0.0
+        "Seconds that the draft model took before the launch."
         self.modelled: dict[int, int] = {}
         "Draft tokens of the draft model, by slot."
         self.sampled = Sampled(NO_SEQUENCES)

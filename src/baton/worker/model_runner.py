@@ -91,6 +91,12 @@ class ModelRunner:
     def _drafts_at_all(self) -> bool:
         return self.drafter is not None or self._draft_model is not None
 
+    def prepare(self) -> None:
+        """Does everything that would slow down the first step."""
+        self.executor.prepare()
+        if self._draft_model is not None:
+            self._draft_model.prepare()
+
     def clear(self) -> None:
         """Empties every slot, as at the start. Data in the pool stays, but no slot refers to it."""
         while self._in_flight:
@@ -278,7 +284,7 @@ class ModelRunner:
         if self._draft_model is not None:
             found |= self._modelled(self._draft_model, in_flight, slots, most, found)
         if self._price is not None:
-            self._price.tried(found=bool(found))
+            self._price.tried(found=bool(found) or (self._draft_model is not None and self._draft_model.continues))
         in_flight.drafted = {slots[place]: len(draft) for place, draft in found.items()}
         return found
 
@@ -294,9 +300,13 @@ class ModelRunner:
         others = {slot: most[Slot(slot)] for place, slot in enumerate(slots) if place not in found and most[Slot(slot)]}
         if not others:
             return {}
-        rows = len(slots) + sum(map(len, found.values()))
-        drafts = model.drafts(len(slots), rows, others, self.batch)
+        began, drafted = perf_counter(), sum(map(len, found.values()))
+        room = self.executor.draft_rows_max - drafted
+        # A step that waits for other reasons too has no further cost of waiting.
+        waiting = 0.0 if self._price is None or found or in_flight.needs_tokens else self._price.waiting
+        drafts = model.drafts(len(slots), len(slots) + drafted, others, self.batch, room=room, waiting=waiting)
         in_flight.modelled = {slot: len(draft) for slot, draft in drafts.items()}
+        in_flight.drafting = perf_counter() - began
         return {slots.index(slot): draft for slot, draft in drafts.items()}
 
     def _paying_drafts(
@@ -316,21 +326,24 @@ class ModelRunner:
     # Results of a step
 
     def _measure(self, in_flight: InFlightStep) -> None:
-        """Teaches the price of a step without prompts. If it waited for tokens, time counts from their arrival on: the device
-        is idle before. If it needs them even without drafts, the wait is not charged to drafts."""
-        plan, before, now = in_flight.plan, self._collected_at, perf_counter()
+        """Teaches the prices of a step without prompts. If it waited for tokens, time counts from their arrival on, without the
+        time of the draft model: the device is idle before. If it needs them even without drafts, the wait is not charged to
+        drafts."""
+        plan, before, now = in_flight.plan, self._collected_at + in_flight.drafting, perf_counter()
         self._collected_at = now
-        if self._price is None or not in_flight.rows or plan.new or max(plan.run.counts) > 1:
+        if self._price is None and self._draft_model is None:
             return
-        if in_flight.needs_tokens or not in_flight.waited:
-            seconds = now - (before if in_flight.needs_tokens else max(before, in_flight.began))
-            self._price.measured(in_flight.rows, seconds)
-            if self._draft_model is not None:
-                self._draft_model.stepped(seconds)
-        elif in_flight.drafted:
-            self._price.measured(in_flight.rows, now - before, waited=True)
-        else:
-            self._price.waited_for_nothing(in_flight.rows, now - before)
+        if not in_flight.rows or plan.new or max(plan.run.counts) > 1:
+            return
+        waited = in_flight.waited and not in_flight.needs_tokens
+        seconds = now - (before if waited or in_flight.needs_tokens else max(before, in_flight.began))
+        if self._price is not None:
+            if waited and not in_flight.drafted:
+                self._price.waited_for_nothing(in_flight.rows, seconds)
+            else:
+                self._price.measured(in_flight.rows, seconds, waited=waited)
+        if self._draft_model is not None and (self._price is None or self._price.is_measured):
+            self._draft_model.stepped(seconds)
 
     def _learn(self, in_flight: InFlightStep) -> None:
         """Stores the sampled tokens of a collected step in the slots, their sampling states and grammars; fails sequences

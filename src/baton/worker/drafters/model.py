@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from baton.kvpool.base import Pool
+from baton.kvpool.pool import pool_bytes
 from baton.protocol.progress import ProgressWord
 from baton.worker.arrays import Bools, Int32s, Int64s
 from baton.worker.drafters.draft_kv import DraftKV
@@ -46,6 +47,10 @@ class ModelDrafter:
     def context_tokens(self) -> int:
         """Maximum length of a sequence with drafts."""
         return self._passes.context_tokens
+
+    @property
+    def pool_bytes(self) -> int:
+        return pool_bytes(self._pool.layout, self._pool.blocks)
 
     def assign_slot(self, slot: int) -> None:
         """Forget the slot's earlier sequence: it has another one now."""

@@ -1,6 +1,6 @@
 """Decides which drafts of a draft model pay. Such drafts cost time before it is known whether they are right.
 
-    tokens per second = (sequences + expected accepted drafts) / (seconds of the step + seconds of the rounds that draft)
+    tokens per second = (sequences + expected accepted drafts) / (seconds of the step, of waiting, and of the rounds that draft)
 
 Work that may gain nothing is paid from an account: computing the tokens that the draft model lacks (a prompt, say), and drafts
 that are compared but not run. The account receives 2 % of the time of all steps, and the time that drafts have saved. So a
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Final
+
+from baton.worker.drafters.passes import UNBOUNDED
 
 FIRST_SHARE: Final = 0.6
 """Assumed share of right drafts of a model, until some are verified."""
@@ -70,12 +72,14 @@ class PassSeconds:
 
 
 class ModelPrice:
-    __slots__ = ("_balance", "_observed", "_overall", "_shares", "_step", "_verified", "passes")
+    __slots__ = ("_balance", "_observed", "_overall", "_shares", "_step", "_verified", "passes", "waiting")
 
     def __init__(self, step_seconds: Callable[[int], float]) -> None:
         """`step_seconds`: expected time of a step of the main model, by its rows."""
         self._step = step_seconds
         self.passes = PassSeconds()
+        self.waiting = 0.0
+        "Extra seconds of a step with drafts, which waits for the tokens before it (price.py)."
         self._balance: float | None = None
         "Seconds in the account. None: no step is measured yet."
         self._shares: dict[int, float] = {}
@@ -115,14 +119,16 @@ class ModelPrice:
 
     # Decisions
 
-    def choose(self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int]) -> dict[int, int]:
+    def choose(
+        self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int], room: int = UNBOUNDED
+    ) -> dict[int, int]:
         """Return the number of drafts by slot. `sequences`, `rows`: of the step. `lacking`: rows of round 1 of each ready slot;
-        `most`: drafts that each has room for."""
+        `most`: drafts that each has room for; `room`: maximum of all together."""
         if self.passes(1) is None:
             return {}
         likely = sorted(
             ((-(self._shares[slot] ** place), place, slot) for slot in lacking for place in range(1, most[slot] + 1)),
-        )
+        )[:room]
         in_round: dict[int, int] = {}
         tokens, drafting = float(sequences), 0.0
         best, highest = 0, GAIN_MIN * sequences / self._step(sequences)
@@ -131,7 +137,7 @@ class ModelPrice:
             in_round[place] = before + (lacking[slot] if place == 1 else 1)
             drafting += self._pass(in_round[place]) - (self._pass(before) if before else 0.0)
             tokens -= chance
-            rate = tokens / (self._step(rows + number) + drafting)
+            rate = tokens / (self._step(rows + number) + self.waiting + drafting)
             if rate > highest:
                 best, highest = number, rate
         chosen: dict[int, int] = {}

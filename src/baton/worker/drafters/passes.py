@@ -73,8 +73,8 @@ class ForwardPasses:
         places: list[int] = np.flatnonzero(wanted).tolist()
         self._append(found, places, self._pass(flat, flat.last_rows[places], passed))
         ends = flat.spans.contexts + np.diff(flat.spans.starts)
-        while places := [place for place in places if 0 <= found[place][-1] and len(found[place]) < wanted[place]]:
-            positions = ends[places] + [len(found[place]) - 1 for place in places]
+        while places := [place for place in places if found[place][-1] >= 0 and len(found[place]) < wanted[place]]:
+            positions = ends[places] + np.array([len(found[place]) - 1 for place in places], np.int64)
             ids = np.array([found[place][-1] for place in places], np.int32)
             rows = single_rows(flat.spans, places, positions, ids)
             self._append(found, places, self._pass(rows, np.arange(len(ids)), passed))

@@ -108,8 +108,19 @@ class DraftPrice:
         """Whether `worth_waiting` returned True for this step."""
         return self._waited == (step, True)
 
+    @property
+    def waiting(self) -> float | None:
+        """Extra seconds of a step that waits for the previous tokens. None: not measured; no drafts run until it is."""
+        return self._waiting
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the time of any step is known."""
+        return bool(self._sizes)
+
     def tried(self, *, found: bool) -> None:
-        """Record that a step asked for drafts. `found`: some of them run. Otherwise the pause until the next try doubles."""
+        """Record that a step asked for drafts. `found`: some of them run, or a draft model needs the next step's tokens too.
+        Otherwise the pause until the next try doubles."""
         self._interval = 0 if found else min(WAIT_INTERVAL_MAX, 2 * self._interval + 1)
         self._pause = self._interval
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from baton.protocol.progress import ProgressWord
 from baton.worker.drafters.model import ModelDrafter
 from baton.worker.drafters.model_price import INTERVAL_MAX, READY_ROWS, ModelPrice
+from baton.worker.drafters.passes import UNBOUNDED
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.input_batch import InputBatch
 
@@ -21,7 +22,13 @@ class PricedModel:
         "The draft of each slot that was not run: its position and its token."
         self._interval = self._pause = 0
         "Number of steps without drafts after a step in which none paid, and how many of them are left."
+        self.continues = False
+        "Whether the last call of `drafts` computed something, and the next step is to continue with it."
         drafter.passed = self._passed
+
+    def prepare(self) -> None:
+        """Does everything that would slow down the first draft."""
+        self._drafter.prepare()
 
     def assign_slot(self, slot: int) -> None:
         """Forget the slot's earlier sequence: it has another one now."""
@@ -30,17 +37,27 @@ class PricedModel:
         if self._price is not None:
             self._price.assign_slot(slot)
 
-    def drafts(self, sequences: int, rows: int, most: Mapping[int, int], batch: InputBatch) -> dict[int, list[int]]:
+    def drafts(
+        self,
+        sequences: int,
+        rows: int,
+        most: Mapping[int, int],
+        batch: InputBatch,
+        *,
+        room: int = UNBOUNDED,
+        waiting: float | None = 0.0,
+    ) -> dict[int, list[int]]:
         """Return draft tokens by slot. `sequences`, `rows`: of the step, without these drafts. `most`: maximum of drafts for
-        each slot
-        that has none of another drafter."""
+        each slot that has none of another drafter; `room`: of all together. `waiting`: extra seconds of the step because it
+        waits for the tokens before it; None: not measured."""
+        self.continues = False
         if self._price is None:
-            return self._drafter.propose_all(most, batch)
-        if self._pause:
-            self._pause -= 1
+            return self._drafter.propose_all(_within(room, most), batch)
+        if self._pause or waiting is None:
             return {}
         self._learn_from_unused(self._price, batch)
-        return self._paying_drafts(self._price, sequences, rows, self._drafter.rooms(most, batch), batch)
+        self._price.waiting = waiting
+        return self._paying_drafts(self._price, sequences, rows, self._drafter.rooms(most, batch), batch, room)
 
     def verified(self, sequences: int, drafted: Mapping[int, int], accepted: Mapping[int, int]) -> None:
         """Learn from verified drafts. `sequences`: in the step. `drafted`, `accepted`: number of drafts, and of right ones, by
@@ -53,6 +70,7 @@ class PricedModel:
 
     def stepped(self, seconds: float) -> None:
         """Record the seconds of a step of the main model without prompts."""
+        self._pause = max(0, self._pause - 1)
         if self._price is not None:
             self._price.stepped(seconds)
 
@@ -63,23 +81,26 @@ class PricedModel:
         self._drafter.close()
 
     def _paying_drafts(
-        self, price: ModelPrice, sequences: int, rows: int, most: Mapping[int, int], batch: InputBatch
+        self, price: ModelPrice, sequences: int, rows: int, most: Mapping[int, int], batch: InputBatch, room: int
     ) -> dict[int, list[int]]:
         drafter, guesses = self._drafter, self._guesses
         lacking = {slot: drafter.behind(slot, batch) for slot in most}
         ready = {slot: count for slot, count in lacking.items() if count <= READY_ROWS}
-        chosen = price.choose(sequences, rows, ready, most)
+        chosen = price.choose(sequences, rows, ready, most, room)
         wanted, more = dict(chosen), price.catch_up_rows(sequences)
         if more:
             others = sorted((count, slot) for slot, count in lacking.items() if slot not in chosen)
             # If drafts pay, all sequences are made ready. Otherwise one sequence gets a draft that is only compared, not run.
             drafting = [slot for _, slot in others if slot not in ready] if chosen else [slot for _, slot in others[:1]]
             wanted |= dict.fromkeys(drafting, 1)
+        if wanted:
+            price.spent(price.waiting)
         found = drafter.propose_all(wanted, batch, sum(lacking[slot] for slot in chosen) + more) if wanted else {}
         guesses |= {slot: (int(batch.lengths[slot]), found[slot][0]) for slot in found.keys() - chosen.keys()}
         # Continue at once if a prompt is still being computed, or is complete and drafts of its sequence are expected to pay.
         goes_on = bool(wanted) and (not found or bool(price.choose(sequences, rows, dict.fromkeys(found, 1), most)))
-        self._interval = 0 if chosen or goes_on else min(INTERVAL_MAX, 2 * self._interval + 1)
+        self.continues = bool(chosen) or goes_on
+        self._interval = 0 if self.continues else min(INTERVAL_MAX, 2 * self._interval + 1)
         self._pause = self._interval
         if self._interval == INTERVAL_MAX:
             price.found_nothing()
@@ -96,3 +117,13 @@ class PricedModel:
         if self._price is not None:
             self._price.passes.measured(rows, seconds)
             self._price.spent(seconds)
+
+
+def _within(room: int, drafts: Mapping[int, int]) -> dict[int, int]:
+    """The numbers of drafts by slot, lowered to `room` in all; slots that get none are left out."""
+    lowered: dict[int, int] = {}
+    for slot, count in drafts.items():
+        if taken := min(count, room):
+            lowered[slot] = taken
+            room -= taken
+    return lowered
