@@ -39,7 +39,7 @@ class InterpretedSteps:
             step.adjustments.write_draft_counts(batch.draft_counts)
         self.kinds.append("decode" if batch.decodes else "mixed")
         step.run(views(packing, torch.from_numpy(self._ints.copy())), draws=batch.draws, even=batch.decodes and batch.even)
-        done = SimpleNamespace(synchronize=lambda: None)
+        done = SimpleNamespace(synchronize=lambda: None, elapsed_time=lambda later: 0.0)
         broken = None if batch.decodes else step.broken(len(batch.token_ids)).clone()
         due, words, prompts = int(batch.due.sum()), None, None
         if batch.token_logprobs:

@@ -40,36 +40,42 @@ DRAFTS = 24
 """Draft rows per step of the interpreted step."""
 
 
-def interpreted() -> RigModel:
+def interpreted(weights: DummyWeights | None = None) -> RigModel:
     from interpreted_steps import InterpretedSteps
     from mended_interpreter import mend_interpreter
 
     from baton.models.torch_weights import Weights
     from baton.worker.cuda.decoder_step import DecoderStep
+    from baton.worker.cuda.draft_passes import CudaDraftPasses
     from baton.worker.cuda.executor import CudaExecutor
     from baton.worker.cuda.layer_steps import StepLimits
     from baton.worker.cuda.weights import take_weights
 
     mend_interpreter()
-    taken = take_weights(FEW, Weights(RawWeights(DummyWeights(FEW, TINY_SEED), FEW)).take)
+    taken = take_weights(FEW, Weights(RawWeights(weights or DummyWeights(FEW, TINY_SEED), FEW)).take)
 
-    def with_pool(pool: Any, context_tokens: int | None = None, /) -> CudaExecutor:
+    def steps(pool: Any, **more: Any) -> InterpretedSteps:
         layout = pool.layout
         shape = (pool.blocks, layout.layers, 2, layout.kv_heads, layout.block_size, layout.head_dim)
-        limits = StepLimits(rows=128, sequences=4, context_tokens=FEW.context_tokens_max, drafts=DRAFTS)
-        step = DecoderStep(FEW, taken, torch.full(shape, float("nan")), limits, deterministic=True)
-        return CudaExecutor(InterpretedSteps(step), "interpreter")
+        limits = StepLimits(rows=128, sequences=4, context_tokens=FEW.context_tokens_max, **more)
+        return InterpretedSteps(DecoderStep(FEW, taken, torch.full(shape, float("nan")), limits, deterministic=True))
 
-    return RigModel(FEW, LoadedExecutor(KVKind("float32"), with_pool))
+    def with_pool(pool: Any, context_tokens: int | None = None, /) -> CudaExecutor:
+        return CudaExecutor(steps(pool, drafts=DRAFTS), "interpreter")
+
+    def drafting(pool: Any, context_tokens: int, /) -> CudaDraftPasses:
+        return CudaDraftPasses(steps(pool, greedy=True))
+
+    return RigModel(FEW, LoadedExecutor(KVKind("float32"), with_pool, drafting))
 
 
-def on_gpu(dtype: str) -> RigModel:
+def on_gpu(dtype: str, weights: DummyWeights | None = None, **settings: Any) -> RigModel:
     from baton.worker.platforms.cuda import CudaPlatform
 
-    settings: dict[str, Any] = {"quantization": "none", "slots": 4, "tokens_per_step": 512, "block_size": 4, "device": "cuda"}
-    platform = CudaPlatform()
-    config = WorkerConfig(**settings, dtype=dtype, deterministic=True, speculate="auto")
-    return RigModel(TINY, platform.load(OpenedModel(Path(), TINY, DummyWeights(TINY, TINY_SEED)), config), platform)
+    sizes: dict[str, Any] = {"quantization": "none", "slots": 4, "tokens_per_step": 512, "block_size": 4, "device": "cuda"}
+    platform, opened = CudaPlatform(), OpenedModel(Path(), TINY, weights or DummyWeights(TINY, TINY_SEED))
+    config = WorkerConfig(**sizes, dtype=dtype, **{"deterministic": True, "speculate": "auto", **settings})
+    return RigModel(TINY, platform.load(opened, config), platform)
 
 
 @pytest.fixture(scope="module", params=["interpreted", "float32", "bfloat16"])

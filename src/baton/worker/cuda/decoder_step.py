@@ -59,7 +59,8 @@ class DecoderStep(LayerSteps):
         self.last_tokens = column(sequences)
         """[slots] last sampled token. For a slot with drafts it is the token of any of its rows: the next step has the token
         from the host."""
-        self.columns = SlotColumns(sequences, config.vocab_size, device, drafts=limits.drafts)
+        adjustable = 1 if limits.greedy else config.vocab_size
+        self.columns = SlotColumns(sequences, adjustable, device, drafts=limits.drafts)
         self.adjustments = Adjustments(self.columns.adjust, rows, sampled)
         self._sample_scratch = SampleScratch(sampled, config.vocab_size, device)
         self._row_scales = torch.zeros(2, rows, dtype=torch.float32, device=device)
@@ -144,6 +145,8 @@ class DecoderStep(LayerSteps):
         if not draws:
             argmax(logits, slots, scratch.argmax, tokens, self.last_tokens)
             return
+        if self.limits.greedy:
+            raise ValueError("a step without memory for sampling cannot draw")
         kept = self.adjustments
         columns, adjusted = kept.columns, kept.rows.adjusted
         adjust(logits, kept.raw, slots, inputs.tallies, self.last_tokens, columns, kept.rows)

@@ -29,6 +29,7 @@ from baton.worker.arithmetic import cuda_arithmetic
 from baton.worker.arrays import Int64s
 from baton.worker.attention.pool_tensors import device_tensor
 from baton.worker.cuda.decoder_step import DecoderStep
+from baton.worker.cuda.draft_passes import GREEDY_BUCKETS, CudaDraftPasses
 from baton.worker.cuda.graphs import DeviceSteps, GraphLaunch
 from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
@@ -38,6 +39,7 @@ from baton.worker.cuda.read_logprobs import AskedPrompt, prompt_requests, read_p
 from baton.worker.cuda.step_inputs import StepBatch, split_few_rows
 from baton.worker.cuda.weights import random_weights, refuse_fp8, take_weights
 from baton.worker.draft_rows import DraftRows
+from baton.worker.drafters.model import ROWS_MAX as DRAFT_ROWS
 from baton.worker.drafters.price import ROWS_MAX
 from baton.worker.draws import NOT_FINITE_ID
 from baton.worker.executors.base import Launched, LoadedExecutor, Sampled
@@ -84,7 +86,15 @@ def load_cuda(
             step = DecoderStep(*given, deterministic=settings.deterministic, collective=collective)
             return CudaExecutor(DeviceSteps(step), torch.cuda.get_device_name())
 
-    return LoadedExecutor(kind, with_pool)
+    def drafting(pool: Pool, context_tokens: int, /) -> CudaDraftPasses:
+        assert isinstance(pool, DevicePool)
+        context = min(config.context_tokens_max, context_tokens)
+        limits = StepLimits(rows=DRAFT_ROWS, sequences=settings.slots, context_tokens=context, greedy=True)
+        with torch.inference_mode():
+            step = DecoderStep(config, weights, device_tensor(pool), limits, deterministic=settings.deterministic)
+            return CudaDraftPasses(DeviceSteps(step, GREEDY_BUCKETS, timed=True))
+
+    return LoadedExecutor(kind, with_pool, drafting)
 
 
 @dataclass(slots=True)
@@ -124,12 +134,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def prepare(self) -> None:
-        """Records the graphs of decode steps, and compiles steps with prompts: on separate memory, not in the pool."""
-        self._steps.capture()
-        pool = self._step.pool
-        self._step.pool = torch.zeros_like(pool[:1])
-        self._steps.warm_up_prompts()
-        self._step.pool = pool
+        self._steps.prepare()
 
     @torch.inference_mode()
     def send_tables(self, sequences: InputBatch) -> None:

@@ -72,18 +72,19 @@ class GraphLaunch:
 class _Pinned:
     """Pinned buffers of one step in flight."""
 
-    def __init__(self, ints: int, rows: int, sequences: int) -> None:
+    def __init__(self, ints: int, rows: int, sequences: int, *, timed: bool) -> None:
         self.inputs = torch.empty(ints, dtype=torch.int32, pin_memory=True)
         self.packed: NDArray[np.int32] = self.inputs.numpy()
         self.tokens = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
         self.broken = torch.empty(rows, dtype=torch.int32, pin_memory=True)
         self.logprob_words = torch.empty(sequences, WORDS, dtype=torch.int32, pin_memory=True)
         self.prompts = torch.empty(rows, WORDS, dtype=torch.int32, pin_memory=True)
-        self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.done = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
 
 
 class DeviceSteps:
-    def __init__(self, step: DecoderStep, buckets: Sequence[int] = BUCKETS) -> None:
+    def __init__(self, step: DecoderStep, buckets: Sequence[int] = BUCKETS, *, timed: bool = False) -> None:
+        """timed: the time between the ends of two steps can be measured (torch.cuda.Event)."""
         limits = step.limits
         self.step = step
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -99,7 +100,7 @@ class DeviceSteps:
         ints = ints_needed(limits.rows, limits.sampled, step.rows_per_tile)
         self._inputs = torch.zeros(ints, dtype=torch.int32, device="cuda")
         self._mixed = MixedGraphs(step, self._inputs)
-        self._ring = [_Pinned(ints, limits.rows, limits.sampled) for _ in range(RING)]
+        self._ring = [_Pinned(ints, limits.rows, limits.sampled, timed=timed) for _ in range(RING)]
         self._next = 0
 
     def queueing(self) -> AbstractContextManager[object]:
@@ -113,13 +114,21 @@ class DeviceSteps:
         self._mixed.clear()
         torch.cuda.empty_cache()
 
+    def prepare(self) -> None:
+        """Records the graphs of decode steps, and compiles steps with prompts: on separate memory, not in the pool."""
+        self.capture()
+        pool = self.step.pool
+        self.step.pool = torch.zeros_like(pool[:1])
+        self.warm_up_prompts()
+        self.step.pool = pool
+
     def capture(self) -> None:
         """Compiles and records all replayed steps, largest first: smaller steps then reuse the memory."""
         if not self._records:
             return
         self._mixed.capture(self._record)
         for bucket in reversed(self.buckets):
-            for draws in (False, True):
+            for draws in (False,) if self.step.limits.greedy else (False, True):
                 for even in (False, True):
                     self._capture(bucket, draws, even)
 
@@ -129,6 +138,7 @@ class DeviceSteps:
             self._warm_up(rows)
 
     def _warm_up(self, rows: int) -> None:
+        greedy = self.step.limits.greedy
         batch = StepBatch(
             token_ids=np.zeros(rows, np.int32),
             slots=np.zeros(1, np.int32),
@@ -136,7 +146,8 @@ class DeviceSteps:
             contexts=np.zeros(1, np.int64),
             due=np.ones(1, np.bool_),
             outputs=np.zeros(1, np.int32),
-            pooled=np.array([[0, rows]], np.int32),
+            draws=not greedy,
+            pooled=None if greedy else np.array([[0, rows]], np.int32),
         )
         self.launch(batch, recorded=False).done.synchronize()
 

@@ -51,6 +51,8 @@ class StepLimits:
     "Maximum of positions."
     drafts: int = 0
     "Maximum of draft rows per step (speculative decoding)."
+    greedy: bool = False
+    "Whether all tokens are the likeliest ones, as of a draft model: there is no memory for sampling."
 
     @property
     def sampled(self) -> int:
