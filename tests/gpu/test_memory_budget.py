@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -42,3 +43,27 @@ def test_everything_fits_into_a_share_of_95_percent(tmp_path):
     built.runner.close()
     assert total - after <= SHARE * total + TOLERATED_BYTES
     assert total - after >= (SHARE - 0.03) * total, "nothing is wasted either"
+
+
+@pytest.mark.timeout(240)
+def test_a_draft_model_fits_into_the_share_too(tmp_path):
+    gc.collect()
+    torch.cuda.empty_cache()
+    main, draft = (make_model(tmp_path / name) for name in ("main", "draft"))
+    words = json.loads((draft / "config.json").read_text())
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    (draft / "config.json").write_text(json.dumps({**words, **sizes, "num_key_value_heads": 8, "head_dim": 64}))
+    settings = {"load_format": "dummy", "model_shape": "llama-3-8b", "slots": 256, "tokens_per_step": 8192}
+    config = WorkerConfig(model=str(main), device="cuda", memory_utilization=SHARE, speculate=f"draft:{draft}", **settings)
+    built = build_worker(config)
+    runner, plan = built.runner, largest_step(config, 512)
+    runner.execute(plan)
+    drafting = runner._draft_model._drafter
+    drafting.propose_all(dict.fromkeys(range(64), 1), runner.batch)
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    print(f"plan {built.pool_plan}; in use {(total - free) / GIB:.3f} of {total / GIB:.3f} GiB")
+    assert built.pool_plan["draft_kv_pool_gib"] == pytest.approx(built.pool_plan["kv_pool_gib"] / 4, rel=0.01)
+    runner.close()
+    assert total - free <= SHARE * total + TOLERATED_BYTES
+    assert total - free >= (SHARE - 0.03) * total, "nothing is wasted either"

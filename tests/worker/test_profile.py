@@ -18,6 +18,8 @@ from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB, MemoryFacts
 from baton.kvpool.pool import pool_bytes
 from baton.worker.build import agreed_blocks, fit_pool, pool_plan
+from baton.worker.draft_model import MainModel
+from baton.worker.drafters.model import ModelDrafter
 from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.cpu import CpuPlatform
 from baton.worker.profile import MemoryProfile, blocks_that_fit, largest_step, measure
@@ -95,6 +97,50 @@ def test_what_is_recorded_and_the_buffers_of_the_real_context_are_measured():
     events.clear()
     measure(Measured(), with_pool, layout, config, 2**60)
     assert events[1] == f"context {10 * GIB // layout.block_bytes * 4}", "no pool could hold more"
+
+
+def test_a_draft_model_is_measured_with_the_model():
+    """Its pool is thrown away too, it is prepared before memory is measured, and its largest passes are part of the step."""
+    model, events = tiny_model(), list[object]()
+    layout = kv_layout(TINY, 4, model.loaded.kv)
+
+    class Measured(CpuPlatform):
+        def memory(self) -> MemoryFacts:
+            events.append("memory")
+            return MemoryFacts(10 * GIB, 4 * GIB)
+
+        def memory_of_step(self, run) -> int:
+            events.append("step")
+            run()
+            return 1
+
+    pools = []
+
+    def with_drafter(main: MainModel) -> ModelDrafter:
+        pools.append(CpuPlatform().create_pool(layout, main.blocks))
+        passes = model.loaded.drafting(pools[0], main.context_tokens)
+        passes.prepare = lambda: events.append("prepare")
+        run = passes.run
+
+        def recorded(flat, wanted, passed):
+            events.append(len(flat.token_ids))
+            return run(flat, wanted, passed)
+
+        passes.run = recorded
+        return ModelDrafter(passes, pools[0], slots=2, vocabulary=main.vocabulary)
+
+    def with_pool(pool, context_tokens=None):
+        executor = model.loaded.with_pool(pool, context_tokens)
+        executor.prepare = lambda: events.append("prepare")
+        return executor
+
+    config = WorkerConfig(slots=2, tokens_per_step=16, block_size=4)
+    profile = measure(Measured(), with_pool, layout, config, 40, with_drafter)
+    plan = largest_step(config, 40)
+    rows = sum(len(new.tokens) + 1 for new in plan.new)
+    assert events == ["memory", "prepare", "prepare", "step", rows, "memory"]
+    assert profile.used_bytes == 6 * GIB - 2 * pool_bytes(layout, pools[0].blocks)
+    assert pools[0].blocks == sum(len(new.blocks) for new in plan.new)
 
 
 def test_a_peak_is_seen_although_it_is_over():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from baton.config import WorkerConfig, draft_model_of
@@ -27,7 +28,7 @@ from baton.native.build import compilation_announced
 from baton.text.tokenizer import Tokenizer
 from baton.worker.collective.base import Collective
 from baton.worker.collective.opening import agreed_steps, open_collective, part_of_rank
-from baton.worker.draft_model import DraftModel, draft_model, draft_settings, warn_of_context
+from baton.worker.draft_model import DraftModel, MainModel, draft_model, draft_settings, warn_of_context
 from baton.worker.drafters import drafter_of
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.encoders import encoder_kind, encoder_settings, load_encoder
@@ -199,12 +200,12 @@ def _built_worker(
     size = chosen.size()  # raises before the weights are read; a profile needs them
     grammars = _grammars(chosen, path, tokenizer)
     loaded, loaded_draft, weights = _weights(chosen, progress, announce)
-    size, profile = _measured(chosen, loaded, size)
+    size, profile = _measured(chosen, loaded, loaded_draft, size)
     pool = pool_source(platform, chosen.layout, size.blocks)
     executor = loaded.with_pool(pool, size.context_tokens)
     drafter, plan = None, pool_plan(config, pool, profile)
     if draft is not None and loaded_draft is not None:
-        drafter = draft.drafter(platform, loaded_draft, pool.blocks, opened.config.vocab_size)
+        drafter = draft.drafter(platform, loaded_draft, MainModel(pool.blocks, size.context_tokens, opened.config.vocab_size))
         plan |= draft.plan(pool.blocks)
         warn_of_context(draft, size.context_tokens)
     runner = ModelRunner(
@@ -218,7 +219,7 @@ def _built_worker(
     )
     if config.device == "cuda":
         announce("preparing kernels for this GPU (the first start takes longer)")
-    runner.executor.prepare()
+    runner.prepare()
     return _described(chosen, runner, size, defaults, weights, plan)
 
 
@@ -246,13 +247,17 @@ def _weights(
         return loaded, chosen.draft.load(chosen.platform, progress), weights
 
 
-def _measured(chosen: _Chosen, loaded: LoadedExecutor, size: PoolSize) -> tuple[PoolSize, MemoryProfile | None]:
+def _measured(
+    chosen: _Chosen, loaded: LoadedExecutor, loaded_draft: LoadedExecutor | None, size: PoolSize
+) -> tuple[PoolSize, MemoryProfile | None]:
     """The size of the pool. If its bound is a share of the memory, a step with the loaded weights is measured first."""
-    config = chosen.config
+    config, draft = chosen.config, chosen.draft
     if config.blocks is not None or config.memory_utilization is None:
         return size, None
-    draft_bytes = 0 if chosen.draft is None else chosen.draft.layout.block_bytes
-    profile = measure(chosen.platform, loaded.with_pool, chosen.layout, config, size.context_tokens)
+    draft_bytes, with_drafter = 0, None
+    if draft is not None and loaded_draft is not None:
+        draft_bytes, with_drafter = draft.layout.block_bytes, partial(draft.drafter, chosen.platform, loaded_draft)
+    profile = measure(chosen.platform, loaded.with_pool, chosen.layout, config, size.context_tokens, with_drafter)
     blocks = agreed_blocks(profile, chosen.layout, config, config.memory_utilization, chosen.collective, draft_bytes)
     return chosen.size(blocks), profile
 

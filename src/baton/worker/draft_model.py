@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import NamedTuple
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig
+from baton.errors import InvalidConfig, ModelUnsupported
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
 from baton.kvpool.pool import pool_bytes
@@ -16,7 +17,6 @@ from baton.models.open import Opened, OpenedEncoder, OpenedModel
 from baton.text.tokenizer import Tokenizer
 from baton.worker.drafters.model import ModelDrafter
 from baton.worker.executors.base import LoadedExecutor
-from baton.worker.executors.stepwise import Stepwise
 from baton.worker.kv_layout import kv_layout
 from baton.worker.platforms.base import Platform
 
@@ -25,13 +25,25 @@ log = logging.getLogger(__name__)
 
 def draft_settings(config: WorkerConfig, name: str) -> WorkerConfig:
     """The settings of a worker, for its draft model of this name. Raises InvalidConfig."""
-    if config.device != "cpu":
+    if config.device not in ("cpu", "cuda"):
         raise InvalidConfig(
-            f"--speculate {config.speculate}: a draft model needs --device cpu; else take ngram, grammar or auto"
+            f"--speculate {config.speculate}: a draft model needs --device cpu or cuda; else take ngram, grammar or auto"
         )
     # The heads of the draft model may have a width that int8 does not support.
     kv_dtype = "auto" if config.kv_dtype == "int8" else config.kv_dtype
-    return replace(config, model=name, model_shape="", speculate="none", kv_dtype=kv_dtype)
+    # A draft may differ by rounding: the main model verifies it.
+    return replace(config, model=name, model_shape="", speculate="none", kv_dtype=kv_dtype, deterministic=False)
+
+
+class MainModel(NamedTuple):
+    """Sizes of the main model that its drafter must match."""
+
+    blocks: int
+    "Blocks of its pool."
+    context_tokens: int
+    "Maximum length of a sequence."
+    vocabulary: int
+    "Width of its head."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +55,17 @@ class DraftModel:
     layout: KVLayout
 
     def load(self, platform: Platform, progress: Progress | None = None) -> LoadedExecutor:
-        return platform.load(self.opened, self.settings, progress)
+        """Raises InvalidConfig, and ModelUnsupported."""
+        try:
+            return platform.load(self.opened, self.settings, progress)
+        except (InvalidConfig, ModelUnsupported) as error:
+            raise type(error)(f"--speculate draft:{self.settings.model}: {error}") from error
 
-    def drafter(self, platform: Platform, loaded: LoadedExecutor, blocks: int, vocabulary: int) -> ModelDrafter:
-        """Loads the drafter. `blocks`: of the main model's pool; `vocabulary`: width of its head."""
-        pool = platform.create_pool(self.layout, blocks)
-        executor = loaded.with_pool(pool)
-        assert isinstance(executor, Stepwise)
-        return ModelDrafter(executor.forward, pool, slots=self.settings.slots, vocabulary=vocabulary)
+    def drafter(self, platform: Platform, loaded: LoadedExecutor, main: MainModel) -> ModelDrafter:
+        pool = platform.create_pool(self.layout, main.blocks)
+        assert loaded.drafting is not None
+        passes = loaded.drafting(pool, main.context_tokens)
+        return ModelDrafter(passes, pool, slots=self.settings.slots, vocabulary=main.vocabulary)
 
     def plan(self, blocks: int) -> dict[str, int | float | str]:
         """The plan of the draft model's pool as text, shown beside that of the main model's pool."""

@@ -3,17 +3,19 @@
     total |-- share that may be used: gpu_memory_utilization -------------------------------------------------|            |
           |-- in use by all processes: weights, the step's lasting buffers, graphs --|-- step --|-- KV pool --|-- reserved --|
 
-`step`: temporary memory of a step. `reserved`: memory that other processes allocate after the pool. Buffers have the size of
-the served context, and all graphs are recorded before memory is measured. Steps with contexts longer than CONTEXT_TOKENS_MAX
-are not run: the temporary pool would need the memory that is being measured.
+`step`: temporary memory of a step. `reserved`: memory that other processes allocate after the pool. With a draft model all of
+it includes that model's part, and its KV pool with as many blocks. Buffers have the size of the served context, and all graphs
+are recorded before memory is measured. Steps with contexts longer than CONTEXT_TOKENS_MAX are not run: the temporary pool would
+need the memory that is being measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from baton.config import WorkerConfig
+from baton.config import DRAFTS_MAX, WorkerConfig
 from baton.errors import InvalidConfig
 from baton.kvpool.layout import KVLayout
 from baton.kvpool.memory import GIB
@@ -21,6 +23,8 @@ from baton.kvpool.pool import pool_bytes
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan
+from baton.worker.draft_model import MainModel
+from baton.worker.drafters.model import ModelDrafter
 from baton.worker.executors.base import PoolBinder
 from baton.worker.model_runner import ModelRunner
 from baton.worker.platforms.base import Platform
@@ -42,19 +46,42 @@ class MemoryProfile:
         return int(self.total_bytes * share) - self.used_bytes - self.step_bytes
 
 
-def measure(platform: Platform, with_pool: PoolBinder, layout: KVLayout, config: WorkerConfig, context: int) -> MemoryProfile:
+WithDrafter = Callable[[MainModel], ModelDrafter]
+"""Builds the drafter of a draft model with loaded weights, with a pool of its own."""
+
+
+def measure(
+    platform: Platform,
+    with_pool: PoolBinder,
+    layout: KVLayout,
+    config: WorkerConfig,
+    context: int,
+    with_drafter: WithDrafter | None = None,
+) -> MemoryProfile:
     # no pool holds more than this
     context = min(context, platform.memory().total_bytes // layout.block_bytes * layout.block_size)
     plan = largest_step(config, min(context, CONTEXT_TOKENS_MAX))
     pool = platform.create_pool(layout, sum(len(new.blocks) for new in plan.new))
-    runner = ModelRunner(with_pool(pool, context), pool, slots=config.slots)
-    runner.executor.prepare()
-    step = platform.memory_of_step(lambda: runner.execute(plan))
+    executor = with_pool(pool, context)
+    drafter = None if with_drafter is None else with_drafter(MainModel(pool.blocks, context, executor.config.vocab_size))
+    runner = ModelRunner(executor, pool, slots=config.slots, draft_model=drafter)
+    runner.prepare()
+    step = platform.memory_of_step(lambda: _run_largest(runner, plan, drafter))
     facts = platform.memory()
-    used = facts.total_bytes - facts.free_bytes - pool_bytes(layout, pool.blocks)
+    pools = pool_bytes(layout, pool.blocks) + (0 if drafter is None else drafter.pool_bytes)
+    used = facts.total_bytes - facts.free_bytes - pools
     del pool
     runner.close()
     return MemoryProfile(facts.total_bytes, max(used, 0), step)
+
+
+def _run_largest(runner: ModelRunner, plan: StepPlan, drafter: ModelDrafter | None) -> None:
+    """Runs the step, and then the largest passes of the draft model: they never run at the same time."""
+    runner.execute(plan)
+    if drafter is not None:
+        batch, slots = runner.batch, [int(new.slot) for new in plan.new]
+        rooms = (batch.rooms[slots] + 1 - batch.lengths[slots]).tolist()  # the last draft is not computed
+        drafter.propose_all({slot: min(DRAFTS_MAX, room) for slot, room in zip(slots, rooms, strict=True)}, batch)
 
 
 def largest_step(config: WorkerConfig, context: int) -> StepPlan:

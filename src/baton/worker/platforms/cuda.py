@@ -53,7 +53,8 @@ class CudaPlatform:
     def __init__(self, share_of_others: float = 0.0) -> None:
         """`share_of_others`: share of the GPU's memory that belongs to instances started before."""
         self._share_of_others = share_of_others
-        self._pool: DevicePool | None = None
+        self._pools: list[DevicePool] = []
+        "Created pools: those of the model and of a draft model, and earlier ones that are closed."
 
     def step_defaults(self, sharers: int) -> StepDefaults:
         return gpu_defaults(self.memory().total_bytes / sharers / GIB)
@@ -99,8 +100,8 @@ class CudaPlatform:
         if not self._share_of_others:
             return MemoryFacts(total, free)
         # Another instance may be restarting and will need its part again.
-        pool = self._pool.nbytes if self._pool is not None and self._pool.address else 0
-        own = torch.cuda.memory_reserved(DEVICE) + CONTEXT_BYTES + pool
+        pools = sum(pool.nbytes for pool in self._pools if pool.address)
+        own = torch.cuda.memory_reserved(DEVICE) + CONTEXT_BYTES + pools
         return MemoryFacts(total, min(free, max(0, int(total * (1 - self._share_of_others)) - own)))
 
     def memory_of_step(self, run: Callable[[], object]) -> int:
@@ -114,8 +115,9 @@ class CudaPlatform:
         return max(0, peak - torch.cuda.memory_reserved(DEVICE))
 
     def create_pool(self, layout: KVLayout, blocks: int, incarnation: PoolIncarnation | None = None) -> DevicePool:
-        self._pool = DevicePool.create(layout, blocks, DEVICE, incarnation)
-        return self._pool
+        pool = DevicePool.create(layout, blocks, DEVICE, incarnation)
+        self._pools = [*(one for one in self._pools if one.address), pool]
+        return pool
 
     def attach_pool(self, fd: int, announced: PoolReady) -> DevicePool:
         return DevicePool.attach(fd, announced)
