@@ -75,8 +75,8 @@ class WorkerOptions:
     speculate: Speculate = "none"
     """Speculative decoding: draft tokens are verified several at a time, and never change an answer (docs/speculation.md).
     ngram: drafts are what followed the last tokens earlier in the prompt or the answer; for answers that repeat parts of their
-    prompt. grammar: the text that structured output forces, such as names of properties. auto: both. draft:MODEL: on a CPU, a
-    smaller model with the same vocabulary drafts (a folder, a .gguf file, a Hugging Face id or an alias), beside grammar."""
+    prompt. grammar: the text that structured output forces, such as names of properties. auto: both. draft:MODEL: a smaller
+    model with the same vocabulary drafts (a folder, a .gguf file, a Hugging Face id or an alias), beside grammar."""
     generation_config: GenerationConfig = "auto"
     """Sampling of requests that name none. auto: as the model's generation_config.json (or GGUF metadata) recommends, else
     llama.cpp's defaults (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05). none: OpenAI's defaults (temperature 1)."""
