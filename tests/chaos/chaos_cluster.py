@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chaos_server import ON_DEVICE, SOURCES, USUAL, Process, Reply, ask, children, free_port, listens, parse_metrics, until
+from chaos_server import ON_DEVICE, USUAL, Process, Reply, ask, children, free_port, listens, parse_metrics, python_path, until
 
 READY_SECONDS = 180.0
 """A cluster has many processes, and the machine of a test few cores."""
@@ -35,7 +35,7 @@ class Cluster:
         options = flags({**usual, **settings, "served_model_name": "tiny", "port": self.port})
         command = [sys.executable, "-m", "baton.cli.main", "up", str(model), "--plain", *options]
         # Sockets and secret of the cluster go here, and nothing may be left.
-        environment = {**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(self.temporary)}
+        environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(self.temporary)}
         self.seen: dict[int, Process] = {}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chaos_server import HELD, HERE, ON_DEVICE, SOURCES, USUAL, Process, Server, children, free_port, until
+from chaos_server import HELD, HERE, ON_DEVICE, USUAL, Process, Server, children, free_port, python_path, until
 
 BELOW = {"chaos_node_worker": "worker", "chaos_cache": "cache"}
 
@@ -60,7 +60,7 @@ class DisturbedCluster(Server):
         for name in instances:
             self.roles += [name, *(f"{name}/{below}{rank}" for below in ("worker", "cache") for rank in ("", *others))]
         self.seen = {}
-        environment = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}"}
+        environment = {**os.environ, "PYTHONPATH": python_path(HERE)}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "chaos_up", json.dumps(all_settings)], stdout=out, stderr=err, env=environment

@@ -23,7 +23,7 @@ from typing import Any
 
 from chaos_cluster import flags
 from chaos_namespaces import Namespaces
-from chaos_server import HERE, ON_DEVICE, SOURCES, Reply, ask, free_port, until
+from chaos_server import HERE, ON_DEVICE, Reply, ask, free_port, python_path, until
 
 sys.path.append(str(HERE.parent / "cli"))
 
@@ -117,7 +117,7 @@ class Pods:
     def _run(self, pod: Pod) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (HERE / "pod", SOURCES))),
+            "PYTHONPATH": python_path(HERE / "pod"),
             "BATON_POD_NAMES": str(self._folder / "names"),
             "HOSTNAME": pod.name,
             "TMPDIR": str(pod.folder / "tmp"),

@@ -35,6 +35,12 @@ PATIENCE_SECONDS = 90.0
 """For anything that must come to pass. Long, because nothing is asserted about time: only that it happens."""
 
 
+def python_path(*folders: Path | None) -> str:
+    """Where the children of a test find our sources, `folders`, and the packages of whoever started the test."""
+    inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    return os.pathsep.join([str(SOURCES), *(str(folder) for folder in folders if folder is not None), *inherited])
+
+
 def until(question: Callable[[], T | None], what: str, seconds: float = PATIENCE_SECONDS) -> T:
     """Asks until the answer is true."""
     deadline = time.monotonic() + seconds
@@ -145,8 +151,7 @@ class Server:
         self.roles = [role for role in ROLES.values() if role != "cache" or tiers]
         self.seen: dict[str, Process] = {}
         "Every process that was ever asked for, by role; replaced workers under worker-PID."
-        path = os.pathsep.join(str(folder) for folder in (SOURCES, HERE, packages) if folder is not None)
-        environment = {**os.environ, "PYTHONPATH": path, "BATON_CHAOS": json.dumps(orders or {})}
+        environment = {**os.environ, "PYTHONPATH": python_path(HERE, packages), "BATON_CHAOS": json.dumps(orders or {})}
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "chaos_serve", json.dumps(config)], stdout=out, stderr=err, env=environment

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from chaos_cluster import flags
-from chaos_server import HERE, SOURCES, USUAL, Reply, Server, ask, free_port, until
+from chaos_server import HERE, USUAL, Reply, Server, ask, free_port, python_path, until
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'baton-serve[ray]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{SOURCES}{os.pathsep}{HERE}", "RAY_USAGE_STATS_ENABLED": "0"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": python_path(HERE), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Ray:

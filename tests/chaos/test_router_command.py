@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from chaos_server import SOURCES, Reply, ask, free_port, until
+from chaos_server import Reply, ask, free_port, python_path, until
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": python_path()}
 BODY = {"prompt": "Over and over again the same prompt", "max_tokens": 6, "temperature": 0, "return_token_ids": True}
 START_SECONDS = 180.0
 
