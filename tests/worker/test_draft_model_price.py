@@ -16,36 +16,44 @@ from baton.worker.drafters.priced_model import PricedModel
 class Machine:
     """Main and draft model by their times, drafts that are right by chance, and a clock that only they advance."""
 
-    def __init__(self, *, share: float, draft_cost: float, prompt: int = 40, row: float = 0.05, context: int = 4000) -> None:
+    def __init__(
+        self, *, share: float, draft_cost: float, prompt: int = 40, row: float = 0.05, context: int = 4000, sequences: int = 1
+    ) -> None:
         self.rng, self.share, self.draft_cost, self.row, self.context = random.Random(1), share, draft_cost, row, context
-        self.lengths = np.array([prompt], np.int64)
-        self.tokens = np.zeros((1, 10_000), np.int32)
-        self.have = self.clock = 0.0
+        self.slots = range(sequences)
+        self.lengths = np.full(sequences, prompt, np.int64)
+        self.tokens = np.zeros((sequences, 10_000), np.int32)
+        self.have = [0] * sequences
+        self.clock = 0.0
         self.passed = lambda rows, seconds: None
         self.delays: list[float] = []
-        price = DraftPrice()
+        price = DraftPrice(row)
         self.price, self.model = price, PricedModel(self, price)  # type: ignore[arg-type]
-        price.assign_slot(0)
-        self.model.assign_slot(0)
+        for slot in self.slots:
+            price.assign_slot(slot)
+            self.model.assign_slot(slot)
 
     def assign_slot(self, slot: int) -> None:
-        self.have = 0
+        self.have[slot] = 0
 
     def rooms(self, most: Mapping[int, int], batch: object) -> dict[int, int]:
         return {slot: room for slot, room in most.items() if self.lengths[slot] < self.context}
 
     def behind(self, slot: int, batch: object) -> int:
-        return int(self.lengths[0] - min(self.have, self.lengths[0] - 1))
+        return int(self.lengths[slot] - min(self.have[slot], self.lengths[slot] - 1))
 
     def propose_all(self, wanted: Mapping[int, int], batch: object, rows: int = 256) -> dict[int, list[int]]:
-        behind = self.behind(0, batch)
-        self._pass(min(rows, behind))
-        self.have = self.lengths[0] - behind + min(rows, behind)
-        if rows < behind:
-            return {}
-        for _ in range(wanted[0] - 1):
-            self._pass(1)
-        return {0: [int(self.rng.random() >= self.share) for _ in range(wanted[0])]}  # 0 is right
+        found, left = dict[int, list[int]](), rows
+        for behind, slot in sorted((self.behind(slot, batch), slot) for slot in wanted):
+            count = min(behind, left)
+            left -= count
+            self.have[slot] = int(self.lengths[slot]) - behind + count
+            if count == behind:
+                found[slot] = [int(self.rng.random() >= self.share) for _ in range(wanted[slot])]  # 0 is right
+        self._pass(rows - left)
+        for done in range(1, max((wanted[slot] for slot in found), default=0)):
+            self._pass(sum(wanted[slot] > done for slot in found))
+        return found
 
     def _pass(self, rows: int) -> None:
         seconds = self.draft_cost * (1 + 0.02 * (rows - 1))
@@ -54,25 +62,35 @@ class Machine:
 
     def step(self) -> int:
         """The number of tokens."""
-        before = self.clock
-        drafts = self.model.drafts(1, 1, {0: 4}, self).get(0, [])  # type: ignore[arg-type]
-        seconds = 1.0 + self.row * len(drafts)
+        before, count = self.clock, len(self.slots)
+        drafts = self.model.drafts(count, count, dict.fromkeys(self.slots, 4), self)  # type: ignore[arg-type]
+        rows = count + sum(map(len, drafts.values()))
+        seconds = 1.0 + self.row * (rows - 1)
         self.clock += seconds
-        self.price.measured(1 + len(drafts), seconds)
+        self.price.measured(rows, seconds)
         self.model.stepped(seconds)
-        right = next((place for place, token in enumerate(drafts) if token), len(drafts))
+        right = {
+            slot: next((place for place, token in enumerate(draft) if token), len(draft)) for slot, draft in drafts.items()
+        }
         if drafts:
-            self.model.verified(1, {0: len(drafts)}, {0: right})
-            self.have += min(right, len(drafts) - 1)
-        self.lengths[0] += right + 1
+            self.model.verified(count, {slot: len(draft) for slot, draft in drafts.items()}, right)
+        for slot, draft in drafts.items():
+            self.have[slot] += min(right[slot], len(draft) - 1)
+        for slot in self.slots:
+            self.lengths[slot] += right.get(slot, 0) + 1
         self.delays.append(self.clock - before)
-        return right + 1
+        return sum(right.values()) + count
 
     def tokens_per_second(self, tokens: int) -> float:
         begun, made = self.clock, 0
         while made < tokens:
             made += self.step()
         return made / (self.clock - begun)
+
+    def ratio(self, tokens: int) -> float:
+        """Tokens per second, as a multiple of those without drafts."""
+        count = len(self.slots)
+        return self.tokens_per_second(tokens) * (1.0 + self.row * (count - 1)) / count
 
 
 def test_a_cheap_model_that_is_right_doubles_the_speed():
@@ -89,10 +107,27 @@ def test_a_model_that_does_not_pay_costs_three_percent_at_most(share, cost, row)
     assert begin > 300 / (300 + 3 * FIRST_STEPS), "what the start may cost is bounded too"
 
 
+@pytest.mark.parametrize("sequences", [4, 16])
+def test_drafts_that_pay_only_for_all_sequences_together_run(sequences):
+    """A round costs the same for one sequence as for all: as on a GPU, where both models read all weights in each pass."""
+    machine = Machine(share=0.9, draft_cost=0.25, row=0.01, prompt=256, sequences=sequences)
+    machine.tokens_per_second(100 * sequences)
+    assert machine.ratio(200 * sequences) > 1.4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("sequences", [4, 16])
+def test_looking_at_all_sequences_costs_three_percent_at_most(share, sequences):
+    machine = Machine(share=share, draft_cost=0.25, row=0.01, prompt=256, sequences=sequences)
+    begin = machine.ratio(300 * sequences)
+    assert machine.ratio(3000 * sequences) > 0.97
+    assert begin > 300 / (300 + 3 * FIRST_STEPS)
+
+
 def test_a_long_prompt_is_computed_in_parts_no_longer_than_a_step():
     machine = Machine(share=0.9, draft_cost=0.1, prompt=2000)
     machine.tokens_per_second(400)
-    assert machine.have > 2000
+    assert machine.have[0] > 2000
     assert max(machine.delays) < 2.5
     assert machine.tokens_per_second(400) > 2.0
 
@@ -174,7 +209,7 @@ def test_the_account_pays_for_a_wait_once():
     model, price = machine.model, machine.model._price
     for waiting, cost in ((0.0, 0.1), (0.3, 0.4)):
         before = price._balance
-        machine.have = machine.lengths[0] - 1
+        machine.have[0] = machine.lengths[0] - 1
         assert not model.drafts(1, 1, {0: 1}, machine, waiting=None)
         assert price._balance == before, "it is not measured"
         model.drafts(1, 1, {0: 1}, machine, waiting=waiting)

@@ -4,8 +4,7 @@
 
 Work that may gain nothing is paid from an account: computing the tokens that the draft model lacks (a prompt, say), and drafts
 that are compared but not run. The account receives 2 % of the time of all steps, and the time that drafts have saved. So a
-draft
-model that never guesses right costs about 2 %.
+draft model that never guesses right costs about 2 %.
 """
 
 from __future__ import annotations
@@ -24,6 +23,9 @@ OBSERVED_MAX: Final = 12
 OVERALL_MAX: Final = 64
 """Number of drafts over which the weight of a draft in the share of all sequences falls from 1/5 to 1/69. New sequences begin
 there."""
+SURE_DRAFTS: Final = 8
+"""Number of verified drafts from which the share of all sequences is believed. Before, the tokens that the draft model lacks
+are computed for one sequence only."""
 GAIN_MIN: Final = 1.05
 READY_ROWS: Final = 18
 """Maximum of missing rows of a ready sequence. Others are computed first, from the account. One step with the maximum of
@@ -83,13 +85,14 @@ class ModelPrice:
         self._balance: float | None = None
         "Seconds in the account. None: no step is measured yet."
         self._shares: dict[int, float] = {}
-        "Share of right drafts by slot."
+        "Share of right drafts by slot, where one was verified."
         self._observed: dict[int, int] = {}
         self._overall, self._verified = FIRST_SHARE, 0
         "The share of right drafts of all sequences, and the number of verified drafts."
 
     def assign_slot(self, slot: int) -> None:
-        self._shares[slot], self._observed[slot] = self._overall, 0
+        self._shares.pop(slot, None)
+        self._observed[slot] = 0
 
     # The account
 
@@ -119,6 +122,10 @@ class ModelPrice:
 
     # Decisions
 
+    @property
+    def knows_share(self) -> bool:
+        return self._verified >= SURE_DRAFTS
+
     def choose(
         self, sequences: int, rows: int, lacking: Mapping[int, int], most: Mapping[int, int], room: int = UNBOUNDED
     ) -> dict[int, int]:
@@ -127,7 +134,7 @@ class ModelPrice:
         if self.passes(1) is None:
             return {}
         likely = sorted(
-            ((-(self._shares[slot] ** place), place, slot) for slot in lacking for place in range(1, most[slot] + 1)),
+            ((-(self._share(slot) ** place), place, slot) for slot in lacking for place in range(1, most[slot] + 1)),
         )[:room]
         in_round: dict[int, int] = {}
         tokens, drafting = float(sequences), 0.0
@@ -146,9 +153,8 @@ class ModelPrice:
         return chosen
 
     def catch_up_rows(self, sequences: int) -> int:
-        """Number of rows that the draft model may compute for sequences that are not ready: they delay the step by about its
-        own
-        time. 0: the account is empty."""
+        """Number of rows that the draft model may compute for sequences that are not ready: they delay the step by about
+        its own time. 0: the account is empty."""
         if not self.in_credit:
             return 0
         rows, bound = 16, self._step(sequences)
@@ -165,7 +171,12 @@ class ModelPrice:
         """Learn from the verified drafts of a slot: the first `accepted` of `drafted` were right."""
         for place in range(min(drafted, accepted + 1)):
             right = place < accepted
-            self._shares[slot] += (right - self._shares[slot]) / (5 + min(self._observed[slot], OBSERVED_MAX))
+            share = self._share(slot)
+            self._shares[slot] = share + (right - share) / (5 + min(self._observed[slot], OBSERVED_MAX))
             self._overall += (right - self._overall) / (5 + min(self._verified, OVERALL_MAX))
             self._observed[slot] += 1
             self._verified += 1
+
+    def _share(self, slot: int) -> float:
+        """Expected share of right drafts of a slot: that of all sequences, until one of its own was verified."""
+        return self._shares.get(slot, self._overall)

@@ -89,22 +89,29 @@ class PricedModel:
         chosen = price.choose(sequences, rows, ready, most, room)
         wanted, more = dict(chosen), price.catch_up_rows(sequences)
         if more:
-            others = sorted((count, slot) for slot, count in lacking.items() if slot not in chosen)
-            # If drafts pay, all sequences are made ready. Otherwise one sequence gets a draft that is only compared, not run.
-            drafting = [slot for _, slot in others if slot not in ready] if chosen else [slot for _, slot in others[:1]]
-            wanted |= dict.fromkeys(drafting, 1)
+            others = [slot for _, slot in sorted((count, slot) for slot, count in lacking.items() if slot not in chosen)]
+            if chosen:
+                others = [slot for slot in others if slot not in ready]
+            elif not price.knows_share or not self._all_would_pay(price, sequences, rows, most, room):
+                others = others[:1]  # its draft is only compared, not run
+            wanted |= dict.fromkeys(others, 1)
         if wanted:
             price.spent(price.waiting)
         found = drafter.propose_all(wanted, batch, sum(lacking[slot] for slot in chosen) + more) if wanted else {}
         guesses |= {slot: (int(batch.lengths[slot]), found[slot][0]) for slot in found.keys() - chosen.keys()}
-        # Continue at once if a prompt is still being computed, or is complete and drafts of its sequence are expected to pay.
-        goes_on = bool(wanted) and (not found or bool(price.choose(sequences, rows, dict.fromkeys(found, 1), most)))
+        # Continue at once if a prompt is still being computed, or drafts are expected to pay once all sequences are ready.
+        goes_on = bool(wanted) and (not found or self._all_would_pay(price, sequences, rows, most, room))
         self.continues = bool(chosen) or goes_on
         self._interval = 0 if self.continues else min(INTERVAL_MAX, 2 * self._interval + 1)
         self._pause = self._interval
         if self._interval == INTERVAL_MAX:
             price.found_nothing()
         return {slot: found[slot] for slot in chosen if slot in found}
+
+    def _all_would_pay(self, price: ModelPrice, sequences: int, rows: int, most: Mapping[int, int], room: int) -> bool:
+        """Whether drafts would pay if all sequences were ready. A round costs little more for several sequences than for one,
+        so the drafts of a few that are ready may not pay alone."""
+        return bool(price.choose(sequences, rows, dict.fromkeys(most, 1), most, room))
 
     def _learn_from_unused(self, price: ModelPrice, batch: InputBatch) -> None:
         """Learn from drafts that were not run, once the token at their position is known."""
