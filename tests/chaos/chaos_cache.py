@@ -1,6 +1,6 @@
 """The cache service, disturbed: pulls wait at a gate (chaos_gates.py), and so does what is sent to other machines. While the
-gate `transport` is armed, nobody is where the peer's pool should be: the way to it is broken. With the order `far`, peers are
-on another machine: only the network leads to them."""
+gate `transport` is armed, nobody is where the peer's pool should be: the way to it is broken. With the order `far`, or while
+the gate `far` is armed, peers are on another machine: only the network leads to them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class ChaosCache(cache.CacheProcess):
         super().__init__(*settings)  # type: ignore[arg-type]
         self._gate = Gate("pull")
         self._transport_gate = Gate("transport")
+        self._far_gate = Gate("far")
         self._held: list[asyncio.Task[None]] = []
         gate, write_piece = Gate("send"), TcpSession.write_piece
 
@@ -36,7 +37,7 @@ class ChaosCache(cache.CacheProcess):
 
     def on_message(self, message: Message) -> None:
         pull = isinstance(message, BlockMove) and message.kind == "pull"
-        if pull and ORDERS.get("far"):
+        if pull and (ORDERS.get("far") or self._far_gate.closed):
             message = replace(message, peer=next(address for address in message.peer.split() if address.startswith("tcp:")))
         if pull and self._transport_gate.closed:
             message = replace(message, peer=f"{message.peer}.nobody", peer_pool=PoolIncarnation(0))
