@@ -1,6 +1,7 @@
 """Packing of a step's numbers into one run of int32."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,3 +123,25 @@ def test_no_prompt_of_the_warm_up_is_longer_than_the_context():
     assert rows_to_warm_up(StepLimits(rows=8192, sequences=4, context_tokens=4096)) == [2, 20, 40, 100, 200, 4096]
     assert rows_to_warm_up(StepLimits(rows=64, sequences=4, context_tokens=4096)) == [2, 20, 40, 64]
     assert rows_to_warm_up(StepLimits(rows=64, sequences=4, context_tokens=16)) == [2, 16]
+
+
+@pytest.mark.parametrize("slots", [4, 256, 1024])
+def test_recorded_steps_fit_their_inputs_with_more_slots_than_rows(slots):
+    """As of a draft model, whose steps have 256 rows however many slots the main model has."""
+    from baton.worker.cuda.layer_steps import StepLimits
+    from baton.worker.cuda.mixed_graphs import MixedGraphs
+
+    limits = StepLimits(rows=256, sequences=slots, context_tokens=4096, greedy=True)
+    step = SimpleNamespace(
+        limits=limits, config=SimpleNamespace(kv_heads=8), rows_per_tile=32, deterministic=False, last_hidden=None
+    )
+    run = torch.zeros(ints_needed(limits.rows, limits.sampled, step.rows_per_tile), dtype=torch.int32)
+    graphs, recorded = MixedGraphs(step, run), []
+    graphs.capture(recorded.append)
+    assert recorded
+    batch = batch_of([600, 7], [2, 200])
+    padding = graphs.padding_for(batch)
+    assert padding is not None
+    packing = pack_mixed(batch, run.numpy(), 8, step.rows_per_tile, fixed=False, padding=padding)
+    assert packing.size <= len(run)
+    assert len(mixed_views(packing, run).slots) == min(slots, 256)

@@ -24,7 +24,7 @@ from baton.worker.cuda.step_inputs import InputPacking, MixedPadding, StepBatch,
 ROWS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640)
 """Maximum of rows of a recorded step: from about 512 on the device takes longer than the host."""
 DECODED = (0, 16, 64)
-"""Rows that are decoded beside prompts, which is also the number of slots."""
+"""Rows that are decoded beside prompts. The last size is the maximum of sequences."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,9 @@ class MixedGraphs:
         self._step, self._inputs = step, inputs
         limits = step.limits
         self._rows = [rows for rows in ROWS if rows <= limits.rows]
-        self._decoded = [*(count for count in DECODED if count < limits.sequences), limits.sequences]
+        self._sequences = min(limits.sequences, limits.rows)
+        "Maximum of sequences per step, each with a row. The rows of a draft model may be fewer than the slots."
+        self._decoded = [*(count for count in DECODED if count < self._sequences), self._sequences]
         self._recorded: dict[MixedPadding, _Recorded] = {}
 
     def padding_for(self, batch: StepBatch) -> MixedPadding | None:
@@ -73,7 +75,7 @@ class MixedGraphs:
                     yield self._padding(rows, decoded)
 
     def _padding(self, rows: int, decoded: int) -> MixedPadding:
-        return MixedPadding(rows, self._step.limits.sequences, decoded, rows // self._step.rows_per_tile + rows // 8 + 1)
+        return MixedPadding(rows, self._sequences, decoded, rows // self._step.rows_per_tile + rows // 8 + 1)
 
     def _capture(self, padding: MixedPadding, record: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> None:
         step, none = self._step, np.zeros(0, np.int64)
