@@ -31,7 +31,7 @@ USUAL = {"threads": 1, "kv_blocks": 256, "block_size": 4, "slots": 8, "drain_sec
 """Settings of every server and instance, where a test gives no others."""
 ON_DEVICE: dict[str, Any] = {}
 """Where they compute, beside USUAL. tests/gpu/test_servers_on_gpu.py runs the same tests with other values here."""
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = float(os.environ.get("BATON_PATIENCE_SECONDS", "90"))
 """For anything that must come to pass. Long, because nothing is asserted about time: only that it happens."""
 
 
@@ -226,9 +226,13 @@ class Server:
             assert self.popen.poll() is None, f"the server ended:\n{self.output}\n{self.errors}"
             return "READY" in self.output
 
-        until(ready, "the server is ready")
-        for role in self.roles:
-            self.process(role)
+        try:
+            until(ready, "the server is ready")
+            for role in self.roles:
+                self.process(role)
+        except BaseException:
+            self.__exit__(*sys.exc_info())  # no `with` has begun that would end it
+            raise
         return self
 
     def wait_ended(self) -> int:
