@@ -29,6 +29,7 @@ from test_speculation import NearlyTheSame, requests, run, said  # noqa: E402
 from baton.core.events import EvictSome, PreemptSome  # noqa: E402
 from baton.models.loaders.dummy import DummyWeights  # noqa: E402
 from baton.protocol.progress import ProgressWord  # noqa: E402
+from baton.worker.cuda.draft_passes import UNREAD_MAX  # noqa: E402
 from baton.worker.drafters.grammar import GrammarDrafter  # noqa: E402
 
 MODES = ["interpreted", "float32", "bfloat16"]
@@ -135,6 +136,20 @@ def test_progress_is_reported_in_every_round(model, draft):
     before = word.value
     assert len(drafter.propose_all(wanted, batch)[next(iter(wanted))]) == 4
     assert word.value >= before + 4
+    one.close()
+
+
+def test_other_work_is_done_while_the_device_drafts(model, draft):
+    """Once, and after as many launches as the host does not wait for."""
+    one = Rig(model, draft_model=draft, block_size=16, slots=4, steps_in_flight=1)
+    wanted, drafter = sequence_in(one, [*range(11)]), one.runner._draft_model._drafter
+    steps, rounds, seen = drafter._passes._steps, list[Any](), list[int]()
+    launch = steps.launch
+    steps.launch = lambda batch: (rounds.append(batch), launch(batch))[1]
+    one.runner.call_before_waits(lambda: seen.append(len(rounds)))
+    drafter.propose_all(wanted, one.runner.batch)
+    assert len(rounds) == 4
+    assert seen == [UNREAD_MAX]
     one.close()
 
 

@@ -7,22 +7,27 @@ import socket
 from threading import Event, Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from late_executor import DEADLINE_SECONDS, LateExecutor, expected
 from rig import TINY
 from test_model_runner import new, plan
 
+from baton.grammar.vocabulary import Vocabulary
 from baton.kvpool.layout import KVKind
 from baton.kvpool.pool import KVPool
 from baton.protocol.codec import encode
 from baton.protocol.control import Ping, Pong
+from baton.protocol.grammar import Grammar
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.runtime.wire.channel import BlockingChannel
 from baton.runtime.worker import step_loop
 from baton.runtime.worker.step_loop import StepLoop, Waiter
+from baton.worker.grammar_masks import GrammarMasks
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
+from baton.worker.step_rules import grammar_masks
 
 
 class Worker:
@@ -144,13 +149,79 @@ def test_a_plan_that_waits_for_tokens_is_launched_before_they_are_sent():
     channel = SimpleNamespace(send=lambda result: order.append(f"result {result.step}"))
     loop = StepLoop(runner, channel, ProgressWord.create())
     settings = (SamplingParams(presence_penalty=0.5),)
-    with Waiter() as waiter:
-        loop._on_message(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]), waiter)
+    with Waiter() as loop._waiter:
+        loop._on_message(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]))
         for step in (2, 3):
-            loop._on_message(plan(step, run=[(0, 1)]), waiter)
-        loop._finish(waiter)
+            loop._on_message(plan(step, run=[(0, 1)]))
+        loop._finish()
     assert order == ["launch", "launch", "result 1", "launch", "result 2", "result 3"]
     assert runner.batch.outputs(0).tolist()[:-1] == expected([5], 3)[:2]
+    runner.close()
+
+
+def test_a_result_is_sent_before_the_next_launch_waits_for_a_mask():
+    """A grammar may compile for seconds, and other sequences of the step have their tokens."""
+    executor, order, sent = LateExecutor(2, at_once=True), list[str](), Event()
+    tokens = [bytes([byte]) for byte in range(TINY.vocab_size)]
+    grammars = GrammarMasks(lambda: Vocabulary(tokens, [0], len(tokens)))
+    runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, KVKind("float32")), 16), slots=4, grammars=grammars)
+    launch = executor.launch
+
+    def with_masks(batch, sampling):
+        grammar_masks(sampling, np.arange(len(batch.due)), TINY.vocab_size)
+        order.append("launch")
+        return launch(batch, sampling)
+
+    def send(result):
+        order.append(f"result {result.step}")
+        sent.set()
+
+    executor.launch = with_masks
+    loop = StepLoop(runner, SimpleNamespace(send=send), ProgressWord.create())
+    settings = (SamplingParams(grammar=Grammar("lark", "start: /[\\x01-@]+/", ends=(0,))),)
+    with Waiter() as loop._waiter:
+        loop._on_message(plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)]))
+        grammars._threads.submit(sent.wait, DEADLINE_SECONDS / 4)  # the next mask waits for this
+        loop._on_message(plan(2, run=[(0, 1)]))
+        assert order == ["launch", "result 1", "launch"]
+        loop._finish()
+    assert order[3:] == ["result 2"]
+    runner.close()
+
+
+def test_a_result_is_sent_although_the_next_launch_fails(worker):
+    """Without it the engine would suspect the sequences of the step that ended well."""
+    launch = worker.executor.launch
+
+    def launch_once(*given):
+        if worker.executor.launched:
+            raise RuntimeError("no launch")
+        return launch(*given)
+
+    worker.executor.launch, worker.executor.at_once = launch_once, True
+    settings = (SamplingParams(presence_penalty=0.5),)
+    first = plan(1, new=(new(0, [5]),), sampling=settings, run=[(0, 1)])
+    worker.engine._socket.sendall(b"".join(encode(each) for each in (first, plan(2, run=[(0, 1)]))))
+    assert worker.engine.receive().values == (expected([5], 1)[0],)
+    assert worker.engine.receive() is None, "the channel is closed"
+    assert "no launch" in str(worker.error)
+
+
+def test_only_the_last_result_is_held_back_until_the_launch():
+    """Earlier ones do not wait for the steps behind them."""
+    executor, order = LateExecutor(3, at_once=True), list[str]()
+    runner = ModelRunner(executor, KVPool.create(kv_layout(TINY, 4, KVKind("float32")), 16), slots=4)
+    launch, collect = executor.launch, executor.collect
+    executor.launch = lambda *given: (order.append("launch"), launch(*given))[1]
+    executor.collect = lambda *given: (order.append("collect"), collect(*given))[1]
+    loop = StepLoop(runner, SimpleNamespace(send=lambda result: order.append(f"result {result.step}")), ProgressWord.create())
+    with Waiter() as loop._waiter:
+        loop._on_message(plan(1, new=(new(0, [5]),), run=[(0, 1)]))
+        loop._on_message(plan(2, run=[(0, 1)]))
+        settings = (SamplingParams(presence_penalty=0.5),)
+        loop._on_message(plan(3, new=(new(1, [7], blocks=(9,)),), sampling=settings, run=[(0, 1), (1, 1)]))
+        loop._finish()
+    assert order == ["launch", "launch", "collect", "result 1", "collect", "launch", "result 2", "collect", "result 3"]
     runner.close()
 
 

@@ -34,6 +34,8 @@ from baton.protocol.thinking import Thinking
 WAIT_SECONDS_MAX: Final = 30.0
 """Timeout of a mask. Its work is bounded in steps (matcher.LIMITS), so only a stalled machine takes this long."""
 _BEAT_SECONDS: Final = 0.25
+LONG_SECONDS: Final = 0.002
+"""Seconds of waiting for a mask after which other work is done first (`before_wait`). An ordinary mask takes less."""
 MASK_SECONDS: Final = 0.005
 """Average CPU time of a row's mask: the other rows of its step wait for it. An ordinary one takes 0.02 to 1 ms. Step counts
 alone do not ensure this (docs/internals/notes/grammar.md), and llguidance does not report the work of a mask. So this limit
@@ -164,6 +166,8 @@ class GrammarMasks:
         self.vocabulary: Vocabulary | None = None
         self._compiled: dict[Grammar, Matcher] = {}
         self._advance: Callable[[], None] = lambda: None
+        self.before_wait: Callable[[], None] = lambda: None
+        "Called before a long wait for a mask."
 
     def prepare(self) -> None:
         """Reads the vocabulary on a thread."""
@@ -191,6 +195,8 @@ class GrammarMasks:
 
     def wait_consumed(self, consumed: Event) -> bool:
         """Waits until tokens are consumed. False: it takes too long, as the mask would."""
+        if not consumed.wait(LONG_SECONDS):
+            self.before_wait()
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
             if consumed.wait(_BEAT_SECONDS):
                 return True
@@ -205,6 +211,8 @@ class GrammarMasks:
         """Waits until the state's mask is computed, or gives up."""
         task = state.pending
         assert task is not None
+        if not (task.done() or wait([task], LONG_SECONDS).done):
+            self.before_wait()
         for _ in range(int(WAIT_SECONDS_MAX / _BEAT_SECONDS)):
             if task.done() or wait([task], _BEAT_SECONDS).done:
                 break

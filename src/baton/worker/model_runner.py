@@ -121,6 +121,13 @@ class ModelRunner:
         if self._draft_model is not None:
             self._draft_model.report_progress(word)
 
+    def call_before_waits(self, call: Callable[[], None]) -> None:
+        """Sets a function that `submit` calls before it waits long for something other than the tokens of earlier steps: for a
+        mask, or for the draft model."""
+        self.grammars.before_wait = call
+        if self._draft_model is not None:
+            self._draft_model.call_before_waits(call)
+
     def must_wait(self, plan: StepPlan) -> bool:
         """Whether all earlier steps must be collected before this one is submitted: steps_ahead is reached, a sequence is
         sampled on the host, which needs the tokens so far, or drafts are in flight or wanted, which need them too."""

@@ -8,9 +8,12 @@
                               device -- waiter thread
 
 As many plans are submitted as the runner may have under way. With one (a CPU) a plan is computed on arrival. With more (a GPU)
-the loop waits for the channel and for the oldest step at once. A plan that needs the tokens of earlier steps is launched before
-their results are sent: the device is idle until then. Only a thread that waits for the device learns that a step is
-done, so there is one: it waits, writes to the eventfd, and shares nothing else with the loop.
+the loop waits for the channel and for the oldest step at once. A plan that needs the tokens of the step before is launched
+before that result is sent: the device is idle until then. The result is sent earlier if the launch waits for something else
+(a mask), and also if the launch fails: the engine looks for the cause in the oldest plan without a result.
+
+Only a thread that waits for the device learns that a step is done, so there is one: it waits, writes to the eventfd, and shares
+nothing else with the loop.
 """
 
 from __future__ import annotations
@@ -45,6 +48,11 @@ class StepLoop:
         self._progress = progress
         self._rank = rank
         self._in_flight: deque[InFlightStep] = deque()
+        self._finished: InFlightStep | None = None
+        "The step whose tokens the next launch waited for, until its result is sent."
+        self._waiter: Waiter | None = None
+        "None: a plan is computed on arrival."
+        runner.call_before_waits(self._send_finished)
 
     def run(self) -> None:
         """Run until the engine closes the channel."""
@@ -53,21 +61,21 @@ class StepLoop:
                 self._on_message(message)
                 self._finish_all()
             return
-        with Waiter() as waiter:
-            while (message := self._next(waiter)) is not None:
-                self._on_message(message, waiter)
+        with Waiter() as self._waiter:
+            while (message := self._next(self._waiter)) is not None:
+                self._on_message(message)
 
-    def _on_message(self, message: Message, waiter: Waiter | None = None) -> None:
+    def _on_message(self, message: Message) -> None:
         if type(message) is StepPlan:
-            finished = self._wait_for_tokens(message) if self._runner.must_wait(message) else []
-            in_flight = self._runner.submit(message)
-            self._in_flight.append(in_flight)
-            if waiter is not None:
-                waiter.watch(in_flight)
-            for earlier in finished:
-                if waiter is not None:
-                    waiter.take_one()
-                self._send(earlier)
+            if self._runner.must_wait(message):
+                self._wait_for_tokens(message)
+            try:
+                in_flight = self._runner.submit(message)
+                self._in_flight.append(in_flight)
+                if self._waiter is not None:
+                    self._waiter.watch(in_flight)
+            finally:
+                self._send_finished()
         elif type(message) is Ping:
             self._channel.send(Pong(message.number))
 
@@ -79,31 +87,42 @@ class StepLoop:
                 break
             ready = waiter.poll(None if full else self._channel.fileno())
             if waiter.fd in ready:
-                self._finish(waiter)
+                self._finish()
             else:
                 break
         return self._channel.receive()
 
-    def _wait_for_tokens(self, plan: StepPlan) -> list[InFlightStep]:
-        """Finish all steps before this plan, and return them: their results are not sent yet. Waits for the device itself: the
+    def _wait_for_tokens(self, plan: StepPlan) -> None:
+        """Finish all steps before this plan. The result of the last one is not sent yet. Waits for the device itself: the
         waiter's thread would have to wake this one."""
         self._runner.apply(plan)
-        finished = list(self._in_flight)
-        while self._in_flight:
-            self._runner.finish(self._in_flight.popleft())
-        return finished
+        while len(self._in_flight) > 1:
+            self._finish()
+        in_flight = self._in_flight.popleft()
+        self._runner.finish(in_flight)
+        self._finished = in_flight
 
     def _finish_all(self) -> None:
         while self._in_flight:
-            self._finish(None)
+            self._finish()
 
-    def _finish(self, waiter: Waiter | None) -> None:
+    def _finish(self) -> None:
         """Finish the oldest step and send its result."""
-        if waiter is not None:
-            waiter.take_one()
+        self._take_one()
         in_flight = self._in_flight.popleft()
         self._runner.finish(in_flight)
         self._send(in_flight)
+
+    def _send_finished(self) -> None:
+        """Send the result of the step that `_wait_for_tokens` has finished, unless it is sent."""
+        if (in_flight := self._finished) is not None:
+            self._finished = None
+            self._take_one()
+            self._send(in_flight)
+
+    def _take_one(self) -> None:
+        if self._waiter is not None:
+            self._waiter.take_one()
 
     def _send(self, in_flight: InFlightStep) -> None:
         result = in_flight.result()

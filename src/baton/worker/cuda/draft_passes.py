@@ -63,10 +63,10 @@ class CudaDraftPasses:
         self._steps.prepare()
 
     @torch.inference_mode()
-    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed) -> list[list[int]]:
+    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed, meanwhile: Callable[[], None]) -> list[list[int]]:
         ends = flat.spans.contexts + np.diff(flat.spans.starts)
         self._write_tables(flat, ends + wanted)
-        reader = _RoundReader(len(wanted), passed, self._advance)
+        reader = _RoundReader(len(wanted), passed, self._advance, meanwhile)
         reader.add(self._steps.launch(self._first(flat)), np.flatnonzero(wanted), len(flat.token_ids))
         for done in range(1, int(wanted.max(initial=0))):
             places = np.flatnonzero(wanted > done)
@@ -105,9 +105,10 @@ class CudaDraftPasses:
 class _RoundReader:
     """Reads the tokens of launched rounds, at the latest before their buffers are used again."""
 
-    def __init__(self, sequences: int, passed: Passed, advance: Callable[[], None]) -> None:
+    def __init__(self, sequences: int, passed: Passed, advance: Callable[[], None], meanwhile: Callable[[], None]) -> None:
+        """`meanwhile`: called before the first wait."""
         self._found: list[list[int]] = [[] for _ in range(sequences)]
-        self._passed, self._advance = passed, advance
+        self._passed, self._advance, self._meanwhile = passed, advance, meanwhile
         self._unread: deque[tuple[GraphLaunch, list[int], int]] = deque()
         self._last: GraphLaunch | None = None
         "The round that was read last."
@@ -129,6 +130,8 @@ class _RoundReader:
         return self._found
 
     def _read(self) -> None:
+        if self._last is None:
+            self._meanwhile()
         launched, places, rows = self._unread.popleft()
         launched.done.synchronize()
         self._advance()

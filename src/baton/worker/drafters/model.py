@@ -6,7 +6,7 @@ the main pool's block b, so there is nothing to allocate (draft_kv.py has what i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ class ModelDrafter:
         self._kv = DraftKV(slots=slots, blocks=pool.blocks, block_size=pool.layout.block_size)
         self.passed: Passed = lambda rows, seconds: None
         "Callback with the rows and seconds of each pass."
+        self.meanwhile: Callable[[], None] = lambda: None
+        "Callback before drafts are waited for."
 
     @property
     def context_tokens(self) -> int:
@@ -80,7 +82,8 @@ class ModelDrafter:
         tokens = [sequences.tokens[part.slot, part.begin : part.end] for part in parts]
         flat = _flat(tokens, parts, sequences.tables, np.array(whole), self._passes.vocabulary)
         found: dict[int, list[int]] = {}
-        for part, known, drafts in zip(parts, tokens, self._passes.run(flat, rounds, self.passed), strict=True):
+        proposed = self._passes.run(flat, rounds, self.passed, self.meanwhile)
+        for part, known, drafts in zip(parts, tokens, proposed, strict=True):
             computed = np.concatenate((known, np.array(drafts[:-1], np.int32)))
             self._kv.write(part.slot, sequences.tables[part.slot], part.begin, computed)
             if valid := self._valid(drafts):

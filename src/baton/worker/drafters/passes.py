@@ -41,10 +41,11 @@ class DraftPasses(Protocol):
         """Does everything that would slow down the first draft."""
         ...
 
-    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed) -> list[list[int]]:
+    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed, meanwhile: Callable[[], None]) -> list[list[int]]:
         """The drafts of each sequence: one per round, or fewer if a round fails. `flat`: round 1, in which sequences that get
-        drafts are due. `wanted`: [sequences] rounds, 0 for a sequence that is not due. A failed round gives an error code below
-        0; what follows it is undefined. All tokens but the last of a sequence are in the pool."""
+        drafts are due. `wanted`: [sequences] rounds, 0 for a sequence that is not due. `meanwhile`: called once,
+        before the host computes, or waits for a device that does. A failed round gives an error code below 0; what follows it
+        is undefined. All tokens but the last of a sequence are in the pool."""
         ...
 
     def report_progress(self, word: ProgressWord) -> None:
@@ -68,7 +69,8 @@ class ForwardPasses:
     def prepare(self) -> None:
         pass
 
-    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed) -> list[list[int]]:
+    def run(self, flat: FlatBatch, wanted: Int64s, passed: Passed, meanwhile: Callable[[], None]) -> list[list[int]]:
+        meanwhile()
         found: list[list[int]] = [[] for _ in range(len(wanted))]
         places: list[int] = np.flatnonzero(wanted).tolist()
         self._append(found, places, self._pass(flat, flat.last_rows[places], passed))

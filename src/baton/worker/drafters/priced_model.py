@@ -3,7 +3,7 @@ pay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from baton.protocol.progress import ProgressWord
 from baton.worker.drafters.model import ModelDrafter
@@ -73,6 +73,10 @@ class PricedModel:
         self._pause = max(0, self._pause - 1)
         if self._price is not None:
             self._price.stepped(seconds)
+
+    def call_before_waits(self, call: Callable[[], None]) -> None:
+        """Sets a function that is called before drafts are waited for."""
+        self._drafter.meanwhile = call
 
     def report_progress(self, word: ProgressWord) -> None:
         self._drafter.report_progress(word)
