@@ -41,6 +41,8 @@ class WorkerReady(Struct, frozen=True):
     pool: PoolIncarnation
     fingerprint: bytes = b""
     "Digest of everything except tokens that KV depends on: the root of every block key."
+    steps_ahead: int = 1
+    "Maximum of plans that it begins before it sends the result of the first."
 
 
 class WorkerProgressed(Struct, frozen=True):

@@ -261,6 +261,7 @@ class Instance:
         the same way."""
         if not self.worker.ready(event.epoch, self._now):
             return
+        self._suspects.steps_ahead = event.steps_ahead
         pool = self.board.pool
         if event.fingerprint != self.fingerprint or not pool.is_still(event.pool):
             self._handoff.pool_changed()
@@ -309,9 +310,8 @@ class Instance:
     def _lose_worker(self, cause: LossCause, reason: str) -> None:
         """Return everything on the worker to the queue, with its tokens; plans in flight are void."""
         self.stats.worker_losses += 1
-        oldest = self.in_flight[0].plan if self.in_flight else None
         evidence = cause != "killed" or self.worker.killed(self._now)
-        explained = self._suspects.worker_lost(self.board, oldest, evidence=evidence)
+        explained = self._suspects.worker_lost(self.board, (issued.plan for issued in self.in_flight), evidence=evidence)
         self._steps.clear()
         if cause == "protocol":
             self._distrust_pool()  # a worker that broke the protocol may have written through a wrong block table

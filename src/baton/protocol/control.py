@@ -165,6 +165,8 @@ class WorkerHello(Struct, frozen=True, array_like=True):
     "Whether the model generates. False: an encoder, which gives vectors or classes."
     labels: tuple[str, ...] = ()
     "Names of the classes of a model that classifies."
+    steps_ahead: Positive = 1
+    "Maximum of plans that the worker begins before it sends the result of the first (engine/recovery.py)."
 
 
 class CacheHello(Struct, frozen=True, array_like=True):

@@ -136,7 +136,7 @@ class WorkerProcess:
         self._timeline.note(self._label, f"ready, epoch {hello.epoch}, weights {self.worker.weights}")
         if self._cache is not None:
             self._cache.attach(hello.pool, self.worker.pool)
-        self._dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity))
+        self._dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity, hello.steps_ahead))
 
     def scribble(self) -> None:
         """Overwrite the pool: a worker that broke the protocol may have written anywhere."""

@@ -177,7 +177,7 @@ def make_config(**settings: Any) -> InstanceConfig:
 
 
 class Driver:
-    def __init__(self, *, start: bool = True, **settings: Any) -> None:
+    def __init__(self, *, start: bool = True, steps_ahead: int = 1, **settings: Any) -> None:
         self.config = make_config(**settings)
         self.instance = Instance(self.config)
         self.worker = FakeWorker(self.config.kv.block_size)
@@ -201,8 +201,9 @@ class Driver:
         self.modes: list[Mode] = []
         self.orders: dict[int, str] = {}
         self.stopped: list[int] = []
+        self.steps_ahead = steps_ahead
         if start:
-            self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation))
+            self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, steps_ahead=steps_ahead))
 
     # Events in
 
@@ -288,7 +289,7 @@ class Driver:
         self.results.clear()
         if not pool_kept:
             self.pool_incarnation = PoolIncarnation(self.pool_incarnation + 1)
-        self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, fingerprint))
+        self.dispatch(WorkerReady(self.instance.worker.epoch, self.pool_incarnation, fingerprint, self.steps_ahead))
 
     # Effects out
 

@@ -134,8 +134,31 @@ def test_one_that_only_waited_is_no_suspect():
     driver.assert_answered("waits")
 
 
+@pytest.mark.parametrize("others", [1, 2, 5, 40])
+def test_a_request_whose_launch_kills_a_worker_that_runs_ahead_takes_no_neighbour_with_it(others):
+    """A GPU: its step is launched while the one before runs, without it."""
+    driver = Driver(slots=64, blocks=1024, steps_in_flight=2, steps_ahead=2)
+    names = [f"r{number}" for number in range(others)]
+    for number, name in enumerate(names):
+        driver.submit(name, [number, 1, 2], max_tokens=40)
+    driver.step(3)
+    driver.submit("culprit", [77, 1, 2], max_tokens=20)
+    deaths = 0
+    for _ in range(1000):
+        if any(new.tokens[0] == 77 for plan in driver.plans for new in plan.new):
+            deaths += 1
+            driver.lose_worker("died")
+            driver.restart_worker()
+        elif driver.plans:
+            driver.step()
+    assert (driver.reason("culprit"), driver.ended["culprit", 0].error) == ("error", "poison")
+    assert deaths <= ceil(log2(others + 1)) + 2
+    driver.assert_answered(*names)
+    driver.assert_at_rest()
+
+
 def test_one_that_is_only_in_a_younger_plan_is_no_suspect():
-    """The worker had not begun that plan."""
+    """A worker on a CPU had not begun that plan."""
     driver = Driver(slots=2, steps_in_flight=2)
     driver.submit("a", max_tokens=9)
     driver.step(2)
@@ -325,8 +348,9 @@ def test_the_start_deadline_counts_from_the_end_of_the_delay():
     assert driver.instance.next_deadline() == 23.0
 
 
-def test_a_worker_that_dies_on_its_second_step_each_time_is_not_restarted_for_ever():
-    driver = Driver(start=False, worker_restarts_max=5, slots=8, blocks=256)
+@pytest.mark.parametrize("steps_ahead", [1, 2])
+def test_a_worker_that_dies_on_its_second_step_each_time_is_not_restarted_for_ever(steps_ahead):
+    driver = Driver(start=False, steps_ahead=steps_ahead, worker_restarts_max=5, slots=8, blocks=256)
     for number in range(200):
         if driver.instance.worker.state is WorkerState.GONE:
             break

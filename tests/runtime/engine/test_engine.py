@@ -221,6 +221,23 @@ def test_a_successor_has_the_pool_of_the_first():
     finish(main())
 
 
+def test_every_worker_tells_how_many_plans_it_begins():
+    """Requests of all of them are suspects if it is lost."""
+
+    async def main() -> None:
+        async with Rig({"hello": {"steps_ahead": 2}}) as rig:
+            rig.ask("a", max_tokens=100)
+            await rig.until(lambda: len(rig.tokens.get("a", ())) > 3)
+            suspects = rig.engine._instance._suspects
+            assert suspects.steps_ahead == 2
+            suspects.steps_ahead = 1
+            rig.engine._worker.process.kill()
+            await rig.until(lambda: "a" in rig.ended)
+            assert suspects.steps_ahead == 2
+
+    finish(main())
+
+
 def test_aborts_of_anything_leave_nothing():
     async def main() -> None:
         async with Rig() as rig:

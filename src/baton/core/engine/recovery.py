@@ -1,8 +1,9 @@
 """Finds the request that kills workers. A lost worker costs time, never an answer, unless there is evidence against one
 request.
 
-Suspects are the sequences of the oldest plan in flight: a worker sends its result before it begins the next plan. They are
-separated by halving, beside the work of all sequences that were not in that plan:
+Suspects are the sequences of the plans that the worker may have begun: the oldest in flight, and on a device that runs ahead
+also the next ones (steps_ahead), which are launched before its result is sent. They are separated by halving, beside the work
+of all sequences that were not in these plans:
 
     lost with     a b c d e f g h
     run           a b c d . . . .     e f g h are held
@@ -16,6 +17,8 @@ changes nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Final
 
 from baton.core.engine.board import Board
@@ -30,9 +33,11 @@ ONLY_SUSPECT_LOSSES_MAX: Final = 2
 
 
 class Suspects:
-    __slots__ = ("_active", "_held")
+    __slots__ = ("_active", "_held", "steps_ahead")
 
     def __init__(self) -> None:
+        self.steps_ahead = 1
+        "Maximum of plans that the worker begins before it sends the result of the first."
         self._active: list[Sequence] = []
         "Suspects that may run."
         self._held: list[list[Sequence]] = []
@@ -42,17 +47,20 @@ class Suspects:
     def any(self) -> bool:
         return bool(self._active or self._held)
 
-    def worker_lost(self, board: Board, oldest: StepPlan | None, *, evidence: bool) -> bool:
-        """Return everything on the worker to the queue. True if the loss is explained: earlier suspects were narrowed down."""
+    def worker_lost(self, board: Board, plans: Iterable[StepPlan], *, evidence: bool) -> bool:
+        """Return everything on the worker to the queue. True if the loss is explained: earlier suspects were narrowed down.
+        Suspects of a younger plan explain nothing, because it may not have begun. `plans`: those in flight, oldest first."""
         self.settle(board)  # this event may have brought a suspect past its place, before the loss was detected
-        ran = [] if oldest is None else [board.slots.slot_owner(slot) for slot in oldest.run.slots]
+        begun = [[board.slots.slot_owner(slot) for slot in plan.run.slots] for plan in islice(plans, self.steps_ahead)]
+        explained = evidence and bool(begun) and any(sequence.suspect for sequence in begun[0])
         board.clear_worker()
-        explained = evidence and self._blame(board, ran)
+        if evidence:
+            self._blame(board, list(dict.fromkeys(chain.from_iterable(begun))))
         self.settle(board)
         return explained
 
-    def _blame(self, board: Board, ran: list[Sequence]) -> bool:
-        """Hold the suspects: known ones are examined first, and the others of the plan wait until then."""
+    def _blame(self, board: Board, ran: list[Sequence]) -> None:
+        """Hold the suspects: known ones are examined first, and the others of the plans wait until then."""
         known = [sequence for sequence in ran if sequence.suspect]
         first = sorted((s for s in known or ran if s.phase in OPEN), key=by_urgency)
         later = [s for s in ran if s.phase in OPEN and s not in first]
@@ -67,7 +75,6 @@ class Suspects:
         half = (len(first) + 1) // 2
         self._active = first[:half]
         self._hold(board, first[half:])
-        return bool(known)
 
     def settle(self, board: Board) -> None:
         """Clear suspects that are past their place or have ended, and let the next group run. Called after every event."""

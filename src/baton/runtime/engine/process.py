@@ -242,7 +242,7 @@ class Engine:
         self._reporting.begin(ready, hello.layout)
         if hello.digest_seconds:
             logger.info("digest of the weights: %.1f s beside loading", hello.digest_seconds)
-        self.dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity))
+        self.dispatch(WorkerReady(hello.epoch, hello.pool, hello.identity, hello.steps_ahead))
         self._cache.on_begun()
         self._worker_supervisor.watch_idle()
         if self._links is not None:

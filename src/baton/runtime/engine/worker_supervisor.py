@@ -85,7 +85,7 @@ class WorkerSupervisor:
         if changed:
             logger.warning("the model's files have changed: the next worker computes with others, and the cache begins anew")
         self._reporting.on_next_worker(hello)
-        self._machine.dispatch(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity))
+        self._machine.dispatch(WorkerReady(WorkerEpoch(worker.life), hello.pool, hello.identity, hello.steps_ahead))
         if changed:
             self._reporting.files_changed(ModelChanged(self.model, hello.identity, hello.identity_parts))
 

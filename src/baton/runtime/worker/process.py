@@ -116,6 +116,7 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
             scoring=built.scoring,
             generates=built.generates,
             labels=built.labels,
+            steps_ahead=runner.steps_ahead,
         )
     )
     StepLoop(runner, channel, progress, config.rank).run()
