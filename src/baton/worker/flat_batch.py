@@ -44,6 +44,10 @@ class DraftLayout:
     "[rows] rows of the same sequence before it."
     slots: Int64s
     "[rows] slot of the row's sequence."
+    bounds: Int64s
+    "[rows + 1] first row of each row, and the number of rows: for devices to which a row is a sequence."
+    due: Bools
+    "[rows] True: a token is sampled for each."
 
     @classmethod
     def of(cls, slots: Int64s, counts: Int64s, drafts: Int64s) -> DraftLayout:
@@ -52,7 +56,8 @@ class DraftLayout:
         starts: Int64s = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(rows, out=starts[1:])
         places = np.repeat(np.arange(len(slots)), rows)
-        return cls(drafts, starts, places, np.arange(len(places)) - starts[places], slots[places])
+        bounds = np.arange(len(places) + 1)
+        return cls(drafts, starts, places, bounds[:-1] - starts[places], slots[places], bounds, np.ones(len(places), np.bool_))
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class InFlightStep:
 
     def _with_accepted(self, lengths: tuple[int, ...], values: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The lengths and values of the rows, with accepted drafts before the token of their row."""
-        slots = self.members.layout.slots.tolist()
+        slots = self.members.layout.listed
         accepted = {slots[place]: tokens for place, tokens in self.sampled.accepted.items()}
         flat, rows = [], iter(values)
         for slot, length in zip(self.plan.run.slots, lengths, strict=True):
@@ -133,7 +133,7 @@ class InFlightStep:
 
     def _logprobs(self) -> Iterator[RowLogprobs]:
         members, sampled = self.members, self.sampled
-        place_of = {slot: place for place, slot in enumerate(members.layout.slots.tolist())}
+        place_of = {slot: place for place, slot in enumerate(members.layout.listed)}
         for slot, incarnation in zip(members.run.slots, members.incarnations, strict=True):
             place = place_of.get(slot)
             if place is None or slot in self.failed:

@@ -33,10 +33,12 @@ NONE: Int64s = np.zeros(0, np.int64)
 class BatchLayout:
     """Sequences and their token counts. Steps with the same ones, as in decoding, share the object."""
 
-    __slots__ = ("_drafted", "counts", "flat", "singles", "slots", "starts")
+    __slots__ = ("_drafted", "counts", "flat", "listed", "singles", "slots", "starts")
 
     def __init__(self, slots: Int64s, counts: Int64s) -> None:
         self.slots = slots
+        self.listed: list[int] = slots.tolist()
+        "The slots."
         self.counts = counts
         self.starts: Int64s = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(counts, out=self.starts[1:])
@@ -60,12 +62,14 @@ class InputBatch:
         self.block_size = block_size
         self.incarnations: Int64s = np.full(slots, EMPTY, np.int64)
         self.tokens: Int32s = np.zeros((slots, 64), np.int32)
-        self.lengths: Int64s = np.zeros(slots, np.int64)
-        self.prompt_tokens: Int64s = np.zeros(slots, np.int64)
-        self.computed: Int64s = np.zeros(slots, np.int64)
         self.tables: Int32s = np.zeros((slots, 8), np.int32)
-        self.rooms: Int64s = np.zeros(slots, np.int64)
+        self._numbers: Int64s = np.zeros((3, slots), np.int64)
+        "The next three columns, which a step reads at once, by `take`: indexing would return rows that are not contiguous."
+        self.lengths: Int64s = self._numbers[0]
+        self.computed: Int64s = self._numbers[1]
+        self.rooms: Int64s = self._numbers[2]
         "Tokens that each slot's blocks hold; `tokens` is wide enough for them and one more."
+        self.prompt_tokens: Int64s = np.zeros(slots, np.int64)
         self._table_changes: dict[int, int] = {}
         "Slot -> first changed place of its table since take_table_changes."
 
@@ -110,6 +114,10 @@ class InputBatch:
         self.tables[slot, place] = block
         self._note_change(slot, place)
 
+    @property
+    def has_table_changes(self) -> bool:
+        return bool(self._table_changes)
+
     def take_table_changes(self) -> tuple[Int64s, Int64s, Int64s]:
         """Slots, places and blocks of all table entries changed since the last call: for executors with a copy."""
         slots, places, blocks = [], [], []
@@ -146,7 +154,10 @@ class InputBatch:
     def flatten(self, layout: BatchLayout) -> FlatBatch:
         """The next tokens of these sequences. Raises ProtocolError."""
         slots, counts, starts = layout.slots, layout.counts, layout.starts
-        contexts, due = self._contexts(layout)
+        lengths, contexts, rooms = self._numbers.take(slots, axis=1)
+        ends = contexts + counts
+        _check_fit(layout, lengths, contexts, rooms, ends)
+        due: Bools = ends == lengths
         if layout.singles:
             return self._flatten_singles(layout, contexts, due)
         # Row r of a sequence that starts at s with context c is its token c + (r - s).
@@ -157,36 +168,26 @@ class InputBatch:
     def flatten_drafted(self, layout: BatchLayout, drafts: Mapping[int, Sequence[int]]) -> FlatBatch:
         """The next tokens, as of `flatten`, with draft tokens behind some sequences, by their place in the layout: only behind
         the last known token. The drafts are written behind the known tokens, where accepted ones are later found."""
-        slots, (contexts, due) = layout.slots, self._contexts(layout)
-        counts, lengths, all_due = [0] * len(slots), self.lengths[slots], bool(due.all())
+        slots, counts = layout.slots, [0] * len(layout.listed)
         for place, draft in drafts.items():
             counts[place] = len(draft)
         rows = layout.drafted(counts)
-        wrong = lengths + rows.drafts > self.rooms[slots] if all_due else (lengths + rows.drafts > self.rooms[slots]) | ~due
-        if wrong.any() and (wrong := wrong & (rows.drafts > 0)).any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise ProtocolError(f"slot {slots[at]} has no room for {counts[at]} drafts behind {lengths[at]} tokens")
-        behind, of = lengths.tolist(), slots.tolist()
+        lengths, contexts, rooms = self._numbers.take(slots, axis=1)
+        ends = contexts + layout.counts
+        due: Bools = ends == lengths
+        if not (due & (lengths + rows.drafts <= rooms)).all():
+            _check_fit(layout, lengths, contexts, rooms, ends)
+            wrong = (rows.drafts > 0) & ((lengths + rows.drafts > rooms) | ~due)
+            if wrong.any():
+                at = int(np.flatnonzero(wrong)[0])
+                raise ProtocolError(f"slot {slots[at]} has no room for {counts[at]} drafts behind {lengths[at]} tokens")
+        behind = lengths.tolist()
         for place, draft in drafts.items():
-            self.tokens[of[place], behind[place] : behind[place] + len(draft)] = draft
+            self.tokens[layout.listed[place], behind[place] : behind[place] + len(draft)] = draft
         positions = contexts[rows.places] + rows.behind
         return FlatBatch(
             Spans(self.tables, slots, rows.starts, contexts), self.tokens[rows.slots, positions], positions, due, rows
         )
-
-    def _contexts(self, layout: BatchLayout) -> tuple[Int64s, Bools]:
-        """The tokens in the pool of each sequence, and whether it is due. Raises ProtocolError."""
-        slots, counts = layout.slots, layout.counts
-        contexts, lengths = self.computed[slots], self.lengths[slots]
-        ends = contexts + counts
-        wrong = ends > np.minimum(lengths, self.rooms[slots])
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            raise ProtocolError(
-                f"slot {slots[at]} cannot run {counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
-                f"tokens and blocks for {self.rooms[slots[at]]}"
-            )
-        return contexts, ends == lengths
 
     def _flatten_singles(self, layout: BatchLayout, contexts: Int64s, due: Bools) -> FlatBatch:
         """Reuses the arrays of their last step, so that cached addresses stay valid."""
@@ -242,6 +243,17 @@ class InputBatch:
         for block in blocks:
             if not 0 <= block < self.blocks:
                 raise ProtocolError(f"slot {slot}: block {block} is not one of the pool's {self.blocks}")
+
+
+def _check_fit(layout: BatchLayout, lengths: Int64s, contexts: Int64s, rooms: Int64s, ends: Int64s) -> None:
+    """Raises ProtocolError unless each sequence has the tokens and the blocks up to its end."""
+    wrong = ends > np.minimum(lengths, rooms)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        raise ProtocolError(
+            f"slot {layout.slots[at]} cannot run {layout.counts[at]} tokens past {contexts[at]}: it has {lengths[at]} "
+            f"tokens and blocks for {rooms[at]}"
+        )
 
 
 def _widened(matrix: Int32s, columns: int) -> Int32s:

@@ -27,7 +27,6 @@ from msgspec import structs
 
 from baton.errors import InvalidConfig, InvariantBroken, ProtocolError
 from baton.kvpool.base import Pool
-from baton.protocol.ids import Slot
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
@@ -171,10 +170,11 @@ class ModelRunner:
             in_flight.needs_tokens = self._price is not None and self.steps_ahead > 1 and self._needs_tokens(plan.run)
             drafts = self._drafts(in_flight) if plan.run.drafts and not self._in_flight else {}
             flat = self.batch.flatten_drafted(layout, drafts) if drafts else self.batch.flatten(layout)
-            in_flight.due = None if flat.due.all() else np.flatnonzero(flat.due)
-            in_flight.rows, in_flight.began = len(flat.token_ids), perf_counter()
-            in_flight.waited = self._price is not None and self._price.has_waited(plan.step)
+            in_flight.began = perf_counter()
             in_flight.launched = self.executor.launch(flat, sampling)
+            # From here on the device computes.
+            in_flight.rows, in_flight.due = len(flat.token_ids), None if flat.due.all() else np.flatnonzero(flat.due)
+            in_flight.waited = self._price is not None and self._price.has_waited(plan.step)
             in_flight.places = self.batch.advance(layout, in_flight.of_due(layout.slots))
         self._in_flight.append(in_flight)
         return in_flight
@@ -272,13 +272,14 @@ class ModelRunner:
     def _drafts(self, in_flight: InFlightStep) -> dict[int, Sequence[int]]:
         """Drafts by place in the layout, at most as many as the plan has room for. The values of all tokens are known
         (must_wait)."""
-        run, slots, batch, drafter = in_flight.plan.run, in_flight.members.layout.slots.tolist(), self.batch, self.drafter
+        run, slots, batch, drafter = in_flight.plan.run, in_flight.members.layout.listed, self.batch, self.drafter
         left = self.executor.draft_rows_max
         if len(run.drafts) != len(run.slots) or min(run.drafts) < 0:
             raise ProtocolError(f"step {in_flight.plan.step} has drafts for other rows than it runs")
         if not self._drafts_at_all:
             return {}
-        most, found = dict(zip(run.slots, run.drafts, strict=True)), dict[int, Sequence[int]]()
+        most: dict[int, int] = dict(zip(run.slots, run.drafts, strict=True))
+        found: dict[int, Sequence[int]] = {}
         lengths = batch.lengths[in_flight.members.layout.slots].tolist()
         for place, slot in enumerate(slots):
             room = min(left, most[slot])
@@ -300,11 +301,11 @@ class ModelRunner:
         model: PricedModel,
         in_flight: InFlightStep,
         slots: list[int],
-        most: Mapping[Slot, int],
+        most: Mapping[int, int],
         found: dict[int, Sequence[int]],
     ) -> dict[int, Sequence[int]]:
         """Drafts of the draft model, for sequences without others."""
-        others = {slot: most[Slot(slot)] for place, slot in enumerate(slots) if place not in found and most[Slot(slot)]}
+        others = {slot: most[slot] for place, slot in enumerate(slots) if place not in found and most[slot]}
         if not others:
             return {}
         began, drafted = perf_counter(), sum(map(len, found.values()))
@@ -383,7 +384,7 @@ class ModelRunner:
     def _accept(self, in_flight: InFlightStep) -> None:
         """Stores accepted drafts behind the known tokens. No later step is launched: its plan would have waited."""
         members, sampled = in_flight.members, in_flight.sampled
-        slots, tokens, drafting = members.layout.slots.tolist(), sampled.tokens.tolist(), self._drafting
+        slots, tokens, drafting = members.layout.listed, sampled.tokens.tolist(), self._drafting
         if sampled.accepted:
             places = range(len(slots)) if in_flight.due is None else in_flight.due.tolist()
             at = dict(zip(places, in_flight.places.tolist(), strict=True))

@@ -65,6 +65,11 @@ class SamplingColumns:
         return counted
 
     @property
+    def has_changes(self) -> bool:
+        """Whether take_changed or take_counted has something."""
+        return bool(self._changed or self._counted)
+
+    @property
     def has_counted(self) -> bool:
         return bool(self._counted)
 

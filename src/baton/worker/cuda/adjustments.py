@@ -115,6 +115,7 @@ class Adjustments:
 
     # Columns by row
 
+    @torch.inference_mode()
     def write_draft_counts(self, drafts: DraftCounts) -> None:
         """Writes the counts of draft rows of the next step, on the current stream."""
         counts, rows = self.columns.counts, len(drafts.places)
@@ -125,6 +126,11 @@ class Adjustments:
 
     def write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
         """Writes the rules of the next step, on the current stream."""
+        if bans is not None or masks is not None or self._has_bans or self._masked:
+            self._write_rules(bans, masks)
+
+    @torch.inference_mode()
+    def _write_rules(self, bans: Bans | None, masks: Masks | None) -> None:
         if bans is not None or self._has_bans:
             ends = np.zeros(len(self.rows.ban_ends), np.int32)
             if bans is not None:

@@ -48,6 +48,7 @@ from baton.worker.flat_batch import FlatBatch
 from baton.worker.input_batch import InputBatch
 from baton.worker.pooling import PromptPart
 from baton.worker.sampling_batch import SamplingBatch
+from baton.worker.sampling_columns import SamplingColumns
 from baton.worker.step_rules import bans_of, forced_masks, grammar_masks
 from baton.worker.token_masks import masks_of
 
@@ -136,25 +137,25 @@ class CudaExecutor:
     def prepare(self) -> None:
         self._steps.prepare()
 
-    @torch.inference_mode()
     def send_tables(self, sequences: InputBatch) -> None:
+        if not sequences.has_table_changes:
+            return
         slots, places, blocks = sequences.take_table_changes()
-        if slots.size:
-            inside = places < self._step.tables.shape[1]  # blocks beyond the longest context are never read
-            self._steps.write_tables(slots[inside], places[inside], blocks[inside])
+        inside = places < self._step.tables.shape[1]  # blocks beyond the longest context are never read
+        self._steps.write_tables(slots[inside], places[inside], blocks[inside])
 
-    @torch.inference_mode()
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> CudaLaunched:
+        """What only `collect` needs is computed behind the launch: the device may be idle until then."""
         self._advance()
         self._write_changes(sampling)
         if batch.drafted is not None:
             return self._launch_drafts(DraftRows(batch, sampling, batch.drafted))
-        spans, sequences = batch.spans, len(batch.spans.slots)
-        due = None if batch.due.all() else np.flatnonzero(batch.due)
-        places = np.arange(sequences) if due is None else due
-        bans = bans_of(sampling, places)
-        width = self.config.vocab_size
-        masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
+        spans, width = batch.spans, self.config.vocab_size
+        bans, masks = None, None
+        if sampling.excludes or sampling.forces:
+            places = np.flatnonzero(batch.due)
+            bans = bans_of(sampling, places)
+            masks = masks_of({**grammar_masks(sampling, places, width), **forced_masks(sampling, places, width)}, places)
         prompts, prompt_rows = prompt_requests(batch, sampling) if sampling.asks_prompts else ((), None)
         pooled = tuple(sampling.prompt_parts(batch)) if sampling.pools else ()
         for part in pooled:
@@ -172,18 +173,20 @@ class CudaExecutor:
             of_prompt=self._of_prompt(batch, sampling),
         )
         device = self._steps.launch(step)
+        due = None if batch.due.all() else np.flatnonzero(batch.due)
         top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.token_logprobs else ()
         starts = None if device.broken is None else spans.starts.copy()
-        return CudaLaunched(device, due, starts, sequences, top_logprobs, prompts, pooled)
+        return CudaLaunched(device, due, starts, len(spans.slots), top_logprobs, prompts, pooled)
 
     def _launch_drafts(self, rows: DraftRows) -> CudaLaunched:
         """Launch a step with drafts as a decode step with a row per draft: the graphs are the same."""
-        batch, sampling, width, count = rows.batch, rows.sampling, self.config.vocab_size, len(rows.places)
-        bans, masks = rows.rules(width)
-        tallies, draft_counts = rows.tallies(self._step.limits.sequences, width)
+        batch, layout, sampling, width = rows.batch, rows.layout, rows.sampling, self.config.vocab_size
+        bans, masks = rows.rules(width) if sampling.excludes or sampling.forces else (None, None)
+        tallies, draft_counts = rows.tallies(self._step.limits.sequences, width) if sampling.tallied else (None, None)
         step = StepBatch(
-            *(batch.token_ids, rows.slots, np.arange(count + 1), batch.positions, np.ones(count, np.bool_)),
-            outputs=sampling.sequences.output_counts(rows.slots) + rows.ahead,
+            *(batch.token_ids, layout.slots, layout.bounds, batch.positions, layout.due),
+            # All sequences are due, so the token at a position is the one before the sampled one.
+            outputs=batch.positions + 1 - sampling.sequences.prompt_tokens[layout.slots],
             draws=not sampling.plain or sampling.excludes,
             token_logprobs=sampling.token_logprobs,
             bans=bans,
@@ -191,8 +194,9 @@ class CudaExecutor:
             tallies=tallies,
             draft_counts=draft_counts,
         )
+        device = self._steps.launch(step)
         top_logprobs = tuple(state.params.logprobs for state in sampling.states) if sampling.token_logprobs else ()
-        return CudaLaunched(self._steps.launch(step), None, None, len(sampling.states), top_logprobs, drafts=rows)
+        return CudaLaunched(device, None, None, len(sampling.states), top_logprobs, drafts=rows)
 
     def _label_logits(self, labels: tuple[int, ...], state: NDArray[np.float64]) -> bytes:
         """Logits of the labels, from a state after the last norm. A prompt has a few labels; the head's kernels compute all
@@ -235,20 +239,26 @@ class CudaExecutor:
 
     def _write_changes(self, sampling: SamplingBatch) -> None:
         self.send_tables(sampling.sequences)
-        if sampling.columns.has_counted:
-            with self._steps.queueing():
-                self._step.adjustments.count(sampling.columns.take_counted())
-        changed = sampling.columns.take_changed()
-        if changed.size:
-            with self._steps.queueing():
-                self._step.columns.write(sampling.columns, changed)
-                self._step.adjustments.write(sampling.columns, changed)
+        if sampling.columns.has_changes:
+            self._write_columns(sampling.columns)
+
+    @torch.inference_mode()
+    def _write_columns(self, columns: SamplingColumns) -> None:
+        with self._steps.queueing():
+            if columns.has_counted:
+                self._step.adjustments.count(columns.take_counted())
+            changed = columns.take_changed()
+            if changed.size:
+                self._step.columns.write(columns, changed)
+                self._step.adjustments.write(columns, changed)
 
 
 def _verified(launched: CudaLaunched, rows: DraftRows) -> Sampled:
     """The tokens up to the first that differs from its draft. The host knows them all, so it advances the sequences' states."""
     chosen = launched.device.tokens.numpy().astype(np.int64)
-    failures = {row: _failure(int(chosen[row])) for row in np.flatnonzero(chosen < 0).tolist()}
+    failures: dict[int, Failure] = {}
+    if chosen.min() < 0:
+        failures = {row: _failure(int(chosen[row])) for row in np.flatnonzero(chosen < 0).tolist()}
     sampled = Sampled(np.zeros(launched.sequences, np.int64))
     last = rows.accept(chosen, failures, sampled)
     rows.consume(sampled)

@@ -25,6 +25,7 @@ Ints = NDArray[np.int32]
 DECODE_COLUMNS = ("token_ids", "positions", "row_slots", "tallies", "outputs", "order")
 DECODE_PADDING: Ints = np.array([[0], [-1], [-1], [-1], [0]], np.int32)
 """Padding of these columns, except for `order`."""
+SUM, MAXIMUM = np.add.reduce, np.maximum.reduce
 EVEN_FACTOR = 1.25
 """Maximum length of about equally long sequences, relative to the average."""
 ALIGNED = 4
@@ -42,9 +43,10 @@ class PromptRows:
     "Number of top log-probabilities."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepBatch:
-    """One step. As in flat_batch.py the rows of sequence s are starts[s] to starts[s + 1]."""
+    """One step. As in flat_batch.py the rows of sequence s are starts[s] to starts[s + 1]. Never changed, but not frozen: that
+    takes three times as long to make, and the device may be idle."""
 
     token_ids: NDArray[np.integer]
     "[rows]; embed.FEEDBACK for the token that the row's slot sampled in the previous step."
@@ -77,7 +79,9 @@ class StepBatch:
     @property
     def even(self) -> bool:
         """Whether the sequences have about equal lengths."""
-        return int(self.contexts.max(initial=0)) * len(self.contexts) <= EVEN_FACTOR * int(self.contexts.sum()) + 64
+        count = len(self.contexts)
+        # Reductions called by their own names: the methods of an array go through Python.
+        return count < 2 or int(MAXIMUM(self.contexts)) * count <= EVEN_FACTOR * int(SUM(self.contexts)) + 64
 
     @property
     def decodes(self) -> bool:
@@ -177,18 +181,50 @@ def ints_needed(rows: int, sequences: int, rows_per_tile: int) -> int:
     return 6 * rows + 8 * sequences + 2 * (rows // rows_per_tile + max(sequences, rows // 8 + 1)) + 16 * ALIGNED
 
 
+class DecodeInputs:
+    """The places of a decode step's inputs in a run of int32. Steps of one size share the object, so nothing is sliced while
+    the device may be idle."""
+
+    __slots__ = ("_columns", "_count", "_order", "_padded", "_padding", "_split_tokens", "_values", "bucket", "packing", "size")
+
+    def __init__(self, bucket: int, run: Ints) -> None:
+        self.bucket = bucket
+        self.packing = InputPacking(run)
+        self._columns = self.packing.add_columns(DECODE_COLUMNS, bucket)
+        place = self.packing.size
+        self.packing.add("split_tokens", np.zeros(1, np.int32))
+        self._split_tokens = run[place : place + 1]
+        self.size = self.packing.size
+        self._slice_for(0)
+
+    def _slice_for(self, count: int) -> None:
+        """Makes the views for this many sequences."""
+        self._count = count
+        self._values, self._order = tuple(self._columns[:-1, :count]), self._columns[-1, :count]
+        self._padded = self._columns[:, count:]
+        self._padding: Ints = np.empty(self._padded.shape, np.int32)
+        self._padding[:-1], self._padding[-1] = DECODE_PADDING, np.arange(count, self.bucket)
+
+    def write(self, batch: StepBatch, kv_heads: int, *, fixed: bool) -> None:
+        """Writes the inputs of a step. `fixed`: splits independent of the batch."""
+        contexts = batch.contexts
+        count = len(contexts)
+        if count != self._count:
+            self._slice_for(count)
+        token_ids, positions, row_slots, tallies, outputs = self._values
+        token_ids[:], positions[:], row_slots[:], outputs[:] = batch.token_ids, contexts, batch.slots, batch.outputs
+        tallies[:] = batch.slots if batch.tallies is None else batch.tallies
+        self._order[:] = (-contexts).argsort(kind="stable") if count > 1 else 0  # longest first
+        if count < self.bucket:
+            self._padded[:] = self._padding
+        lengths_sum = 0 if fixed else int(SUM(contexts)) + count
+        self._split_tokens[0] = FIXED_SPLIT_TOKENS if fixed else split_tokens_for(lengths_sum, max(1, count), kv_heads)
+
+
 def pack_decode(batch: StepBatch, bucket: int, run: Ints, kv_heads: int, *, fixed: bool) -> InputPacking:
-    packing, count = InputPacking(run), len(batch.slots)
-    columns = packing.add_columns(DECODE_COLUMNS, bucket)
-    token_ids, positions, row_slots, tallies, outputs, order = columns[:, :count]
-    token_ids[:], positions[:], row_slots[:], outputs[:] = batch.token_ids, batch.contexts, batch.slots, batch.outputs
-    tallies[:] = batch.slots if batch.tallies is None else batch.tallies
-    order[:] = np.argsort(-batch.contexts, kind="stable")  # longest first
-    if count < bucket:
-        columns[:-1, count:] = DECODE_PADDING
-        columns[-1, count:] = np.arange(count, bucket)
-    packing.add("split_tokens", _split_tokens(batch.contexts + 1, kv_heads, fixed=fixed))
-    return packing
+    inputs = DecodeInputs(bucket, run)
+    inputs.write(batch, kv_heads, fixed=fixed)
+    return inputs.packing
 
 
 def decode_views(packing: InputPacking, run: Tensor) -> StepInputs:
