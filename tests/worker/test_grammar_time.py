@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
 
@@ -51,6 +51,29 @@ class Clock:
         return self._now
 
 
+class Machine:
+    """Every clock that a program can read. Only `thread_time` stands still while the thread does not run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.thread = self.others = 0.0
+        clocks = {"thread_time": lambda: self.thread}
+        clocks |= dict.fromkeys(("monotonic", "perf_counter", "process_time", "time"), lambda: self.thread + self.others)
+        for name, clock in clocks.items():
+            monkeypatch.setattr(grammar_masks, name, clock, raising=False)  # whichever of them the module imports
+        for name in ("advance", "fill"):
+            monkeypatch.setattr(Matcher, name, self._taking(getattr(Matcher, name)))
+        self.runs = self.stopped = 0.0
+        "Seconds that each part of a mask computes, and in which other threads of the process compute."
+
+    def _taking(self, part: Callable[..., None]) -> Callable[..., None]:
+        def takes(*args: object) -> None:
+            self.thread += self.runs
+            self.others += self.stopped
+            part(*args)
+
+        return takes
+
+
 def masks_until_error(masks: GrammarMasks, state: GrammarState, most: int) -> int:
     for number in range(most):
         masks.advance([(state, ord("a"))])
@@ -82,6 +105,27 @@ def test_a_slow_one_now_and_then_is_forgiven(masks, monkeypatch):
         clock.seconds = 0.001
         masks_until_error(masks, state, 60)
     assert not state.error
+
+
+def test_a_stopped_thread_is_not_too_slow_and_a_busy_one_is(masks, monkeypatch):
+    """A loaded machine, or a process that was stopped, is not the client's doing."""
+    machine, state = Machine(monkeypatch), seated(masks, "start: /a*/\n")
+    machine.stopped = 100 * MASK_SECONDS_OVER
+    assert masks_until_error(masks, state, 20) == 20
+    assert not state.error
+    machine.stopped, machine.runs = 0.0, 0.02
+    assert masks_until_error(masks, state, 20) == 1 + int(MASK_SECONDS_OVER / (2 * 0.02 - MASK_SECONDS))
+    assert state.error == TOO_SLOW
+
+
+def test_drafts_are_refused_for_masks_of_a_busy_thread_and_not_of_a_stopped_one(masks, monkeypatch):
+    machine, state, drafts = Machine(monkeypatch), seated(masks, "start: /a*/\n"), [ord("a")] * 4
+    machine.stopped = 100 * MASK_SECONDS_OVER
+    for _ in range(3):
+        assert all(words.any() for words in state.masks_ahead(drafts, len(TOKENS)))
+    machine.stopped, machine.runs = 0.0, MASK_SECONDS_OVER
+    state.masks_ahead(drafts, len(TOKENS))
+    assert not any(words.any() for words in state.masks_ahead(drafts, len(TOKENS))[1:])
 
 
 def test_an_ambiguous_grammar_comes_to_its_end_by_time(masks):
