@@ -176,6 +176,16 @@ def test_a_stray_that_is_refused_disturbs_nobody(alias: bool):
     assert all((client_request.weights, client_request.ended) == (0, ["length"]) for client_request in world.watch.all_requests)
 
 
+def test_an_instance_whose_name_is_taken_dials_again_when_its_router_says():
+    """Its earlier session looks alive to the router until it is suspect. Links of the simulator waited for 4 to 8 s."""
+    cut = ClusterFault("cut", at=1.0, target=1, unseen=True)
+    world = played(pair(cut, ClusterFault("kill", at=1.1, target=1, seconds=0.1)))
+    assert "a refused instance dials when the router says" in world.watch.sometimes
+    machine = world.routers[0].machine
+    assert machine is not None
+    assert 1.9 < machine.membership.names["d1"].joined_at < 3.0
+
+
 def test_a_fault_at_a_stage_spares_a_stray():
     """Seed 70411: the number of a stray that had been taken was read as that of a router."""
     kills = [ClusterFault("kill", at=0.0, target=instance, seconds=30.0) for instance in range(2)]

@@ -7,6 +7,7 @@ of the session ("3|r1"), and a session that ends takes its requests with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from baton.core.effects import Effect, ModeChanged, Refuse, RestartWorker, SendToCache
 from baton.core.events import Abort, Submit
 from baton.core.heartbeat_times import REQUESTS, HeartbeatTimes
+from baton.core.redial_times import STEADY_SECONDS, DialOutcome, RedialTimes
 from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
@@ -28,14 +30,13 @@ from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import HANGUP, Wire
 from baton.sim.engine import Outward, SimulatedEngine
 from baton.sim.instance import SimulatedInstance
-from baton.sim.noise import noise
 from baton.sim.plans import MARK, untagged
+from baton.sim.prompts import stream
 from baton.sim.scenario import VOCAB, Scenario
 from baton.sim.timeline import Timeline
 
 REDIAL_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-REFUSED_SECONDS = 8.0
-"""Wait before the next dial after a refusal, with jitter."""
+"""Waits after failed dials and lost sessions. Those after refusals are the core's (core/redial_times.py)."""
 
 
 class RouterLink:
@@ -49,13 +50,14 @@ class RouterLink:
         "lapse_seconds",
         "opened",
         "received_at",
-        "refused",
+        "redial",
         "tag",
         "wire",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, rng: Random) -> None:
         self.wire: Wire | None = None
+        self.redial = RedialTimes(rng)
         self.received_at = 0.0
         self.beats = HeartbeatTimes(0.0, 0.25)
         self.lapse_seconds = 2.0
@@ -65,8 +67,6 @@ class RouterLink:
         "Failed dials in a row."
         self.opened = False
         "Whether the router has accepted the instance in this session."
-        self.refused = False
-        "Whether the router's last decision was a refusal."
         self.digest: SimulatedFeed | None = None
         "Feed of cached keys to the router. None: no digest, or the session is not open."
         self.dial_at = 0.0
@@ -84,8 +84,8 @@ class SimulatedLinks:
         routers: int,
     ) -> None:
         self.instance = instance
-        self.links = [RouterLink() for _ in range(routers)]
         self._scenario = scenario
+        self.links = [RouterLink(self._rng(router)) for router in range(routers)]
         tiers = scenario.of_instance(instance.kind).config().tiers
         self._adopt_seconds_max = tiers.adopt_seconds_max if instance.role != "mixed" else 0.0
         self._measured = scenario.cluster is not None and scenario.cluster.measured
@@ -95,6 +95,9 @@ class SimulatedLinks:
         self._inbox: list[tuple[Wire, Any]] = []
         self._beats = 0
 
+    def _rng(self, router: int) -> Random:
+        return stream(self._scenario.seed, f"refused dials {self.instance.number} {router} {self.instance.lives}")
+
     # The engine's life
 
     def begin(self, engine: SimulatedEngine) -> None:
@@ -103,11 +106,12 @@ class SimulatedLinks:
     def close(self) -> bool:
         opened = any(link.opened for link in self.links)
         self._inbox.clear()
-        for link in self.links:
+        for router, link in enumerate(self.links):
             if link.wire is not None:
                 link.wire.close("up", in_order=False)
                 link.wire = None
-            link.failures, link.opened, link.refused, link.dial_at = 0, False, False, 0.0
+            link.failures, link.opened, link.dial_at = 0, False, 0.0
+            link.redial = RedialTimes(self._rng(router))
         return opened
 
     def thaw(self, engine: SimulatedEngine) -> None:
@@ -131,7 +135,7 @@ class SimulatedLinks:
             return
         link.wire, link.received_at, link.failures = wire, self._timeline.now, 0
         link.tag, link.opened, link.digest = f"{wire.number}{MARK}", False, None
-        wire.send("up", self._hello(engine, refused=link.refused))
+        wire.send("up", self._hello(engine, refused=link.redial.refused))
 
     def _redial(self, entry: tuple[SimulatedEngine, int]) -> None:
         if entry[0] is self.instance.engine:
@@ -163,10 +167,10 @@ class SimulatedLinks:
         link.received_at = self._timeline.now
         if message is HANGUP or type(message) is InstanceRefused:
             if type(message) is InstanceRefused and not link.opened:
-                self._refused(link, wire)
+                self._refused(link, message)
             self._session_over(router, "the router hung up")
         elif type(message) is RouterHello:
-            link.opened, link.refused = True, False
+            link.opened = True
             if self.instance.is_stray:
                 self._watch.saw("a stray was taken")
                 self._watch.happened("stray")
@@ -181,10 +185,11 @@ class SimulatedLinks:
             if type(message) in REQUESTS:
                 self._on_request_of(engine, link.tag)
 
-    def _refused(self, link: RouterLink, wire: Wire) -> None:
-        link.refused = True
-        wait = REFUSED_SECONDS * (0.5 + 0.5 * noise(self._scenario.seed, 4_000_000 + wire.number))
-        link.dial_at = self._timeline.now + wait
+    def _refused(self, link: RouterLink, message: InstanceRefused) -> None:
+        if message.retry_seconds:
+            self._watch.saw("a refused instance dials when the router says")
+        end = DialOutcome(message.reason, refused=True, retry_seconds=message.retry_seconds)
+        link.dial_at = self._timeline.now + link.redial.after(end)
         if not self.instance.is_stray:  # the other instances take over its requests
             self._watch.happened("not taken")
 
@@ -216,6 +221,8 @@ class SimulatedLinks:
         self.instance.note(f"has lost router {router}: {why}")
         link = self.links[router]
         tag, link.wire, link.tag = link.tag, None, ""
+        if link.opened:
+            link.redial.after(DialOutcome(why, open_seconds=STEADY_SECONDS))
         if self.instance.engine is not None:
             for request in self.instance.engine.instance.view.request_ids():
                 if request.startswith(tag):

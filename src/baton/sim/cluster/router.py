@@ -276,8 +276,8 @@ class SimulatedRouter:
                     self.clients.turned_away(effect)
                 case FailRequest():
                     self.clients.broken_off(effect)
-                case CloseSession(session=session, reason=reason):
-                    self._disconnect(session, reason, refused=type(event) is InstanceJoined and event.session == session)
+                case CloseSession():
+                    self._disconnect(effect, refused=type(event) is InstanceJoined and event.session == effect.session)
         self._given.after(effects)
         self._paths.given_up(machine.stats.paths_given_up)
         if type(event) is InstanceMessage and type(event.message) is Heartbeat:
@@ -302,7 +302,8 @@ class SimulatedRouter:
         here = [self._timeline.now for session, (_, held) in self._sizes.items() if held >= blocks and session in self._wires]
         return max([*here, *(at for at, held in self._sizes.values() if held >= blocks)], default=float("-inf"))
 
-    def _disconnect(self, session: Session, reason: str, *, refused: bool) -> None:
+    def _disconnect(self, effect: CloseSession, *, refused: bool) -> None:
+        session, reason = effect.session, effect.reason
         self._note(f"disconnects session {session}: {reason}")
         if "nothing was received" in reason:
             self._watch.saw("an instance lapsed")
@@ -310,7 +311,7 @@ class SimulatedRouter:
             self._watch.saw("an instance was back before its earlier session was over")
         if (wire := self._wires.get(session)) is not None:
             if refused:
-                wire.send("down", InstanceRefused(reason))
+                wire.send("down", InstanceRefused(reason, effect.retry_seconds))
                 del self._sizes[session]  # the instance was never part of the cluster
             wire.close("down")
             self._lose(session)
