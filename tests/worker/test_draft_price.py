@@ -66,27 +66,45 @@ def test_the_likeliest_sequences_come_first():
     assert chosen.get(0, 0) > chosen.get(1, 0)
 
 
-def test_forced_text_has_a_share_of_its_own():
+def test_expected_text_has_a_share_of_its_own():
     """It runs at once. Guesses that are wrong do not end it, and it does not begin them."""
     one = price(1.0, 1.2, 1.4)
-    one.proposed(0, forced=True)
+    one.proposed(0, expected=2)
     assert one.choose(1, {0: 2}) == {0: 2}
-    one.proposed(0, forced=False)
+    one.proposed(0, expected=0)
     assert one.choose(1, {0: 2}) == {}
     for _ in range(20):
         one.accepted(0, 1, 0)
-    one.proposed(0, forced=True)
+    one.proposed(0, expected=2)
     assert one.choose(1, {0: 2}) == {0: 2}
     one.not_run(0, 2, 9)
-    one.proposed(0, forced=False)
+    one.proposed(0, expected=0)
     for _ in range(20):
         one.accepted(0, 1, 1)
-    one.known(0, np.array([4, 5, 6], np.int32))  # forced text that was not run was wrong
+    one.known(0, np.array([4, 5, 6], np.int32))  # expected text that was not run was wrong
     assert one.choose(1, {0: 2}) == {0: 2}
-    one.proposed(0, forced=True)
+    one.proposed(0, expected=2)
     for _ in range(20):
         one.accepted(0, 1, 0)
     assert one.choose(1, {0: 2}) == {}
+
+
+def test_guesses_behind_expected_text_have_the_share_of_guesses():
+    one = price(1.0, 1.05, 1.1, 1.15, 1.2)
+    one.proposed(0, expected=2)
+    assert one.choose(1, {0: 4}) == {0: 3}, "the third is worth its row: 0.9 * 0.9 * 0.2 more tokens"
+    for _ in range(20):
+        one.accepted(0, 4, 2)
+    assert one.choose(1, {0: 4}) == {0: 2}
+    for _ in range(20):
+        one.accepted(0, 4, 4)
+    assert one.choose(1, {0: 4}) == {0: 4}
+    for _ in range(60):
+        one.accepted(0, 4, 0)  # nothing was learned about the guesses: they did not follow
+    one.proposed(0, expected=0)
+    assert one.choose(1, {0: 4}) == {0: 4}
+    one.proposed(0, expected=2)
+    assert one.choose(1, {0: 4}) == {}
 
 
 @pytest.mark.parametrize("sequences", [1, 7, 300])

@@ -10,6 +10,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from baton.grammar.expected_text import Expected
 from baton.grammar.matcher import Matcher, Words
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
@@ -284,3 +285,41 @@ def test_masks_behind_drafts_that_are_slow_end_drafts_and_not_the_sequence(masks
     clock.seconds = 0.0
     assert masks_until_error(masks, state, 5) == 5
     word.close()
+
+
+def test_expected_text_that_is_slow_to_find_ends_drafts_and_not_the_sequence(masks, monkeypatch):
+    state, clock = seated(masks, 'start: "ab"*\n'), Clock(monkeypatch)
+    masks.advance([(state, ord("a"))])
+    state.mask()
+    state.draft(4)
+    monkeypatch.setattr(Matcher, "expected", lambda *_: Expected(b"bab"))
+    clock.seconds = 4 * MASK_SECONDS_OVER
+    grammar_masks._expect(state.work)
+    assert state.draft(4) == [ord("b"), ord("a")]
+    assert state.work.seconds_over == 0, "masks have a budget of their own"
+    grammar_masks._expect(state.work)
+    assert state.draft(4) == []
+    clock.seconds = 0.0
+    for token in b"bababab":
+        masks.advance([(state, token)])
+        assert state.mask().any()
+        assert state.draft(4) == []
+
+
+def test_expected_text_that_cannot_be_found_ends_drafts_and_not_the_sequence(masks, monkeypatch):
+    state = seated(masks, "start: /a+/\n")
+
+    def failing(*_: object) -> Expected:
+        raise MemoryError("on purpose")
+
+    assert state.draft(4) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(Matcher, "expected", failing)
+        masks.advance([(state, ord("a"))])
+        assert state.mask().any()
+    assert state.draft(4) == []
+    monkeypatch.setattr(Matcher, "expected", lambda *_: Expected(b"aaaa"))
+    masks.advance([(state, ord("a"))])
+    assert state.mask().any()
+    assert state.draft(4) == []
+    assert not state.error

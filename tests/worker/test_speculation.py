@@ -389,9 +389,12 @@ def test_forced_text_is_drafted(model, kind):
     }
     plain, one = run(model, asked), run(model, asked, drafter=GrammarDrafter, steps_in_flight=1)
     assert said(one) == said(plain)
-    if kind != "regex":  # nothing but the last digit's neighbours is forced there
-        assert sum(one.instance.stats.accepted_drafts) == one.instance.stats.drafts > 0
-        assert len(one.history) < len(plain.history)
+    drafts, accepted = one.instance.stats.drafts, sum(one.instance.stats.accepted_drafts)
+    if kind == "regex":  # nothing but the last digit's neighbours is forced there
+        return
+    assert 0 < accepted <= drafts
+    assert accepted == drafts or kind == "schema", "only white space is guessed"
+    assert len(one.history) < len(plain.history)
 
 
 def test_ngram_repeats_what_followed():

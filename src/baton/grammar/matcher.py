@@ -16,6 +16,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from baton.errors import BadGrammar
+from baton.grammar.expected_text import NOTHING, Expected, expected_text
+from baton.grammar.json_layout import JsonLayout
 from baton.grammar.language import canonical, lark_of, reason_of
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
@@ -48,10 +50,11 @@ def checked(grammar: Grammar) -> Grammar:
 class Matcher:
     """The grammar's state of one sequence. Not thread-safe; llguidance releases the interpreter lock."""
 
-    __slots__ = ("_ends", "_ends_late", "_matcher", "_thought", "_width", "ended", "error")
+    __slots__ = ("_ends", "_ends_late", "_matcher", "_thought", "_vocabulary", "_width", "ended", "error", "layout")
 
     def __init__(self, vocabulary: Vocabulary, grammar: Grammar) -> None:
         """Compiles the grammar. Never raises: `error` has the reason."""
+        self._vocabulary = vocabulary
         self._width = vocabulary.width
         self._ends = [end for end in grammar.ends if end < vocabulary.width]
         self._ends_late = grammar.ends_late
@@ -60,6 +63,8 @@ class Matcher:
         self.ended = False
         "Whether a token that ends the text was drawn."
         self.error = ""
+        self.layout: JsonLayout | None = None
+        "Reads the consumed text, if text is to be expected behind it."
         try:
             self._matcher = LLMatcher(vocabulary.tokenizer, lark_of(grammar), log_level=0, limits=LIMITS)
         except (BadGrammar, ValueError) as error:
@@ -75,8 +80,9 @@ class Matcher:
         return other
 
     def fork(self) -> Matcher:
-        """A second matcher in the same state."""
+        """A second matcher in the same state, without a layout."""
         other = Matcher.__new__(Matcher)
+        other._vocabulary, other.layout = self._vocabulary, None
         other._width, other._ends, other._ends_late = self._width, self._ends, self._ends_late
         other.ended, other.error, other._thought = self.ended, self.error, self._thought
         if not self.error:
@@ -95,12 +101,16 @@ class Matcher:
             elif not self._matcher.consume_token(token):
                 self._record_error()
                 self.error = self.error or f"token {token} is not one that the grammar allows"
+            elif self.layout is not None:
+                self.layout.read(self._vocabulary.text_of(token))
 
-    def forced(self) -> bytes:
-        """Bytes that must come next in any text that the grammar allows. Computed on a copy: the state does not change."""
+    def expected(self, before: Expected = NOTHING, tokens: Sequence[int] = ()) -> Expected:
+        """The text that is expected next: what must come, and with a layout also what follows it behind the usual white space.
+        The state does not change. `before`: what was expected before these last tokens were consumed."""
         if self.error or self.ended or self._thought is not None:
-            return b""
-        return bytes(self._matcher.deep_copy().compute_ff_bytes())
+            return NOTHING
+        rest = before.after(b"".join(map(self._vocabulary.text_of, tokens)))
+        return rest if rest is not None else expected_text(self._matcher, self.layout, self._vocabulary.single_bytes)
 
     def fill(self, words: Words) -> None:
         """Writes the mask of allowed next tokens to `words`, of length Vocabulary.words. After an error none is allowed."""

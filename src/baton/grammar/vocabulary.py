@@ -12,6 +12,7 @@ from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from baton.grammar.expected_text import Expected
 from baton.grammar.vocabulary_source import tokens_of
 from baton.text.tokenizer import Tokenizer
 
@@ -55,6 +56,41 @@ class Vocabulary:
             if text and len(text) <= GUESS_BYTES_MAX and token not in self._special:
                 ids.setdefault(text, token)
         return ids
+
+    @cached_property
+    def single_bytes(self) -> list[int | None]:
+        """A token of each single byte. None: there is none."""
+        return [self._ids.get(bytes((byte,))) for byte in range(256)]
+
+    def text_of(self, token: int) -> bytes:
+        """The token's bytes. Special tokens have none."""
+        return self._known[token] if 0 <= token < self.width and token not in self._special else b""
+
+    def leading(self, expected: Expected, own: Sequence[int]) -> tuple[list[int], Expected]:
+        """The first of these tokens, as far as they write the expected text, and the rest of it."""
+        tokens, length = list[int](), 0
+        for token in own:
+            text = self.text_of(token)
+            if not text or not expected.text.startswith(text, length):
+                break
+            tokens.append(token)
+            length += len(text)
+        return tokens, expected._replace(text=expected.text[length:])
+
+    def guess_expected(self, expected: Expected) -> list[int]:
+        """Tokens of the beginning of an expected text: those that are the same whatever follows it. If that is not known, the
+        last token is left out: the model may join it with what follows."""
+        if expected.is_last:
+            return self.guess(expected.text)
+        if expected.is_cut or not expected.ends:
+            return self.guess(expected.text)[:-1]
+        tokens, length = list[int](), 0
+        for token, *others in zip(*(self.guess(expected.text + end) for end in expected.ends), strict=False):
+            length += len(self._known[token])
+            if length > len(expected.text) or any(other != token for other in others):
+                break
+            tokens.append(token)
+        return tokens
 
     def guess(self, text: bytes) -> list[int]:
         """Tokens of the beginning of this text, as the tokenizer chooses them; where it would write something else, or is not

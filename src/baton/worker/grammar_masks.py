@@ -9,8 +9,8 @@ parallel. A state depends only on the grammar and the tokens after the prompt (N
 the middle has the same state as any other. Nothing here raises for a grammar: a failed state has an error, and only its row
 fails.
 
-Drafts need the forced text before the forward pass. So all sequences consume their tokens before the first mask is computed,
-and forced text, if it is drafted, is found then.
+Drafts need the expected text before the forward pass. So all sequences consume their tokens before the first mask is computed,
+and expected text, if it is drafted, is found then.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from math import inf
 from threading import Event
 from time import thread_time
 from typing import Final
 
 import numpy as np
 
+from baton.grammar.expected_text import NOTHING
+from baton.grammar.json_layout import JsonLayout, Layout
 from baton.grammar.matcher import Matcher, Words
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
@@ -52,14 +55,16 @@ NO_VOCABULARY: Final = "this worker has no tokenizer, which a grammar needs"
 class MaskWork:
     """State that the threads write. A caller that stops waiting leaves it to them, and uses a new one."""
 
-    __slots__ = ("error", "forced", "matcher", "seconds_over", "words")
+    __slots__ = ("error", "expected", "expected_over", "matcher", "seconds_over", "words")
 
     def __init__(self, words: Words | None = None, error: str = "") -> None:
         self.matcher: Matcher | None = None
         self.words: Words = _NO_WORDS if words is None else words
         self.error = error
-        self.forced = b""
-        "Text that must come next; set if drafts are wanted."
+        self.expected = NOTHING
+        "Text that is expected next; set if drafts are wanted."
+        self.expected_over = 0.0
+        "CPU time of finding expected texts beyond MASK_SECONDS each."
         self.seconds_over = 0.0
         "CPU time of its masks beyond MASK_SECONDS each."
 
@@ -75,9 +80,9 @@ class GrammarState:
         self.pending: Future[None] | None = None
         "While set, `work` belongs to a thread."
         self.consumed: Event | None = None
-        "Event of the thread: it has consumed the tokens, so `work.forced` is valid, and `work.words` is not yet."
+        "Event of the thread: it has consumed the tokens, so `work.expected` is valid, and `work.words` is not yet."
         self.drafts = False
-        "Whether forced text is drafted."
+        "Whether expected text is drafted."
         self.accepted: list[int] = []
         "Accepted drafts, which are consumed together with the token after them."
         self._ahead_over = 0.0
@@ -101,18 +106,21 @@ class GrammarState:
         """Allows no next token. A thread may still write to the old work, which is not read any more."""
         self.work = MaskWork(np.zeros_like(self.work.words), why)
 
-    def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens of the text that the grammar forces next. The last token of that text is left out: the model may
-        join it with what follows."""
+    def draft(self, most: int, own: Sequence[int] = ()) -> list[int]:
+        """Up to `most` tokens of the text that is expected next. `own`: what the sequence wrote behind the same tokens before.
+        As far as that is the expected text, it is the model's own choice of tokens."""
         vocabulary = self._masks.vocabulary
         if not self.drafts:  # from now on the thread computes the next mask
             self.mask()
             self.drafts = True
             if self.work.matcher is not None and not self.error:
-                self.work.forced = self.work.matcher.forced()
+                _expect(self.work)
         elif self.consumed is not None and not self._masks.wait_consumed(self.consumed):
             return []
-        return [] if vocabulary is None or self.error else vocabulary.guess(self.work.forced)[:-1][:most]
+        if vocabulary is None or self.error or not self.work.expected.text:
+            return []
+        tokens, rest = vocabulary.leading(self.work.expected, own)
+        return [*tokens, *vocabulary.guess_expected(rest)][:most]
 
     def masks_ahead(self, drafts: Sequence[int], vocabulary: int) -> list[Words]:
         """The mask of the next token, and those behind each of the drafts, on a copy of the state. A mask is empty behind a
@@ -165,6 +173,10 @@ class GrammarMasks:
         self._source = vocabulary
         self.vocabulary: Vocabulary | None = None
         self._compiled: dict[Grammar, Matcher] = {}
+        self.drafts = False
+        "Whether expected text may be drafted, so that layouts are read."
+        self._layout: Layout = {}
+        "The layout of the answers so far."
         self._advance: Callable[[], None] = lambda: None
         self.before_wait: Callable[[], None] = lambda: None
         "Called before a long wait for a mask."
@@ -245,13 +257,17 @@ class GrammarMasks:
                 del self._compiled[next(iter(self._compiled))]
         work.words = np.zeros(self.vocabulary.words, np.uint32)
         work.matcher = compiled.copy(thinking)
+        work.matcher.layout = JsonLayout(self._layout) if self.drafts else None
         work.matcher.advance(outputs)
         _fill(work)
 
 
 def _continue(rows: list[tuple[MaskWork, tuple[int, ...], bool]], consumed: Event | None, timed: bool) -> None:
-    """Computes masks on the mask thread. `rows`: tokens of a sequence, and whether its forced text is drafted."""
-    seconds = [_timed(work, partial(_consume, work, tokens, drafts)) for work, tokens, drafts in rows]
+    """Computes masks on the mask thread. `rows`: tokens of a sequence, and whether its expected text is drafted."""
+    seconds = [_timed(work, partial(_consume, work, tokens)) for work, tokens, _ in rows]
+    for work, tokens, drafts in rows:
+        if drafts:
+            _expect(work, tokens)
     if consumed is not None:
         consumed.set()
     for (work, tokens, _), before in zip(rows, seconds, strict=True):
@@ -275,11 +291,23 @@ def _timed(work: MaskWork, part: Callable[[], None]) -> float:
     return thread_time() - begin
 
 
-def _consume(work: MaskWork, tokens: tuple[int, ...], drafts: bool) -> None:
+def _consume(work: MaskWork, tokens: tuple[int, ...]) -> None:
     assert work.matcher is not None
     work.matcher.advance(tokens)
-    if drafts:
-        work.forced = work.matcher.forced()
+
+
+def _expect(work: MaskWork, tokens: Sequence[int] = ()) -> None:
+    """Finds the text that is expected behind these last tokens. Its time is not that of masks. If it fails or takes too long
+    there are no drafts: an answer ends for the same reasons with drafts and without."""
+    if work.matcher is None or work.expected_over > MASK_SECONDS_OVER:
+        work.expected = NOTHING
+        return
+    begin = thread_time()
+    try:
+        work.expected = work.matcher.expected(work.expected, tokens)
+    except Exception:
+        work.expected, work.expected_over = NOTHING, inf
+    work.expected_over = max(0.0, work.expected_over + thread_time() - begin - MASK_SECONDS)
 
 
 def _fill(work: MaskWork) -> None:

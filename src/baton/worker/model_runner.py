@@ -30,7 +30,7 @@ from baton.kvpool.base import Pool
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan, StepResult
-from baton.worker.drafters.base import Drafter, Forced
+from baton.worker.drafters.base import Drafter, expected_of
 from baton.worker.drafters.model import ModelDrafter
 from baton.worker.drafters.price import DraftPrice
 from baton.worker.drafters.priced_model import PricedModel
@@ -69,6 +69,7 @@ class ModelRunner:
         self.steps_ahead = executor.steps_ahead
         self.pool = pool
         self.grammars = grammars or GrammarMasks(None)
+        self.grammars.drafts = drafter is not None
         if drafter is not None and not executor.draft_rows_max:
             raise InvalidConfig(f"--speculate: {executor.name} does not verify drafts: leave it out")
         self.drafter = drafter
@@ -323,7 +324,7 @@ class ModelRunner:
         """Drafts, shortened to those that are worth their rows. The price learns from the proposed drafts, run or not."""
         for place in found:
             price.known(slots[place], self.batch.tokens[slots[place], : self.batch.lengths[slots[place]]])
-            price.proposed(slots[place], forced=isinstance(found[place], Forced))
+            price.proposed(slots[place], expected=expected_of(found[place]))
         drafts = {slots[place]: len(draft) for place, draft in found.items()}
         chosen = price.choose(len(slots), drafts, waits=not in_flight.needs_tokens)
         for place, draft in found.items():

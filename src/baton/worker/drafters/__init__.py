@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.config.values import Speculate, draft_model_of
 from baton.worker.drafters.base import Drafter
-from baton.worker.drafters.first_of import FirstOf
 from baton.worker.drafters.grammar import GrammarDrafter
+from baton.worker.drafters.joined import JoinedDrafter
 from baton.worker.drafters.ngram import NgramDrafter
 
 
@@ -15,5 +15,5 @@ def drafter_of(name: Speculate) -> Drafter | None:
         case "ngram":
             return NgramDrafter()
         case "auto":
-            return FirstOf(GrammarDrafter(), NgramDrafter())
+            return JoinedDrafter()
     return GrammarDrafter() if name == "grammar" or draft_model_of(name) else None

@@ -9,15 +9,25 @@ So a draft never changes a token, only the number of steps: a drafter may guess 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from baton.worker.arrays import Int32s
 from baton.worker.grammar_masks import GrammarState
 
 
-class Forced(list[int]):
-    """Drafts of text that must come next: mostly right, unlike those of the same sequence that are guessed."""
+class Draft(list[int]):
+    """Draft tokens, of which the first are expected text (grammar/expected_text.py): mostly right, unlike those that follow."""
+
+    def __init__(self, tokens: Iterable[int], expected: int) -> None:
+        """`expected`: number of tokens of expected text."""
+        super().__init__(tokens)
+        self.expected = expected
+
+
+def expected_of(draft: Sequence[int]) -> int:
+    """Number of tokens of a draft that are expected text."""
+    return draft.expected if isinstance(draft, Draft) else 0
 
 
 class Drafter(Protocol):

@@ -1,4 +1,4 @@
-"""Drafts from structured output: the text that a schema or grammar forces next, such as the name of a property.
+"""Drafts from structured output: the text that is expected next, such as the name of a property and the white space around it.
 
 The model's own tokens of that text may be others: a draft is verified like any other.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.worker.arrays import Int32s
-from baton.worker.drafters.base import Forced
+from baton.worker.drafters.base import Draft
 from baton.worker.grammar_masks import GrammarState
 
 
@@ -21,7 +21,10 @@ class GrammarDrafter:
 
     def propose(self, slot: int, tokens: Int32s, most: int) -> Sequence[int]:
         grammar = self._grammars[slot]
-        return () if grammar is None else Forced(grammar.draft(most))
+        if grammar is None:
+            return ()
+        draft = grammar.draft(most)
+        return Draft(draft, expected=len(draft))
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Nothing to do: the grammar consumes sampled tokens itself."""

@@ -87,6 +87,15 @@ class NgramDrafter:
             draft.append(draft[len(draft) + begin - len(tokens)])
         return draft
 
+    def behind(self, slot: int, tokens: Int32s, drafts: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that followed the last tokens of these drafts. Called after `propose` with the same tokens."""
+        index = self._indices[slot]
+        if most <= 0 or index.read < len(tokens) - 1:
+            return []
+        begin = index.find(np.append(tokens[-SUFFIXES[0] :], np.array(drafts, np.int32)))
+        found: list[int] = [] if begin is None else tokens[begin : begin + most].tolist()
+        return found
+
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Nothing to do: the index reads the tokens themselves."""
 

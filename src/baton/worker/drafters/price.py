@@ -1,9 +1,10 @@
 """Chooses how many drafts run, so that a step gives the most tokens per second. The price is the measured time of a step by its
-rows; the gain is the share of right drafts of each sequence, measured for forced text and for other drafts.
+rows; the gain is the share of right drafts of each sequence, measured for expected text and for other drafts.
 
     tokens a second = (sequences + expected accepted drafts) / (seconds(rows) + seconds of waiting)
 
-If a draft is right with probability p, the j-th draft of a sequence is accepted with probability p^j. The likeliest drafts of
+If a draft is right with probability p, the j-th draft of a sequence is accepted with probability p^j; behind drafts of expected
+text, those of other drafts follow. The likeliest drafts of
 all sequences are added one by one, and the number with the most tokens per second runs; no draft runs unless that is clearly
 more than without drafts. A draft that was not run is measured too, without cost: the next token shows whether it was right. The
 choice changes no token, so decisions by the clock are harmless here.
@@ -25,8 +26,8 @@ OBSERVED_MAX: Final = 12
 share would vary so much that drafts that pay would often not run."""
 FIRST_SHARE: Final = 0.2
 """Assumed share of right drafts of a new sequence: too small to run a draft until one would have been right."""
-FIRST_SHARE_FORCED: Final = 0.9
-"""Assumed share of right drafts of a new sequence, for forced text."""
+FIRST_SHARE_EXPECTED: Final = 0.9
+"""Assumed share of right drafts of a new sequence, for expected text."""
 GAIN_MIN: Final = 1.05
 """Ratio of expected tokens per second, with drafts against without, from which drafts run."""
 ROWS_MAX: Final = 64
@@ -42,7 +43,7 @@ WAIT_INTERVAL_MAX: Final = 15
 class DraftPrice:
     __slots__ = (
         *(
-            "_forced",
+            "_expected",
             "_guesses",
             "_interval",
             "_observed",
@@ -72,28 +73,28 @@ class DraftPrice:
         self._recent: set[int] = set()
         "Sizes measured since sizes were last forgotten (FORGET_STEPS)."
         self._shares: dict[tuple[int, bool], float] = {}
-        "Share of right drafts, by slot and by whether the draft was forced text."
+        "Share of right drafts, by slot and by whether the draft was expected text."
         self._observed: dict[tuple[int, bool], int] = {}
         "Number of drafts in each of `_shares`."
-        self._forced: dict[int, bool] = {}
-        "Whether the last proposal of a slot was forced text."
+        self._expected: dict[int, int] = {}
+        "Number of tokens of expected text at the beginning of a slot's last proposal."
         self._guesses: dict[int, tuple[int, int, bool]] = {}
-        "The draft of each slot that was not run: its position, its first token, and whether it was forced text."
+        "The draft of each slot that was not run: its position, its first token, and whether it was expected text."
         self._interval = self._pause = 0
         "Number of steps that will not wait after a step that waited without a draft; and how many of them are left."
         self._waited: tuple[int, bool] = -1, False
         "The step of the last call of `worth_waiting`, and the answer."
 
     def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
-        self._forced[slot] = False
-        for forced, share in ((False, FIRST_SHARE), (True, FIRST_SHARE_FORCED)):
-            self._shares[slot, forced], self._observed[slot, forced] = share, 0
+        self._expected[slot] = 0
+        for expected, share in ((False, FIRST_SHARE), (True, FIRST_SHARE_EXPECTED)):
+            self._shares[slot, expected], self._observed[slot, expected] = share, 0
         self._guesses.pop(slot, None)
 
     def drop(self, slot: int) -> None:
-        del self._forced[slot]
-        for forced in (False, True):
-            del self._shares[slot, forced], self._observed[slot, forced]
+        del self._expected[slot]
+        for expected in (False, True):
+            del self._shares[slot, expected], self._observed[slot, expected]
         self._guesses.pop(slot, None)
 
     def worth_waiting(self, step: int) -> bool:
@@ -149,13 +150,16 @@ class DraftPrice:
         else:
             self._seconds[rows] = known + (seconds - known) * LEARNING
 
-    def proposed(self, slot: int, *, forced: bool) -> None:
-        """Record a new proposal of the slot. `forced`: its text is forced."""
-        self._forced[slot] = forced
+    def proposed(self, slot: int, *, expected: int) -> None:
+        """Record a new proposal of the slot. `expected`: number of tokens at its beginning that are expected text."""
+        self._expected[slot] = expected
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Learn from the last proposal of the slot: `accepted` of its `drafted` tokens were right."""
-        self._learn((slot, self._forced[slot]), drafted, accepted)
+        expected = min(self._expected[slot], drafted)
+        self._learn((slot, True), expected, accepted)
+        if accepted >= expected:
+            self._learn((slot, False), drafted - expected, accepted - expected)
 
     def _learn(self, source: tuple[int, bool], drafted: int, accepted: int) -> None:
         share, observed = self._shares[source], self._observed[source]
@@ -166,13 +170,13 @@ class DraftPrice:
 
     def not_run(self, slot: int, position: int, token: int) -> None:
         """Remember the first token of a draft that was not run; `known` compares it with the sampled token."""
-        self._guesses[slot] = position, token, self._forced[slot]
+        self._guesses[slot] = position, token, self._expected[slot] > 0
 
     def known(self, slot: int, tokens: Int32s) -> None:
         """Learn whether the draft that was not run was right. `tokens`: all tokens of the sequence so far."""
-        position, token, forced = self._guesses.pop(slot, (len(tokens), 0, False))
+        position, token, expected = self._guesses.pop(slot, (len(tokens), 0, False))
         if position < len(tokens):
-            self._learn((slot, forced), 1, int(tokens[position] == token))
+            self._learn((slot, expected), 1, int(tokens[position] == token))
 
     def choose(self, sequences: int, drafts: Mapping[int, int], *, waits: bool = True) -> dict[int, int]:
         """Return how many of the proposed drafts to run, by slot. `sequences`: in the step. `drafts`: proposed tokens by slot.
@@ -181,11 +185,7 @@ class DraftPrice:
         if waiting is None:
             return {}
         likely = sorted(
-            (
-                (self._shares[slot, self._forced[slot]] ** place, slot)
-                for slot, count in drafts.items()
-                for place in range(1, count + 1)
-            ),
+            ((chance, slot) for slot, count in drafts.items() for chance in self._chances(slot, count)),
             key=lambda pair: -pair[0],
         )[:ROWS_MAX]
         best, most, tokens = 0, GAIN_MIN * sequences / self.seconds(sequences), float(sequences)
@@ -198,6 +198,14 @@ class DraftPrice:
         for _, slot in likely[:best]:
             chosen[slot] = chosen.get(slot, 0) + 1
         return chosen
+
+    def _chances(self, slot: int, count: int) -> list[float]:
+        """Probabilities that the drafts of the slot's last proposal are accepted."""
+        chance, chances = 1.0, list[float]()
+        for place in range(count):
+            chance *= self._shares[slot, place < self._expected[slot]]
+            chances.append(chance)
+        return chances
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a step with this many rows: measured, interpolated between two measured sizes, or
