@@ -125,6 +125,14 @@ def test_the_build_and_the_lag_of_this_process(counted, http):
     assert told["baton:loop_lag_seconds[process=front]"] == 0.25
 
 
+def test_hangs_of_children_are_read_at_the_scrape(counted, http):
+    hangs = {"engine": 0}
+    counted.app.state.front.metrics.about_process("front", lambda: 0.0, Build(), hangs)
+    assert scrape(counted, http)["baton:child_hangs_total[child=engine]"] == 0
+    hangs["engine"] = 2
+    assert scrape(counted, http)["baton:child_hangs_total[child=engine]"] == 2
+
+
 def test_the_engines_processes_and_steps(counted, http):
     counted.engine.snapshot = EngineStats(
         worker_losses=2, cache_losses=1, loop_lag_microseconds=500, step_tokens={"1": 3, "+Inf": 1, "sum": 20_003}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
+from dataclasses import replace
 
 from baton.config import ServeConfig
 from baton.errors import EngineError
@@ -15,9 +17,13 @@ from baton.llm.keywords import serve_settings
 from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
+SILENT_SECONDS_MAX = json.loads(os.environ.get("BATON_CHAOS", "{}")).get("silent_seconds_max", 30.0)
+
 
 class ChaosSupervisor(Supervisor):
-    rows = with_modules(SUPERVISOR_CHILDREN, engine="chaos_engine")
+    rows = tuple(
+        replace(row, silent_seconds_max=SILENT_SECONDS_MAX) for row in with_modules(SUPERVISOR_CHILDREN, engine="chaos_engine")
+    )
 
 
 async def serve(config: ServeConfig) -> None:

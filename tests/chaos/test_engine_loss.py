@@ -48,8 +48,10 @@ def completion_tokens(reply: Reply) -> int | None:
     return usages[-1]["completion_tokens"] if usages else None
 
 
-def killed_in_mid_stream(server: Server, bodies: dict[str, dict[str, Any]], after: int) -> dict[str, Reply]:
-    """All at once. The engine is killed when each stream has had so many pieces, and is long from its end."""
+def lost_in_mid_stream(
+    server: Server, bodies: dict[str, dict[str, Any]], after: int, number: int = signal.SIGKILL
+) -> dict[str, Reply]:
+    """All at once. The engine gets the signal when each stream has had so many pieces, and is long from its end."""
     engine, worker = server.process("engine"), server.process("worker")
     pieces = {name: 0 for name, body in bodies.items() if body.get("stream")}
 
@@ -57,7 +59,7 @@ def killed_in_mid_stream(server: Server, bodies: dict[str, dict[str, Any]], afte
         def count(data: bytes) -> None:
             pieces[name] = pieces.get(name, 0) + data.count(b'"token_ids"')
             if all(pieces[each] >= after for each in pieces):
-                engine.send(signal.SIGKILL)
+                engine.send(number)
 
         return await ask(server.port, "/v1/completions", bodies[name], on_bytes=count)
 
@@ -85,7 +87,7 @@ def test_every_open_answer_goes_on_with_another_engine(tiny: Path, tmp_path: Pat
         assert choices(alone["stopped"])[0]["finish"] == "stop"
         assert len(choices(alone["two"])) == 2
         first: Process = server.process("engine")
-        replies = killed_in_mid_stream(server, bodies, after=12)
+        replies = lost_in_mid_stream(server, bodies, after=12)
         for name, reply in replies.items():
             assert choices(reply) == choices(alone[name]), name
             assert completion_tokens(reply) == completion_tokens(alone[name]), name
@@ -111,7 +113,7 @@ def test_an_answer_that_repeats_itself_ends_at_the_same_token_with_another_engin
         assert (whole["constant"]["tokens"], whole["constant"]["finish"]) == ([11] * 40, "stop")
         assert (whole["passage"]["text"][:6], whole["passage"]["finish"]) == ("abcabc", "length"), "not a whole document"
         assert len(whole["passage"]["tokens"]) == 128
-        for name, reply in killed_in_mid_stream(server, bodies, after=12).items():
+        for name, reply in lost_in_mid_stream(server, bodies, after=12).items():
             assert choices(reply)[0] == whole[name], name
             assert [part["choices"][0].get("ended_by") for part in reply.events if part["choices"]][-1] == "repetition"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from chaos_server import Server, until
-from test_engine_loss import BODIES, choices, completion_tokens, killed_in_mid_stream
+from test_engine_loss import BODIES, choices, completion_tokens, lost_in_mid_stream
 from test_rank_kills import RANKS, ranks_of
 
 
@@ -35,7 +35,7 @@ def test_every_open_answer_goes_on_with_another_engine_and_set_of_ranks(
     with Server(tiny, tmp_path, orders={"delay": [1, 0.03]}, slots=16, **RANKS).wait_ready() as server:
         alone = {name: server.ask("/v1/completions", body) for name, body in bodies.items()}
         ranks = ranks_of(server, "worker")
-        replies = killed_in_mid_stream(server, bodies, after=12)
+        replies = lost_in_mid_stream(server, bodies, after=12)
         for name, reply in replies.items():
             assert choices(reply) == choices(alone[name]), name
             assert completion_tokens(reply) == completion_tokens(alone[name]), name

@@ -1,4 +1,4 @@
-"""A process that is stopped says nothing: /health does. And when it goes on, so does everything."""
+"""A process that is stopped says nothing: /health does. It goes on, and so does everything; or it is killed and replaced."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from chaos_server import Server, until
+from test_engine_loss import BODIES, choices, lost_in_mid_stream
 from test_process_death import Asked
 
 GREEDY = {"prompt": "The quick brown fox", "max_tokens": 64, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
@@ -30,3 +31,20 @@ def test_health_is_red_while_a_process_is_stopped_and_green_again_after(tiny: Pa
         reply = asked.wait()
         assert reply is not None
         assert reply.tokens == alone, "and nothing was lost by it"
+
+
+def test_an_engine_that_stays_stopped_is_replaced_and_a_front_ends_the_server(tiny: Path, tmp_path: Path):
+    """As after SIGKILL (test_engine_loss.py): every answer goes on with another engine, each token once."""
+    with Server(tiny, tmp_path, orders={"delay": [1, 0.05], "silent_seconds_max": 6.0}).wait_ready() as server:
+        bodies = {name: BODIES[name] for name in ("greedy", "two", "echo")}
+        alone = {name: server.ask("/v1/completions", body) for name, body in bodies.items()}
+        for name, reply in lost_in_mid_stream(server, bodies, after=12, number=signal.SIGSTOP).items():
+            assert choices(reply) == choices(alone[name]), name
+        text = "process said nothing for 6 s and was killed"
+        assert server.output.count(f"RESTART the engine {text}") == 1
+        numbers = server.wait_idle()
+        assert [numbers[f'baton:child_hangs_total{{child="{name}"}}'] for name in ("engine", "front")] == [1, 0]
+        server.process("front").send(signal.SIGSTOP)
+        assert server.wait_ended() == 1
+        assert f"ERROR the front {text}" in server.errors
+        assert "Traceback" not in server.errors

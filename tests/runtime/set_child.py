@@ -3,6 +3,7 @@
 ready    says that it is      fails    says why it cannot start, and exits with 1
 exits    with this status     peers    answers what comes from them, for as long as they are there
 garbage  instead of a descriptor
+answers  so many pings of its parent, and hangs at the next one
 hangs_up when it is told something: closes the channels to its peers, and exits with this status a little later
 """
 
@@ -15,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from baton.protocol.control import LoadProgress, StartFailed
+from baton.protocol.control import LoadProgress, Pong, StartFailed
 from baton.runtime.processes.children import begin_child
 from baton.runtime.wire.channel import BlockingChannel
 from baton.runtime.wire.descriptors import take_descriptor
@@ -32,6 +33,10 @@ def main() -> None:
         sockets["descriptors"].sendall(b"garbage")
     if "exits" in orders:
         sys.exit(orders["exits"])
+    for _ in range(orders.get("answers", 0)):
+        control.send(Pong(control.receive().number))
+    if "answers" in orders:
+        time.sleep(3600)
     if "hangs_up" in orders:
         sockets["control"].recv(1)
         for name in sockets.keys() - {"control", "descriptors"}:

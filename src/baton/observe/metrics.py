@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -155,8 +156,12 @@ class Metrics:
         self._decode.observe(decode_seconds)
         self._inference.observe(prefill_seconds + decode_seconds)
 
-    def about_process(self, name: str, lag_seconds: Callable[[], float], build: Build) -> None:
-        """Add the build and the loop delay of this process; `name` is front or router."""
+    def about_process(
+        self, name: str, lag_seconds: Callable[[], float], build: Build, hangs: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Add the build and the loop delay of this process; `name` is front or router. `hangs`: of the children of its parent,
+        read at the scrape."""
+        self._own.register(_HangCollector(hangs))
         self._lag.labels(name).set_function(lag_seconds)
         self._build.labels(build.version, build.commit).set(1)
 
@@ -218,6 +223,15 @@ def _labelled(
     for key, value in values.items():
         family.add_metric(key.split("/", labels.count("/")), value)
     return family
+
+
+class _HangCollector(Collector):
+    def __init__(self, hangs: Mapping[str, int]) -> None:
+        self._hangs = hangs
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Processes that were killed because their event loop did not answer, by child of the supervisor."
+        yield counters("child_hangs", text, "child", self._hangs)
 
 
 class EngineCollector(Collector):

@@ -48,6 +48,7 @@ Message = (
     | Annotated[control.ModelChanged, 24, "instance"]
     | Annotated[step.StepDigest, 25]
     | Annotated[control.CollectiveShared, 26]
+    | Annotated[control.ChildHangs, 27]
     | Annotated[pool.PeerSocket, 30]
     | Annotated[pool.PoolSized, 31]
     | Annotated[pool.PoolReady, 32, "peer"]

@@ -227,6 +227,13 @@ class InstanceReady(Struct, frozen=True, array_like=True):
     "Names of the classes (WorkerHello.labels)."
 
 
+class ChildHangs(Struct, frozen=True, array_like=True):
+    """From the supervisor to the process that serves /metrics: how often each child was killed because its event loop did not
+    answer."""
+
+    counts: dict[str, Counter]
+
+
 class StartFailed(Struct, frozen=True, array_like=True):
     """The instance cannot start; the message names the fault and the remedy."""
 

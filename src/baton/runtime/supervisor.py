@@ -1,8 +1,9 @@
 """`baton serve`: starts its children (process_table.py), passes on their reports, and ends everything in order.
 
-A child's death is seen at once, and logged. An engine that was killed (by any signal) while the server was ready is restarted:
-the front gets the socket of the new one, and replays all open requests there. The same holds for an engine whose worker was
-killed during its start. After any other end, and after too many in a row, everything else is ended.
+A child's death is seen at once, and logged. A child whose event loop hangs is killed (silence_watch.py). An engine that was
+killed (by any signal) while the server was ready is restarted: the front gets the socket of the new one, and replays all open
+requests there. The same holds for an engine whose worker was killed during its start. After any other end, and after too many
+in a row, everything else is ended.
 """
 
 from __future__ import annotations

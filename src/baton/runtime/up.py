@@ -17,6 +17,7 @@ from functools import partial
 
 from baton.config import EngineConfig, WorkerConfig
 from baton.config.router_process import RouterProcessConfig
+from baton.core.child_silence import SILENT_SECONDS_MAX
 from baton.errors import InvalidConfig
 from baton.protocol.codec import Message
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
@@ -71,6 +72,7 @@ def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
             module="baton.runtime.engine",
             config=partial(engine_config, name),
             restart=Restart.ALWAYS,
+            silent_seconds_max=SILENT_SECONDS_MAX,
             end_seconds=lambda up: KILL_SECONDS,
         )
         for name in names
@@ -80,6 +82,7 @@ def up_children(names: Iterable[str]) -> tuple[ChildRow[UpConfig], ...]:
         module="baton.runtime.router",
         config=lambda up, life: up.router,
         restart=Restart.IF_FAILED,
+        silent_seconds_max=SILENT_SECONDS_MAX,
         terminated=True,
         end_seconds=lambda up: up.router.serve.drain_seconds_max + KILL_SECONDS,
         hurry_seconds=6.0,  # it ends its requests with an error

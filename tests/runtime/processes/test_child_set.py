@@ -14,6 +14,7 @@ import pytest
 from chaos_server import Process, until
 from run_loop import finish
 
+from baton.core import child_silence
 from baton.errors import EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message, encode
 from baton.protocol.control import LoadProgress, Ping
@@ -127,6 +128,35 @@ def test_one_that_is_always_started_again_never_ends_its_parent():
             rig.orders["cache"] = {}
             await rig.until(lambda: rig.children.get("cache") is not None)
             assert not rig.over
+
+    finish(main())
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_one_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch, answers: int):
+    monkeypatch.setattr(child_silence, "STARTING", 2)
+
+    async def main() -> None:
+        watched = row("a", Restart.IF_KILLED, silent_seconds_max=1.5)
+        async with Rig(watched, row("b"), restarts_max=1, a={"answers": answers}) as rig:
+            await rig.up()
+            await rig.until(lambda: rig.over)
+            text = f"the a process said nothing for {1.5 if answers else 3:.0f} s and was killed"
+            assert (rig.lost, str(rig.over[0])) == ([("a", text)], text), "it counts towards the end like any other loss"
+            assert rig.children.hangs == {"a": 2}, "b is not pinged"
+
+    finish(main())
+
+
+def test_the_seconds_in_which_a_child_hung_are_not_seconds_in_which_it_was_ready():
+    """Else a child that hangs as soon as it is ready would be started again for ever."""
+
+    async def main() -> None:
+        nothing: Any = None
+        child = Child(row("a"), 1, nothing, nothing, None, nothing)
+        child.mark_ready()
+        child.silent_seconds = 30.0
+        assert child.ready_seconds < 0.0
 
     finish(main())
 
@@ -340,6 +370,12 @@ def test_a_child_that_cannot_be_started_again_ends_the_parent(monkeypatch: pytes
             assert "another cannot be started" in str(rig.over[0])
 
     finish(main())
+
+
+def test_every_process_whose_parent_does_not_watch_its_work_is_pinged():
+    tables = (SUPERVISOR_CHILDREN, ENGINE_CHILDREN, up_children(["d-0"]))
+    limits = {entry.name: entry.silent_seconds_max for table in tables for entry in table}
+    assert limits == {"engine": 30.0, "front": 30.0, "worker": None, "cache": None, "d-0": 30.0, "router": 30.0}
 
 
 def test_every_name_in_the_tables_is_said_once_and_peers_come_first():

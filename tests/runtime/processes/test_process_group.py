@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,6 +163,8 @@ class Heard(UpReporter):
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.ready = 0
+        self.stops_first = False
+        "Whether to stop the first router when it listens."
         self.again = asyncio.Event()
         "The router has been lost, and another one listens."
 
@@ -203,25 +206,34 @@ class RouterAlone(UpGroup):
         super().on_message(child, message)
         if type(message) is RouterListening and self._reporter.lost:
             self._reporter.again.set()
+        elif type(message) is RouterListening and self._reporter.stops_first:
+            child.process.send_signal(signal.SIGSTOP)
 
 
 @pytest.mark.usefixtures("child_path")
-def test_a_router_that_fails_before_an_instance_has_joined_is_started_again(tmp_path: Path):
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_a_router_that_is_lost_before_an_instance_has_joined_is_started_again(tmp_path: Path, how: str):
+    changes: dict[str, Any] = {"silent_seconds_max": 3.0}
+    if how == "fails":
+        changes = {"module": "failing_router", "environment": {"FAILED_ONCE": str(tmp_path / "failed")}}
+    text = {"fails": "the router fails", "hangs": "the router process said nothing for 3 s and was killed"}[how]
+
     async def main() -> None:
         create_secret(tmp_path / "secret")
         serve = ServeConfig(model=str(make_model(tmp_path / "model")), port=free_port(), drain_seconds_max=0.5)
         listen, secret = f"unix:{tmp_path / 'router.sock'}", str(tmp_path / "secret")
         config = RouterProcessConfig(serve=serve, router=RouterConfig(), listen=listen, cluster_secret=secret)
-        environment = {"FAILED_ONCE": str(tmp_path / "failed")}
-        rows = tuple(replace(row, module="failing_router", environment=environment) for row in up_children([]))
+        rows = tuple(replace(row, **changes) for row in up_children([]))
         heard = Heard()
+        heard.stops_first = how == "hangs"
         group = RouterAlone(UpConfig(router=config, engines={}), heard, rows)
         running, again = asyncio.create_task(group.run()), asyncio.create_task(heard.again.wait())
         try:
             await asyncio.wait({running, again}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
             assert not running.done(), running.result()
             assert again.done()
-            assert heard.lost == ["the router fails"]
+            assert heard.lost == [text]
+            assert group._children.hangs == {"router": int(how == "hangs")}
             assert (await ask(serve.port, "/live", None)).status == 200
             assert (await ask(serve.port, "/ready", None)).status == 503
         finally:

@@ -61,6 +61,7 @@ from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.private_folder import PrivateFolder
 from baton.runtime.processes.process_table import CONTROL, ENGINE_CHILDREN, KILLED_BELOW
+from baton.runtime.processes.silence_watch import answer_parent
 from baton.runtime.wire.channel import Channel
 
 logger = logging.getLogger("baton.engine")
@@ -328,8 +329,7 @@ class Engine:
     # The end
 
     async def _watch_supervisor(self) -> None:
-        while await self._supervisor.receive() is not None:
-            pass
+        await answer_parent(self._supervisor)
         await self._drain_and_end()
 
     def on_terminated(self) -> None:

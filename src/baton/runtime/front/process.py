@@ -27,13 +27,15 @@ from baton.config import ANY_NAME, ServeConfig, shown
 from baton.config.device_defaults import OPTIONS
 from baton.errors import EngineError, Unavailable
 from baton.observe.logs import configure
-from baton.protocol.control import InstanceReady, StartFailed
+from baton.protocol.codec import Message
+from baton.protocol.control import ChildHangs, InstanceReady, StartFailed
 from baton.runtime.front.client import ChannelClient
 from baton.runtime.front.fingerprint import system_fingerprint
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS
+from baton.runtime.processes.silence_watch import answer_parent
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import receive_descriptor
 from baton.runtime.wire.listener import bind, listen
@@ -47,6 +49,8 @@ FILES_MAX = 16_384
 async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     """Run the front: wait for the engine, serve HTTP until a signal or the end of a channel, then drain and end."""
     engine_channel, supervisor = await Channel.open(sockets["engine"]), await Channel.open(sockets[CONTROL])
+    hangs: dict[str, int] = {}
+    supervisor_gone = asyncio.create_task(listen_to_supervisor(supervisor, hangs))
     client = ChannelClient(engine_channel)
     # If the start fails for another reason, this future is not awaited, and its error is not logged.
     client.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
@@ -59,7 +63,7 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
         ready = await _ready(client, config.start_seconds_max)
         app = _app(config, client, text, ready)
         lag = LoopLag()
-        app.state.front.metrics.about_process("front", lambda: lag.seconds, own_build())
+        app.state.front.metrics.about_process("front", lambda: lag.seconds, own_build(), hangs)
 
         def on_identity(identity: bytes) -> None:
             front = app.state.front
@@ -78,7 +82,6 @@ async def serve(config: ServeConfig, sockets: dict[str, socket.socket]) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
     stopping = asyncio.create_task(stop.wait())
-    supervisor_gone = asyncio.create_task(until_end(supervisor))
     freeze_gc_heap()
     supervisor.send(ready)
     await asyncio.wait([serving, engine_gone, stopping, supervisor_gone], return_when=asyncio.FIRST_COMPLETED)
@@ -164,9 +167,14 @@ async def drain(
     await asyncio.wait({serving}, timeout=ANSWER_SECONDS)
 
 
-async def until_end(channel: Channel) -> None:
-    while await channel.receive() is not None:
-        pass
+async def listen_to_supervisor(supervisor: Channel, hangs: dict[str, int]) -> None:
+    """Answer the supervisor's pings, and keep its counts of hangs, until its channel ends."""
+
+    def on_message(message: Message) -> None:
+        if type(message) is ChildHangs:
+            hangs.update(message.counts)
+
+    await answer_parent(supervisor, on_message)
 
 
 def _app(config: ServeConfig, client: ChannelClient, text: ModelText, ready: InstanceReady) -> Starlette:

@@ -88,6 +88,8 @@ class Child:
         dropped: they may rest on the same fault."""
         self.reached: set[str] = set()
         "Milestones of the start that the child has reported (runtime/engine/startup.py)."
+        self.silent_seconds = 0.0
+        "Seconds without an answer for which we killed the child (silence_watch.py). 0: we did not."
         self._ready_at: float | None = None
         self._memory = memory
 
@@ -122,13 +124,18 @@ class Child:
 
     @property
     def ready_seconds(self) -> float:
-        return 0.0 if self._ready_at is None else asyncio.get_running_loop().time() - self._ready_at
+        """Seconds from being ready to the last sign of life."""
+        if self._ready_at is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self._ready_at - self.silent_seconds
 
     async def end(self, grace_seconds: float = 0.0) -> Loss:
         """End the child. It is dead for certain when this returns: none of its code runs any more."""
         self.close()
         if await has_ended(self.process, grace_seconds):
             code, kills = self.process.returncode, self._memory.since()
+            if self.silent_seconds:
+                return Loss(f"said nothing for {self.silent_seconds:.0f} s and was killed", "timeout", code)
             text = "was killed by the kernel for want of memory" if is_memory_kill(code, *kills) else exit_text(code)
             return Loss(text, cause_of_loss(code, *kills), code)
         self.process.kill()

@@ -22,12 +22,13 @@ from typing import Any, Generic, Protocol
 from baton.core.restarts import Restarts
 from baton.errors import ChildKilled, EngineError, PeerError, Unavailable
 from baton.protocol.codec import Message
-from baton.protocol.control import StartFailed
+from baton.protocol.control import Pong, StartFailed
 from baton.protocol.pool import PeerSocket
 from baton.runtime.processes.child import KILL_SECONDS, Child, Loss, RankSet
 from baton.runtime.processes.children import has_ended, start_child
 from baton.runtime.processes.memory_kills import MemoryKillLog
 from baton.runtime.processes.process_table import CONTROL, DESCRIPTORS, KILLED_BELOW, ChildRow, ParentConfig, Restart
+from baton.runtime.processes.silence_watch import SilenceWatch
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.descriptors import send_descriptor, take_descriptor
 
@@ -72,6 +73,8 @@ class ChildSet(Generic[ParentConfig]):
         self._restarts = {
             row.name: Restarts(None if row.restart is Restart.ALWAYS else restarts_max, backoff_seconds_max) for row in rows
         }
+        self.hangs = {row.name: 0 for row in rows if row.silent_seconds_max is not None}
+        "How often each watched child was killed because its event loop did not answer."
         self._living: dict[str, Child] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
         "All processes that may still run, including those being replaced."
@@ -169,10 +172,14 @@ class ChildSet(Generic[ParentConfig]):
 
     async def _watch(self, child: Child) -> None:
         """Pass the child's messages to the parent until its channel ends; then wait for its end and apply the restart rule."""
+        limit = child.row.silent_seconds_max
+        silence = None if limit is None else SilenceWatch(child, limit)
 
         def take(message: Message) -> None:
             if type(message) is StartFailed:
                 child.set_last_words(message.message)
+            elif silence is not None and type(message) is Pong:
+                silence.answered()
             elif not child.whole.broken:
                 try:
                     self._parent.on_message(child, message)
@@ -185,6 +192,9 @@ class ChildSet(Generic[ParentConfig]):
             await child.control.listen(take)
         except PeerError as error:
             child.last_words, child.whole.broken = str(error), True
+        finally:
+            if silence is not None:
+                silence.close()
         if child.unwanted:
             return
         whole = child.whole
@@ -211,6 +221,8 @@ class ChildSet(Generic[ParentConfig]):
         """Apply the restart rule of the child's row: report the loss and restart it, or end the parent."""
         when = " before it was ready" if self._starting else ""
         reported = loss._replace(text=child.last_words or f"{child.title} {loss.text}{when}")
+        if loss.cause == "timeout":
+            self.hangs[child.name] += 1
         rule, killed = child.row.restart, (loss.code or 0) < 0 or loss.code == KILLED_BELOW
         ended_well = rule is Restart.IF_FAILED and loss.code == 0
         if self._starting or self._lost or rule is Restart.NEVER or (rule is Restart.IF_KILLED and not killed) or ended_well:

@@ -14,6 +14,7 @@ from typing import Generic
 
 from baton.errors import Unavailable
 from baton.protocol.codec import Message
+from baton.protocol.control import ChildHangs
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.orphans import Orphans
@@ -123,7 +124,10 @@ class ProcessGroup(Generic[ParentConfig]):
         os.close(fd)  # children send no descriptors here
 
     def on_started(self, child: Child) -> None:
-        pass
+        """Send the counts of hangs to the last row's process, which serves /metrics. They change with a restart only."""
+        serving = self._children.get(self._rows[-1].name)
+        if serving is not None:
+            serving.control.send(ChildHangs(dict(self._children.hangs)))
 
     def on_lost(self, child: Child, loss: Loss) -> None:
         pass

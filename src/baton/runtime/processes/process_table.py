@@ -7,8 +7,8 @@
       `-- front     HTTP, tokenizer                    ends: drains, then closes the engine's channel
             `-- templates, grammars, large JSON        end: with the front (text/helper.py)
 
-Every child has a control channel to its parent, which sees its end there at once. Its row lists the other sockets.
-core/startup.py decides which of the engine's children are started, and in what order.
+Every child has a control channel to its parent, which sees its end there at once, and may ping it (silence_watch.py). Its row
+lists the other sockets. core/startup.py decides which of the engine's children are started, and in what order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
 from baton.config import CacheConfig, EngineConfig, ServeConfig, WorkerConfig
+from baton.core.child_silence import SILENT_SECONDS_MAX
 from baton.protocol.pool import set_incarnation
 
 CONTROL: Final = "control"
@@ -74,6 +75,9 @@ class ChildRow(Generic[ParentConfig]):
     descriptors: bool = False
     "Whether the child has a descriptor socket to its parent."
     environment: Mapping[str, str] = field(default_factory=dict)
+    silent_seconds_max: float | None = None
+    """Seconds without an answer to a ping after which the child is killed (core/child_silence.py). None: its parent
+    watches its work (a worker's steps, a cache service's moves), and either may block for long: neither is pinged."""
     exit_seconds: float = 5.0
     "Seconds after the close of its channel in which it may exit by itself, so that its exit status is known."
     terminated: bool = False
@@ -90,6 +94,7 @@ SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
         module="baton.runtime.engine",
         config=lambda serve, life: serve.engine(),
         restart=Restart.IF_KILLED,
+        silent_seconds_max=SILENT_SECONDS_MAX,
         # ends its routers' requests
         end_seconds=lambda serve: KILL_SECONDS + (serve.drain_seconds_max if serve.router else 0.0),
     ),
@@ -98,6 +103,7 @@ SUPERVISOR_CHILDREN: tuple[ChildRow[ServeConfig], ...] = (
         module="baton.runtime.front",
         config=lambda serve, life: serve,
         restart=Restart.NEVER,
+        silent_seconds_max=SILENT_SECONDS_MAX,
         peers=("engine",),
         descriptors=True,
         terminated=True,

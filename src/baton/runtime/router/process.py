@@ -41,10 +41,10 @@ from baton.runtime.front.process import (
     allow_many_files,
     drain,
     listen_on,
+    listen_to_supervisor,
     load_text,
     seconds_left,
     served_model,
-    until_end,
 )
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
@@ -75,6 +75,8 @@ class RouterProcess:
         self._client = RouterClient(machine, config.router, wire=self._wire, credentials=self._credentials)
         self._links: LinkServer | None = None
         self._lag = LoopLag()
+        self._hangs: dict[str, int] = {}
+        "Counts of hangs, as the parent process sent them."
         self._sessions: dict[asyncio.Task[None], None] = {}
         self._view_timer: asyncio.TimerHandle | None = None
 
@@ -101,7 +103,7 @@ class RouterProcess:
         stop, hurry = asyncio.Event(), asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: (hurry if stop.is_set() else stop).set())
         stopping = asyncio.create_task(stop.wait())
-        gone = asyncio.create_task(until_end(self._supervisor))
+        gone = asyncio.create_task(listen_to_supervisor(self._supervisor, self._hangs))
         starting = asyncio.create_task(self._start(startup_app, template))
         ends: set[asyncio.Future[Any]] = {serving, meeting, stopping, gone, client.over}
         try:
@@ -175,7 +177,7 @@ class RouterProcess:
                 front.model = replace(front.model, context_tokens=context)
 
         lag = self._lag
-        app.state.front.metrics.about_process("router", lambda: lag.seconds, own_build())
+        app.state.front.metrics.about_process("router", lambda: lag.seconds, own_build(), self._hangs)
         client.orders.on_identity = on_identity
         client.instances.on_changed = on_changed
         on_changed()  # others may have joined since the first
