@@ -41,7 +41,8 @@ def played(scenario: Scenario) -> ClusterWorld:
     return world
 
 
-@pytest.mark.parametrize("seed", [*range(SEEDS), 10649])  # the last one: moved by a router that was frozen before
+# The last ones: moved by a router that was frozen before; drained in no time, with the ends sent before the mode.
+@pytest.mark.parametrize("seed", [*range(SEEDS), 10649, 296])
 def test_a_seed_is_clean(seed: int):
     outcome = run(generate_cluster(seed))
     assert outcome.invariant is None, outcome.violation

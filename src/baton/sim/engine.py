@@ -457,8 +457,9 @@ class SimulatedEngine:
 
 
 def _clients_first(effect: Effect) -> bool:
-    """Sort key of effects: deliveries first, since a plan must agree with what clients have been given."""
-    return type(effect) is not Emit
+    """Sort key of effects: deliveries first, since a plan must agree with what clients have been given. A change of the mode
+    keeps its place before or after them: routers read ends of an instance that drains as no loss."""
+    return type(effect) not in (Emit, ModeChanged)
 
 
 def config_of(scenario: Scenario, role: InstanceRole) -> InstanceConfig:
