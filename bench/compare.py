@@ -3,7 +3,7 @@
     python bench/compare.py OLD NEW                                   the cases below, processor time
     python bench/compare.py main HEAD --case scheduler --pairs 11
     python bench/compare.py ../old . -- python bench/host.py --http 16 --offline 32 --step-ms 2.5 --output 64
-    python bench/compare.py OLD NEW --limit 1 --value '"ms": ([0-9.]+)' -- python bench/gpu.py --only decode --json
+    python bench/compare.py OLD NEW --limit 1 --value 'device_ms ([0-9.]+)' -- python bench/gpu.py --only decode
 
 OLD and NEW are folders with a checkout, or git revisions, for which a temporary worktree is made. The two versions run in
 turns (old, new, new, old), so that a slow drift of the machine cancels out. Each command runs in its own checkout, with that

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from compare import Comparison, compare, main, run
+from compare import ROOT, Comparison, compare, main, run
+from compare import __doc__ as USAGE
 
 PRINTS = [sys.executable, "-c", "import figure; print('ms:', figure.MS); print('ms:', 2 * figure.MS)"]
 VALUE = r"ms: ([0-9.]+)"
@@ -76,3 +79,17 @@ def test_a_case_that_an_older_checkout_lacks_is_named_and_left_out(checkouts, ca
     (checkouts[1] / "bench" / "lately.py").touch()
     assert main([*map(str, checkouts), "--pairs", "1"]) == 0
     assert capsys.readouterr().out == f"lately: not compared, {checkouts[0]} has no bench/lately.py\n"
+
+
+COMMANDS = [line.split(" -- ")[1] for line in str(USAGE).splitlines() if " -- " in line]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_usage_text_have_the_options_that_it_names(command):
+    """`bench/gpu.py --json` wants a file, and prints no JSON: the line for a GPU ended with an error."""
+    if "gpu.py" in command:
+        pytest.importorskip("triton")
+    _, *words = shlex.split(command)
+    ran = subprocess.run([sys.executable, *words, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("usage:")
