@@ -222,11 +222,44 @@ def test_texts_of_strict_tools_in_xml_follow_their_schema(schema, good, bad):
     assert [text for text in bad if takes_text(schema, text)] == []
 
 
+FORMATTED = {
+    "date": ["2026-11-19", "2026-02-29", "2026-04-31", "2026-1-1", "2026-13-01"],
+    "time": ["23:59:60Z", "01:02:03.5+02:00", "01:02:03", "24:00:00Z"],
+    "date-time": ["2026-11-19T01:02:03Z", "2026-11-19t01:02:03.25-11:30", "2026-11-19 01:02:03Z", "2026-11-19"],
+    "duration": ["P1Y2M3DT4H5M6S", "PT5M", "P3W", "P1M", "P2DT1H", "P", "P1W2D", "PT", "1D", "P1YT1H1S"],
+    "email": ["a.b+c@example.org", "x@[192.0.2.1]", "a@b", "a b@c", "a@", "@b", "a@-b.c", "a..b@c"],
+    "hostname": ["a", "a-b.example.org", "-a", "a.", "a_b", "x" * 63, "x" * 64],
+    "ipv4": ["0.0.0.0", "255.249.199.9", "256.1.1.1", "1.2.3", "01.2.3.4"],
+    "ipv6": ["::", "::1", "1::", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7::", "::2:3:4:5:6:7:8", "1::3:4:5:6:7:8", "1:2::7:8",
+             "1:2:3", "1::2::3", "12345::", "1:2:3:4:5:6:7:8:9", "::1:2:3:4:5:6:7:8"],
+    "uuid": ["123e4567-e89b-12d3-a456-426614174000", "123E4567-E89B-12D3-A456-42661417400", "123e4567"],
+    "uri": ["https://u:p@example.org:80/a/b;c?d=e/f#g?h", "urn:a:b", "file:///etc/hosts", "http://[::1]:8/", "mailto:a@b.c",
+            "a:", "/a/b", "example.org", "http://a b", "http://[1:2]/", "1a:b", "http://%zz/", "a:#b#c"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATTED)
+def test_formats_of_texts_allow_what_they_allow_in_json(name):
+    """Strict tools with a format ran in the styles whose arguments are JSON, and were refused in that of Qwen3-Coder."""
+    schema = {"properties": {"a": {"type": "string", "format": name}}, "required": ["a"], "additionalProperties": False}
+
+    def in_json(text: str) -> bool:
+        made = strict_matcher("hermes", schema)
+        assert not made.is_error(), made.get_error()
+        call = json.dumps({"name": "f", "arguments": {"a": text}})
+        return takes(made, f"<tool_call>\n{call}\n</tool_call>")
+
+    answers = {text: takes_text({"format": name}, text) for text in [*FORMATTED[name], "", "</parameter>"]}
+    assert answers == {text: in_json(text) for text in answers}
+    assert {True, False} == {*answers.values()}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         *(
-            {"format": "date"},
+            {"format": "idn-email"},
+            {"format": 5},
             {"not": {"const": "a"}},
             {"anyOf": [{"const": "a"}]},
             {"$ref": "#/$defs/A"},

@@ -322,9 +322,9 @@ def test_a_strict_tool_is_held_to_its_schema_where_the_model_is_free(ask, server
 
 def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused_in_words(text, http):
     """In Qwen3-Coder's style it was accepted, and its texts and its arguments as a whole were free."""
-    parameters = {"type": "object", "properties": {"city": {"type": "string", "format": "date"}}}
+    parameters = {"type": "object", "properties": {"city": {"type": "string", "format": "x"}}}
     with serving(with_template(text, QWEN), ApiConfig(tool_call_parser="qwen3_coder")) as server:
-        for more, words in (({}, "weather: city is strict, and format"), ({"not": {}}, "weather is strict, and not")):
+        for more, words in (({}, "weather: city is strict, and format 'x'"), ({"not": {}}, "weather is strict, and not")):
             tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": {**parameters, **more}}}
             fields = {"messages": HI, "tools": [tool], "tool_choice": "required"}
             answer = http.post(server.url + "/v1/chat/completions", json=fields)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from baton.errors import BadGrammar
+from baton.text.parsers.text_formats import FORMATS
 
 _EVERYWHERE: Final = {
     *(
@@ -39,7 +40,6 @@ _EVERYWHERE: Final = {
     ),
 }
 _OF_ALL_ARGUMENTS: Final = _EVERYWHERE | {"enum", "const", "patternProperties"}
-_OF_TEXT: Final = _EVERYWHERE | {"format"}
 _END: Final = "</parameter>"
 ANY_TEXT: Final = r"/(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
 """Any text without the mark that ends it. A complement alone would also have bytes that are not UTF-8."""
@@ -67,7 +67,7 @@ def require_enforced(tool: str, schema: Mapping[str, Any]) -> None:
 def text_terminal(schema: Mapping[str, Any], where: str, end: str) -> str | None:
     """A terminal of the grammar: the texts that a schema of type string allows, then `end`, in which the mark </parameter> is
     first. None: any text. Raises BadGrammar."""
-    for key in [key for key in schema if key in _OF_TEXT]:
+    for key in [key for key in schema if key in _EVERYWHERE]:
         raise _not_enforced(key, where)
     least, most = _number(schema, "minLength", 0), _number(schema, "maxLength", None)
     choices, pattern = _choices(schema), schema.get("pattern")
@@ -78,6 +78,8 @@ def text_terminal(schema: Mapping[str, Any], where: str, end: str) -> str | None
     parts = [] if choices is None else [f"({' | '.join(quoted(each) for each in choices)})"]
     if pattern is not None:
         parts.append(_search(pattern, where))
+    if "format" in schema:
+        parts.append(_format(schema["format"], where))
     if choices is None and (least or most is not None):
         parts.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
     return f"({' & '.join([*parts, ANY_TEXT])}) {quoted(end)}" if parts else None
@@ -107,6 +109,13 @@ def _choices(schema: Mapping[str, Any]) -> list[str] | None:
     if "const" in schema:
         listed = [schema["const"]] if listed is None or schema["const"] in listed else []
     return None if listed is None else [each for each in listed if isinstance(each, str)]
+
+
+def _format(name: Any, where: str) -> str:
+    """The texts of a format, as a regular expression of the grammar."""
+    if not isinstance(name, str) or name not in FORMATS:
+        raise _not_enforced(f"format {name!r:.40}", where)
+    return f"/{FORMATS[name].replace('/', chr(92) + '/')}/"
 
 
 def _search(pattern: Any, where: str) -> str:
