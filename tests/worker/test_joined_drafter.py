@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rig import RigModel, tiny_model
-from test_grammar_runs import END, TOKENS
-from test_speculation import Requests, run, said
+from test_grammar_runs import END, GRAMMARS, TOKENS
+from test_speculation import Recorded, Requests, run, said
 
+from baton.grammar.matcher import Words
 from baton.grammar.vocabulary import Vocabulary
 from baton.protocol.grammar import Grammar
 from baton.protocol.request import SamplingParams
 from baton.worker.drafters.base import expected_of
 from baton.worker.drafters.joined import JoinedDrafter
-from baton.worker.grammar_masks import GrammarMasks
+from baton.worker.grammar_masks import GrammarMasks, GrammarState
 
 NAMED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
 
@@ -93,8 +95,9 @@ def model() -> RigModel:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_drawn_schemas_get_the_same_answers_in_any_layout(model, seed):
-    """The weights are random, and so is the layout: white space is likelier or less likely by a bias."""
-    rng = random.Random(seed)
+    """The weights are random, and so is the layout: white space is likelier or less likely by a bias. Half of the batches are
+    greedy without one, so that all their rows are verified at once."""
+    rng, greedy = random.Random(seed), seed % 2 == 0
     space, line = TOKENS.index(b" "), TOKENS.index(b"\n")
     asked: Requests = {}
     for number in range(6):
@@ -106,8 +109,8 @@ def test_drawn_schemas_get_the_same_answers_in_any_layout(model, seed):
                 "grammar": grammar,
                 "stop_token_ids": (END,),
                 "max_tokens": 80,
-                "logit_bias": bias,
-                "temperature": rng.choice((0.0, 1.0)),
+                "logit_bias": () if greedy else bias,
+                "temperature": 0.0 if greedy else rng.choice((0.0, 1.0)),
                 "seed": rng.randrange(1000),
             },
         )
@@ -117,3 +120,29 @@ def test_drawn_schemas_get_the_same_answers_in_any_layout(model, seed):
         assert said(one) == said(plain)
         assert sum(one.instance.stats.accepted_drafts)
         assert len(one.history) < len(plain.history)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_greedy_rows_with_a_grammar_are_verified_at_once(model, late, monkeypatch):
+    """Spoilt drafts, some of them tokens that the grammar does not allow. `late`: masks behind drafts take too long, so the
+    rows behind right drafts have no token, and their sequence goes on with the next step."""
+    greedy = {"stop_token_ids": (END,), "max_tokens": 40}
+    asked: Requests = {f"{kind}": ([place, 5, 3], {"grammar": GRAMMARS[kind], **greedy}) for place, kind in enumerate(GRAMMARS)}
+    asked |= {"none": ([9, 8], {"max_tokens": 30})}
+    plain = run(model, asked)
+    masks_ahead = GrammarState.masks_ahead
+
+    def late_masks(self: GrammarState, drafts: Sequence[int], vocabulary: int) -> list[Words]:
+        self._ahead_over = 1.0
+        return masks_ahead(self, drafts, vocabulary)
+
+    if late:
+        monkeypatch.setattr(GrammarState, "masks_ahead", late_masks)
+    monkeypatch.setattr("baton.worker.executors.verify.sample", lambda *_: pytest.fail("sampled one by one"))
+    answers = [asked[name][0] + tokens for (name, _), tokens in plain.tokens.items()]
+    for spoilt in (0.0, 0.3):
+        one = run(model, asked, drafter=lambda spoilt=spoilt: Recorded(answers, spoilt), drafts_max=5)
+        assert said(one) == said(plain)
+        assert sum(one.instance.stats.accepted_drafts)
+        if not late:
+            assert len(one.history) < len(plain.history)

@@ -17,8 +17,8 @@ class SamplingBatch:
     """Shared by all steps with the same sequences."""
 
     __slots__ = (
-        *("asks_prompts", "columns", "constrained", "draws", "excludes", "forces", "on_host", "plain", "pools"),
-        *("sequences", "slots", "states", "tallied", "token_logprobs"),
+        *("asks_prompts", "columns", "constrained", "draws", "excludes", "excludes_beside_grammars", "forces", "on_host"),
+        *("plain", "pools", "sequences", "slots", "states", "tallied", "token_logprobs"),
     )
 
     def __init__(self, slots: Int64s, columns: SamplingColumns, sequences: InputBatch) -> None:
@@ -32,7 +32,8 @@ class SamplingBatch:
         "Whether all sequences are greedy, except for excluded tokens."
         self.draws = any(state.params.temperature > 0.0 for state in self.states)
         "Whether some sequence is sampled at random."
-        self.excludes = any(state.excluded or state.grammar is not None for state in self.states)
+        self.excludes_beside_grammars = any(state.excluded for state in self.states)
+        self.excludes = self.excludes_beside_grammars or any(state.grammar is not None for state in self.states)
         self.forces = any(state.thought is not None for state in self.states)
         "Whether some sequence may have no choice (thought.py)."
         self.pools = [(place, state.pool) for place, state in enumerate(self.states) if state.pool is not None]
