@@ -185,7 +185,7 @@ class CudaExecutor:
         tallies, draft_counts = rows.tallies(self._step.limits.sequences, width) if sampling.tallied else (None, None)
         step = StepBatch(
             *(batch.token_ids, layout.slots, layout.bounds, batch.positions, layout.due),
-            # All sequences are due, so the token at a position is the one before the sampled one.
+            # A sequence's own row is its last token, so the row at position p follows p + 1 tokens.
             outputs=batch.positions + 1 - sampling.sequences.prompt_tokens[layout.slots],
             draws=not sampling.plain or sampling.excludes,
             token_logprobs=sampling.token_logprobs,
