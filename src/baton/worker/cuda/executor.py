@@ -145,7 +145,7 @@ class CudaExecutor:
         self._steps.write_tables(slots[inside], places[inside], blocks[inside])
 
     def launch(self, batch: FlatBatch, sampling: SamplingBatch) -> CudaLaunched:
-        """What only `collect` needs is computed behind the launch: the device may be idle until then."""
+        """Launches a step. The device may be idle, so values that only `collect` needs are computed behind the replay."""
         self._advance()
         self._write_changes(sampling)
         if batch.drafted is not None:
