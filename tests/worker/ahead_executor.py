@@ -95,6 +95,7 @@ def _settled(sampling: SamplingBatch) -> Any:
         "states",
         "plain",
         "excludes",
+        "excludes_beside_grammars",
         "asks_prompts",
         "pools",
         "on_host",
