@@ -35,7 +35,7 @@ class Expected(NamedTuple):
     "Whether more is expected behind the text."
 
     def after(self, written: bytes) -> Expected | None:
-        """What is still expected behind this text. None: it is another text, or little is left of a longer one."""
+        """Return what is still expected behind this text. None: it is another text, or little is left of a longer one."""
         if not written or not self.text.startswith(written) or (self.is_cut and len(self.text) - len(written) < TEXT_MAX // 2):
             return None
         return self._replace(text=self.text[len(written) :])

@@ -16,7 +16,7 @@ from baton.worker.arrays import Int32s
 from baton.worker.grammar_masks import GrammarState
 
 
-class Draft(list[int]):
+class JoinedDraft(list[int]):
     """Draft tokens, of which the first are expected text (grammar/expected_text.py): mostly right, unlike those that follow."""
 
     def __init__(self, tokens: Iterable[int], expected: int) -> None:
@@ -27,7 +27,7 @@ class Draft(list[int]):
 
 def expected_of(draft: Sequence[int]) -> int:
     """Number of tokens of a draft that are expected text."""
-    return draft.expected if isinstance(draft, Draft) else 0
+    return draft.expected if isinstance(draft, JoinedDraft) else 0
 
 
 class Drafter(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.worker.arrays import Int32s
-from baton.worker.drafters.base import Draft
+from baton.worker.drafters.base import JoinedDraft
 from baton.worker.grammar_masks import GrammarState
 
 
@@ -24,7 +24,7 @@ class GrammarDrafter:
         if grammar is None:
             return ()
         draft = grammar.draft(most)
-        return Draft(draft, expected=len(draft))
+        return JoinedDraft(draft, expected=len(draft))
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Nothing to do: the grammar consumes sampled tokens itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton.worker.arrays import Int32s
-from baton.worker.drafters.base import Draft
+from baton.worker.drafters.base import JoinedDraft
 from baton.worker.drafters.ngram import NgramDrafter
 from baton.worker.grammar_masks import GrammarState
 
@@ -29,8 +29,9 @@ class JoinedDrafter:
             return own
         expected = grammar.draft(most, own)
         if not expected or list(own[: len(expected)]) == expected:
-            return Draft(own, expected=len(expected))
-        return Draft([*expected, *self._ngram.behind(slot, tokens, expected, most - len(expected))], expected=len(expected))
+            return JoinedDraft(own, expected=len(expected))
+        behind = self._ngram.behind(slot, tokens, expected, most - len(expected))
+        return JoinedDraft([*expected, *behind], expected=len(expected))
 
     def accepted(self, slot: int, drafted: int, accepted: int) -> None:
         """Nothing to do: the index reads the tokens, and the grammar consumes them."""
