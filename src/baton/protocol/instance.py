@@ -22,6 +22,7 @@ from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 Role = Literal["mixed", "prefill", "decode"]
 
 PREEMPTED_NAMED_MAX: Final = 64
+HELD_CLASSES_MAX: Final = 8
 """Number of preempted requests that a heartbeat names."""
 CACHED_KEYS_MAX: Final = 4096
 """Maximum of keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
@@ -100,6 +101,9 @@ class Heartbeat(Struct, frozen=True, array_like=True):
     "Whether the worker is stalled: requests make no progress, and a quick recovery is unlikely. `fault` is set, too."
     preempted: tuple[RequestId, ...] = ()
     "Requests of this router that were preempted there and do not run now; the longest waiting, if there are many."
+    held: Annotated[tuple[tuple[int, Natural], ...], Meta(max_length=HELD_CLASSES_MAX)] = ()
+    """Blocks held by priority, of all routers' requests: what a more urgent request may get by preemption. The least urgent
+    first; if there are many priorities, the most urgent are left out."""
 
 
 class CachedKeys(Struct, frozen=True, array_like=True):

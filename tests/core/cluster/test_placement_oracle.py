@@ -51,7 +51,8 @@ def random_life(room, rng, names, steps):
             beat = Heartbeat(blocks_available=blocks, slots_free=slots, waiting_tokens=waiting, token_seconds=cost)
             fault = "broken" if rng.random() < 0.05 else ""
             preempted = tuple(leg for leg in instance.assigned if rng.random() < 0.2)
-            room.say(instance, replace(beat, fault=fault, preempted=preempted))
+            held = rng.choice(((), ((5, 30),), ((5, 10), (0, 20)), ((-5, 60),)))
+            room.say(instance, replace(beat, fault=fault, preempted=preempted, held=held))
         elif roll < 0.8:
             room.step()
         elif roll < 0.84:

@@ -64,6 +64,33 @@ def test_it_waits_in_the_queue_where_less_urgent_requests_hold_too_little():
     room.assert_right("urgent")
 
 
+def test_less_urgent_work_of_another_router_can_be_preempted():
+    """It was not counted: the urgent request waited until the other router left room."""
+    room = Room("prefill", "decode", blocks=16)
+    _, decode = room.instances
+    full = Heartbeat(blocks_available=0, slots_free=4, held=((5, 10), (0, 6)))
+    room.say(decode, full)
+    ask(room, "most", priority=0)
+    assert sent(decode) == [], "11 blocks are needed, and 10 are less urgent"
+    ask(room, "urgent", priority=-5, first=100)
+    assert sent(decode) == ["urgent"]
+    room.run()
+    for name in ("most", "urgent"):
+        room.assert_right(name)
+
+
+def test_a_heartbeat_with_less_urgent_work_than_before_is_tried_at_once():
+    room = Room("prefill", "decode", blocks=16)
+    _, decode = room.instances
+    room.say(decode, Heartbeat(blocks_available=0, slots_free=4, held=((-5, 16),)))
+    ask(room, "urgent", priority=-5)
+    assert sent(decode) == []
+    room.say(decode, Heartbeat(blocks_available=0, slots_free=4, held=((5, 16),)))
+    assert sent(decode) == ["urgent"]
+    room.run()
+    room.assert_right("urgent")
+
+
 def test_nothing_is_preempted_while_another_instance_has_room():
     room = Room("prefill", "decode", "decode", blocks=16)
     ask(room, "low", priority=5, first=100)

@@ -3,6 +3,7 @@
 import pytest
 
 from baton.core.engine.phase import Phase
+from baton.runtime.engine.snapshot import beat_of
 
 from .harness import Driver, stop_at
 
@@ -378,3 +379,17 @@ def test_one_that_waits_for_the_first_time_was_not_preempted():
     driver.step(3)
     driver.preempt()
     assert driver.instance.view.preempted_requests(9) == ["a"]
+
+
+def test_heartbeats_have_the_held_blocks_of_the_least_urgent_priorities():
+    driver = Driver(slots=4)
+    assert beat_of(driver.instance, "").held == ()
+    for name, priority in (("a", 0), ("b", 5), ("c", 5), ("d", -3)):
+        driver.submit(name, range(3, 3 + 8), max_tokens=12, priority=priority, salt=name.encode())
+    driver.step(2)
+    held = {name: len(driver.sequence(name).blocks) for name in "abcd"}
+    assert min(held.values()) > 0
+    assert beat_of(driver.instance, "").held == ((5, held["b"] + held["c"]), (0, held["a"]), (-3, held["d"]))
+    assert driver.instance.view.held_blocks(2) == ((5, held["b"] + held["c"]), (0, held["a"]))
+    driver.run()
+    assert beat_of(driver.instance, "").held == ()

@@ -40,6 +40,8 @@ class Place(NamedTuple):
     "Queue order before which requests may wait there, if not `waits`. None: no request may."
     prompt_tokens: int
     "Size of the largest prompt that a prefill instance may be sent to compute for others. -1: none."
+    least_urgent: int | None
+    "The least urgent priority of which it holds blocks, by its last heartbeat. None: it holds none."
 
 
 class ClusterInstance:
@@ -148,8 +150,10 @@ class ClusterInstance:
         return max(0, self.blocks_available) if self.slots_free > 0 else 0
 
     def could_preempt(self, priority: int, blocks: int) -> bool:
-        """Would the instance have this many blocks if it preempted all less urgent requests of this router?"""
-        held = self.placed.less_urgent(priority)
+        """Would the instance have this many blocks if it preempted all less urgent requests? They are those of the last
+        heartbeat, which has the other routers' too, or those that this router has placed, if these have more."""
+        reported = sum([held for other, held in self.beat.held if other > priority])
+        held = max(reported, self.placed.less_urgent(priority))
         return held > 0 and held + max(0, self.blocks_available) >= blocks
 
     @property

@@ -94,6 +94,7 @@ class Roster:
         "_config",
         "_found",
         "_groups",
+        "_least_urgent",
         "_now",
         "_sizes",
         "_suspect_at",
@@ -120,6 +121,8 @@ class Roster:
         self._sizes: dict[tuple[str, bool], Sizes] = {}
         self._urgent: list[Order] = []
         "Queue orders before which requests may wait, of all instances with such a limit, sorted."
+        self._least_urgent: list[int] = []
+        "Least urgent priorities of usable instances' running requests, sorted."
         self._touched: dict[int, ClusterInstance] = {}
         self._by_time: dict[int, ClusterInstance] = {}
         "Instances that change at a point in time: held, or inhibited."
@@ -169,6 +172,7 @@ class Roster:
             or after.waits > before.waits
             or after.prompt_tokens > before.prompt_tokens
             or after.settled > before.settled
+            or (after.least_urgent is not None and (before.least_urgent is None or after.least_urgent > before.least_urgent))
         )
 
     def refresh(self, now: Instant) -> None:
@@ -211,7 +215,9 @@ class Roster:
             self._suspect_at = suspect_at
         waits, closes_at = self._may_wait(instance)
         entry = (instance.load, instance.chosen, instance.number, instance)
-        self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, self.prompt_room(instance)))
+        least = max([priority for priority, _ in instance.beat.held], default=None)
+        prompt_room = self.prompt_room(instance)
+        self._move(instance, Place(inhibited <= now, waits, entry, instance.blocks_free, closes_at, prompt_room, least))
 
     def _may_wait(self, instance: ClusterInstance) -> tuple[bool, Order | None]:
         """Whether, and which, requests may wait there without room. Less urgent requests that wait there are no obstacle to one
@@ -254,6 +260,10 @@ class Roster:
             del self._urgent[bisect_left(self._urgent, before.closes_at)]
         if after is not None and after.closes_at is not None:
             insort(self._urgent, after.closes_at)
+        if before is not None and before.least_urgent is not None:
+            del self._least_urgent[bisect_left(self._least_urgent, before.least_urgent)]
+        if after is not None and after.least_urgent is not None:
+            insort(self._least_urgent, after.least_urgent)
 
     def _take_out(self, role: str, place: Place) -> None:
         group = self._groups[role, place.settled, place.waits]
@@ -330,7 +340,7 @@ class Roster:
 
     def may_preempt(self, order: Order) -> bool:
         """True: perhaps an instance holds less urgent requests than one with this place in the queue."""
-        return self.placed.less_urgent(order[0]) > 0
+        return (bool(self._least_urgent) and self._least_urgent[-1] > order[0]) or self.placed.less_urgent(order[0]) > 0
 
     @property
     def prefill_has_room(self) -> bool:

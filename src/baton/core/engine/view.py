@@ -107,6 +107,14 @@ class SchedulerView:
         away.sort(key=lambda sequence: sequence.order)
         return list(dict.fromkeys(sequence.request.id for sequence in away))[:most]
 
+    def held_blocks(self, most: int) -> tuple[tuple[int, int], ...]:
+        """Blocks of sequences that give way to more urgent ones, by priority: the `most` least urgent priorities, the least
+        urgent first. A shared block counts for each sequence."""
+        held: dict[int, int] = {}
+        for sequence in (*self._board.running, *self._board.leased):
+            held[sequence.priority] = held.get(sequence.priority, 0) + len(sequence.blocks)
+        return tuple(sorted(held.items(), reverse=True)[:most])
+
     def running(self) -> list[Sequence]:
         """Sequences on the worker, the most urgent first."""
         return list(self._board.running)

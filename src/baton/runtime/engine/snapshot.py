@@ -9,7 +9,7 @@ from baton.core.engine.worker_watch import WorkerState
 from baton.core.instance import Instance
 from baton.core.kv.tiers import Tiers
 from baton.protocol.control import InstanceStats
-from baton.protocol.instance import PREEMPTED_NAMED_MAX, Heartbeat
+from baton.protocol.instance import HELD_CLASSES_MAX, PREEMPTED_NAMED_MAX, Heartbeat
 
 HANDOFF_COUNTERS: Final = ("handed_over", "not_kept", "adopted", "not_adopted")
 MOVED: Final = ("stored", "loaded", "put", "fetched", "pulled")
@@ -92,4 +92,5 @@ def beat_of(instance: Instance, fault: str) -> Heartbeat:
         decoding=len(board.running),
         stalled=bool(fault) and instance.worker.state is WorkerState.READY,
         preempted=tuple(instance.view.preempted_requests(PREEMPTED_NAMED_MAX)),
+        held=instance.view.held_blocks(HELD_CLASSES_MAX),
     )

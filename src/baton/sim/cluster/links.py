@@ -20,7 +20,15 @@ from baton.errors import InvariantBroken
 from baton.protocol.control import AbortRequest, InstanceReady, InstanceStats, RefusedRequest
 from baton.protocol.handoff import Forget, PeerOffer, Prefill, Release, Released, Reserve
 from baton.protocol.ids import RequestId
-from baton.protocol.instance import PREEMPTED_NAMED_MAX, Heartbeat, InstanceHello, InstanceRefused, RouterHeartbeat, RouterHello
+from baton.protocol.instance import (
+    HELD_CLASSES_MAX,
+    PREEMPTED_NAMED_MAX,
+    Heartbeat,
+    InstanceHello,
+    InstanceRefused,
+    RouterHeartbeat,
+    RouterHello,
+)
 from baton.protocol.moves import BlockMove
 from baton.protocol.output import Emit
 from baton.protocol.request import FinishReason, GenerateRequest
@@ -355,6 +363,7 @@ class SimulatedLinks:
             load.running,
             stalled,
             tuple(untagged(each) for each in view.preempted_requests(PREEMPTED_NAMED_MAX) if each.startswith(link.tag)),
+            view.held_blocks(HELD_CLASSES_MAX),
         )
 
     def _send_digest(self, link: RouterLink) -> None:

@@ -179,6 +179,7 @@ class NaivePlacement:
         """Do less urgent requests have enough blocks there?"""
         others = [self._routed_requests[request] for request in decoder.assigned]
         held = sum(other.placed_blocks for other in others if other.decoder is decoder and other.order[0] > routed.order[0])
+        held = max(held, sum(blocks for priority, blocks in decoder.beat.held if priority > routed.order[0]))
         return held > 0 and held + max(0, decoder.blocks_available) >= blocks
 
 

@@ -17,7 +17,7 @@ FIXED_MAX: Final = 64
 
 PER_INSTANCE: Final[tuple[Place, ...]] = (
     *(("Membership", name) for name in ("instances", "names", "with_paths", "_capacities", "_stalled")),
-    *(("Roster", name) for name in ("instances", "_touched", "_by_time", "_urgent", "_classes")),
+    *(("Roster", name) for name in ("instances", "_touched", "_by_time", "_urgent", "_least_urgent", "_classes")),
     *(("PrefixIndex", name) for name in ("_known", "_numbers")),
     *(("InstanceGroup", name) for name in ("by_load", "by_room", "entries")),
     ("Sizes", "capacities"),
