@@ -22,8 +22,9 @@ from baton.protocol.numbers import Counter, Natural, NodeName, Seconds
 Role = Literal["mixed", "prefill", "decode"]
 
 PREEMPTED_NAMED_MAX: Final = 64
-HELD_CLASSES_MAX: Final = 8
 """Number of preempted requests that a heartbeat names."""
+HELD_CLASSES_MAX: Final = 8
+"""Number of priorities of which a heartbeat has the held blocks."""
 CACHED_KEYS_MAX: Final = 4096
 """Maximum of keys in one CachedKeys. A larger snapshot continues with the next heartbeats."""
 CACHED_BYTES_MAX: Final = 6 * CACHED_KEYS_MAX
