@@ -7,7 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from baton.worker.drafters.price import FIRST_SHARE, FORGET_STEPS, ROWS_MAX, DraftPrice
+from baton.worker.drafters.price import ASK_INTERVALS, FIRST_SHARE, ROWS_MAX, DraftPrice
+from baton.worker.drafters.step_times import COSTS_MAX, FORGET_STEPS, UNITS_MAX
+from baton.worker.grammar_masks import GrammarMasks, GrammarState
 
 
 def price(*seconds: float, slots: int = 1) -> DraftPrice:
@@ -115,8 +117,8 @@ def test_bounds(sequences):
     for rows in range(1, 5 * FORGET_STEPS):
         one.measured(rows, 1.0)
     assert sum(one.choose(sequences, dict.fromkeys(range(sequences), 16)).values()) <= ROWS_MAX
-    assert sorted(one._seconds) == one._sizes
-    assert len(one._seconds) <= 2 * FORGET_STEPS
+    assert sorted(one._times._costs) == sorted(one._times._measured) == one._times._sizes
+    assert len(one._times._costs) <= 2 * FORGET_STEPS
     assert one.seconds(100_000) > 0
 
 
@@ -128,6 +130,106 @@ def test_one_slow_moment_does_not_exclude_a_size_for_ever():
     for _ in range(2 * FORGET_STEPS):
         one.measured(1, 1.0)
     assert one.choose(1, {0: 1}) == {0: 1}
+
+
+def test_a_slow_moment_moves_no_price():
+    """A step that another program held up, at a size that is measured often and at one that is measured rarely."""
+    one = price(1.0, 1.2)
+    for _ in range(10):
+        one.accepted(0, 1, 1)
+        one.measured(1, 1.0)
+    one.measured(2, 1.2)
+    one.measured(2, 30.0)
+    one.measured(1, 30.0)
+    assert one.seconds(1) == pytest.approx(1.0)
+    assert one.seconds(2) == pytest.approx(1.2)
+    assert one.choose(1, {0: 1}) == {0: 1}
+
+
+def test_a_slow_while_is_no_matter_of_rows():
+    """Steps with two rows were last measured before the machine became slow, or were only measured while it was."""
+    one = price(1.0, 1.4)
+    for _ in range(UNITS_MAX):
+        one.measured(1, 3.0)
+    assert one.seconds(2) / one.seconds(1) == pytest.approx(1.4)
+    one.measured(3, 5.4)
+    for _ in range(UNITS_MAX):
+        one.measured(1, 1.0)
+    assert one.seconds(3) / one.seconds(1) == pytest.approx(1.8)
+
+
+def test_a_size_that_has_become_slower_is_learned():
+    one = price(1.0, 1.2)
+    for _ in range(COSTS_MAX):
+        one.measured(2, 1.9)
+        one.measured(1, 1.0)
+        one.measured(1, 1.0)
+    assert one.seconds(2) / one.seconds(1) == pytest.approx(1.9)
+
+
+def test_more_rows_are_never_faster():
+    one = price(1.0, 0.5, 0.4)
+    for _ in range(3):
+        one.accepted(0, 2, 2)
+    few = price(1.0, 1.0, 1.0)
+    for _ in range(3):
+        few.accepted(0, 2, 2)
+    assert one.choose(1, {0: 2}) == few.choose(1, {0: 2}) == {0: 2}
+    slow = price(1.0, 2.5, 0.4)  # the second size is slow, so the third is too
+    for _ in range(3):
+        slow.accepted(0, 2, 2)
+    assert slow.choose(1, {0: 2}) == {}
+
+
+def test_sizes_that_were_not_measured_are_dearer_than_those_that_were():
+    """Two neighbours that differ by chance once made twelve rows cost half of four."""
+    one = price(1.0, 1.0, 1.1, 1.0)
+    assert one.seconds(12) > 1.5
+    steep = price(1.0, 1.5, 2.0, 2.4)
+    assert steep.seconds(7) == pytest.approx(2.4 + 3 * 1.4 / 3)
+    assert steep.seconds(3) == 2.0
+    assert price(1.0, 1.0, 1.1, 1.0).seconds(100_000) > 0
+
+
+def test_sequences_without_promising_drafts_are_asked_rarely():
+    one = price(1.0, 1.2, slots=3)
+
+    def asks(steps: int, found: bool) -> list[int]:
+        """Steps that ask for slot 1."""
+        asked = []
+        for step in range(steps):
+            if one.worth_asking(1):
+                asked.append(step)
+                one.asked(1, found=found)
+            one.tried(found=False)
+        return asked
+
+    assert asks(8, True) == list(range(8)), "its first share is not hopeless"
+    few = asks(64, False)
+    assert len(few) < 20
+    assert [after - before for before, after in zip(few[-4:], few[-3:], strict=False)] == [ASK_INTERVALS[-1]] * 3
+    assert one.worth_asking(0), "others are asked as before"
+    for _ in range(40):
+        one.accepted(1, 1, 0)
+    assert len(asks(64, True)) < 12, "hopeless drafts are as good as none"
+    for _ in range(4):
+        one.accepted(1, 1, 1)
+    assert len(asks(64, True)) > 50
+    one.assign_slot(1)
+    assert len(asks(8, True)) == 8
+
+
+def test_sequences_with_a_grammar_and_steps_that_wait_are_always_asked():
+    one, masks = price(1.0), GrammarMasks(None)
+    one.assign_slot(0, GrammarState(masks))
+    device = DraftPrice(0.02, waits=True)
+    device.assign_slot(0)
+    for each in (one, device):
+        for _ in range(50):
+            assert each.worth_asking(0)
+            each.asked(0, found=False)
+            each.tried(found=False)
+    masks.close()
 
 
 def test_steps_wait_the_less_the_longer_no_drafts_run():

@@ -279,21 +279,27 @@ class ModelRunner:
             raise ProtocolError(f"step {in_flight.plan.step} has drafts for other rows than it runs")
         if not self._drafts_at_all:
             return {}
+        price = self._price
         most: dict[int, int] = dict(zip(run.slots, run.drafts, strict=True))
         found: dict[int, Sequence[int]] = {}
         lengths = batch.lengths[in_flight.members.layout.slots].tolist()
         for place, slot in enumerate(slots):
             room = min(left, most[slot])
-            draft = drafter.propose(slot, batch.tokens[slot, : lengths[place]], room) if drafter and room else ()
+            if drafter is None or not room or (price is not None and not price.worth_asking(slot)):
+                continue
+            draft = drafter.propose(slot, batch.tokens[slot, : lengths[place]], room)
+            if price is not None:
+                price.proposed(slot, expected=expected_of(draft))
+                price.asked(slot, found=bool(draft))
             if draft:
                 found[place] = draft
                 left -= len(draft)
-        if self._price is not None:
-            found = self._paying_drafts(self._price, in_flight, slots, found) if found else found
+        if price is not None:
+            found = self._paying_drafts(price, in_flight, slots, found) if found else found
         if self._draft_model is not None:
             found |= self._modelled(self._draft_model, in_flight, slots, most, found)
-        if self._price is not None:
-            self._price.tried(found=bool(found) or (self._draft_model is not None and self._draft_model.continues))
+        if price is not None:
+            price.tried(found=bool(found) or (self._draft_model is not None and self._draft_model.continues))
         in_flight.drafted = {slots[place]: len(draft) for place, draft in found.items()}
         return found
 
@@ -324,7 +330,6 @@ class ModelRunner:
         """Drafts, shortened to those that are worth their rows. The price learns from the proposed drafts, run or not."""
         for place in found:
             price.known(slots[place], self.batch.tokens[slots[place], : self.batch.lengths[slots[place]]])
-            price.proposed(slots[place], expected=expected_of(found[place]))
         drafts = {slots[place]: len(draft) for place, draft in found.items()}
         chosen = price.choose(len(slots), drafts, waits=not in_flight.needs_tokens)
         for place, draft in found.items():

@@ -12,15 +12,15 @@ choice changes no token, so decisions by the clock are harmless here.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
 from typing import Final
 
 from baton.worker.arrays import Int32s
+from baton.worker.drafters.step_times import StepTimes
 from baton.worker.grammar_masks import GrammarState
 
 LEARNING: Final = 0.2
-"""Weight of a new measurement."""
+"""Weight of a new measurement of a wait."""
 OBSERVED_MAX: Final = 12
 """The weight of a draft in the share of its sequence falls from 1/5 to 1/17 over this many drafts. With a constant 1/5 the
 share would vary so much that drafts that pay would often not run."""
@@ -32,9 +32,10 @@ GAIN_MIN: Final = 1.05
 """Ratio of expected tokens per second, with drafts against without, from which drafts run."""
 ROWS_MAX: Final = 64
 """Maximum of drafts per step. With more sequences than this a step is bound by arithmetic, and drafts do not pay."""
-FORGET_STEPS: Final = 128
-"""Steps without a new measurement after which the time of a size is forgotten: one slow moment must not exclude a size for
-ever."""
+HOPELESS: Final = 0.1
+"""Share of right drafts below which those of a sequence are not promising."""
+ASK_INTERVALS: Final = (1, 1, 1, 1, 2, 2, 4, 4, 8)
+"""Steps from one question for drafts to the next, by the number of questions in a row without a promising draft."""
 
 WAIT_INTERVAL_MAX: Final = 15
 """Maximum of steps in a row that do not wait for drafts."""
@@ -48,30 +49,26 @@ class DraftPrice:
             "_interval",
             "_observed",
             "_pause",
-            "_recent",
-            "_row_cost",
-            "_seconds",
+            "_quiet",
             "_shares",
-            "_sizes",
             "_steps",
+            "_times",
         ),
-        *("_waited", "_waiting"),
+        *("_waited", "_waiting", "_waits"),
     )
 
     def __init__(self, row_cost: float = 0.2, *, waits: bool = False) -> None:
         """`row_cost`: assumed cost of one more row, as a share of a step with one row, until steps with more rows are measured.
         `waits`: a device computes. A step with drafts waits for the tokens of the previous step, and the device is idle
         then."""
-        self._row_cost = row_cost
+        self._times = StepTimes(row_cost)
+        self._waits = waits
         self._waiting = None if waits else 0.0
         "Extra seconds of a step that waits for the previous tokens. None: not measured; no drafts run until it is."
-        self._seconds: dict[int, float] = {}
-        "Average seconds of a step without prompts, by number of rows."
-        self._sizes: list[int] = []
-        "Keys of `_seconds`, sorted."
         self._steps = 0
-        self._recent: set[int] = set()
-        "Sizes measured since sizes were last forgotten (FORGET_STEPS)."
+        "Steps that asked for drafts."
+        self._quiet: dict[int, int] = {}
+        "Questions in a row without a promising draft, by slot. Not for slots with a grammar, which are always asked."
         self._shares: dict[tuple[int, bool], float] = {}
         "Share of right drafts, by slot and by whether the draft was expected text."
         self._observed: dict[tuple[int, bool], int] = {}
@@ -87,15 +84,31 @@ class DraftPrice:
 
     def assign_slot(self, slot: int, grammar: GrammarState | None = None) -> None:
         self._expected[slot] = 0
+        self._quiet.pop(slot, None)
+        if grammar is None:
+            self._quiet[slot] = 0
         for expected, share in ((False, FIRST_SHARE), (True, FIRST_SHARE_EXPECTED)):
             self._shares[slot, expected], self._observed[slot, expected] = share, 0
         self._guesses.pop(slot, None)
 
     def drop(self, slot: int) -> None:
         del self._expected[slot]
+        self._quiet.pop(slot, None)
         for expected in (False, True):
             del self._shares[slot, expected], self._observed[slot, expected]
         self._guesses.pop(slot, None)
+
+    def worth_asking(self, slot: int) -> bool:
+        """Whether to ask for drafts of the slot in this step. The longer none was promising, the fewer steps ask: a question
+        costs time too. Where steps wait for drafts, those that wait are few, and ask for all."""
+        quiet = self._quiet.get(slot, 0)
+        return self._waits or self._steps % ASK_INTERVALS[min(quiet, len(ASK_INTERVALS) - 1)] == 0
+
+    def asked(self, slot: int, *, found: bool) -> None:
+        """Record the answer for the slot. `found`: there is a draft, and `proposed` knows it."""
+        if slot in self._quiet:
+            promising = found and self._shares[slot, self._expected[slot] > 0] >= HOPELESS
+            self._quiet[slot] = 0 if promising else self._quiet[slot] + 1
 
     def worth_waiting(self, step: int) -> bool:
         """Whether this step waits for the previous tokens, so that drafts can follow them. The longer no draft has run, the
@@ -117,11 +130,12 @@ class DraftPrice:
     @property
     def is_measured(self) -> bool:
         """Whether the time of any step is known."""
-        return bool(self._sizes)
+        return bool(self._times)
 
     def tried(self, *, found: bool) -> None:
         """Record that a step asked for drafts. `found`: some of them run, or a draft model needs the next step's tokens too.
         Otherwise the pause until the next try doubles."""
+        self._steps += 1
         self._interval = 0 if found else min(WAIT_INTERVAL_MAX, 2 * self._interval + 1)
         self._pause = self._interval
 
@@ -129,26 +143,15 @@ class DraftPrice:
         """Learn the cost of waiting from a step that waited and had neither prompts nor drafts. `seconds`: from the previous
         step's
         tokens to its own."""
-        if rows in self._seconds:
-            longer = max(0.0, seconds - self._seconds[rows])
+        if rows in self._times:
+            longer = max(0.0, seconds - self._times.seconds(rows))
             self._waiting = longer if self._waiting is None else self._waiting + (longer - self._waiting) * LEARNING
 
     def measured(self, rows: int, seconds: float, *, waited: bool = False) -> None:
         """Learn the time of a step without prompts. `waited`: `seconds` counts from the previous step's tokens."""
         if waited:
             seconds = max(seconds - (self._waiting or 0.0), 0.5 * seconds)
-        self._steps += 1
-        if self._steps % FORGET_STEPS == 0:
-            self._sizes = sorted(self._recent)
-            self._seconds = {size: self._seconds[size] for size in self._sizes}
-            self._recent.clear()
-        self._recent.add(rows)
-        known = self._seconds.get(rows)
-        if known is None:
-            insort(self._sizes, rows)
-            self._seconds[rows] = seconds
-        else:
-            self._seconds[rows] = known + (seconds - known) * LEARNING
+        self._times.measured(rows, seconds)
 
     def proposed(self, slot: int, *, expected: int) -> None:
         """Record a new proposal of the slot. `expected`: number of tokens at its beginning that are expected text."""
@@ -188,10 +191,12 @@ class DraftPrice:
             ((chance, slot) for slot, count in drafts.items() for chance in self._chances(slot, count)),
             key=lambda pair: -pair[0],
         )[:ROWS_MAX]
-        best, most, tokens = 0, GAIN_MIN * sequences / self.seconds(sequences), float(sequences)
+        longest = self.seconds(sequences)
+        best, most, tokens = 0, GAIN_MIN * sequences / longest, float(sequences)
         for number, (chance, _) in enumerate(likely, 1):
             tokens += chance
-            rate = tokens / (self.seconds(sequences + number) + waiting)
+            longest = max(longest, self.seconds(sequences + number))  # further rows save no time: a shorter one is chance
+            rate = tokens / (longest + waiting)
             if rate > most:
                 best, most = number, rate
         chosen: dict[int, int] = {}
@@ -208,19 +213,5 @@ class DraftPrice:
         return chances
 
     def seconds(self, rows: int) -> float:
-        """Expected seconds of a step with this many rows: measured, interpolated between two measured sizes, or
-        extrapolated."""
-        if (known := self._seconds.get(rows)) is not None:
-            return known
-        sizes = self._sizes
-        if not sizes:
-            return 1.0 + self._row_cost * (rows - 1)
-        at = bisect_left(sizes, rows)
-        if len(sizes) == 1:
-            base = self._seconds[sizes[0]] / (1.0 + self._row_cost * (sizes[0] - 1))
-            return base * (1.0 + self._row_cost * (rows - 1))
-        low, high = (
-            (sizes[0], sizes[1]) if at == 0 else (sizes[at - 1], sizes[at]) if at < len(sizes) else (sizes[-2], sizes[-1])
-        )
-        slope = (self._seconds[high] - self._seconds[low]) / (high - low)
-        return max(self._seconds[low] + slope * (rows - low), 0.5 * min(self._seconds.values()))
+        """Expected seconds of a step with this many rows."""
+        return self._times.seconds(rows)
