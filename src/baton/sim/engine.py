@@ -343,7 +343,7 @@ class SimulatedEngine:
         """Stop the worker without a message."""
         if self.process.epoch == self.instance.worker.epoch:
             self._onlooker.saw("the worker hung")
-            self.process.epoch = NO_EPOCH
+            self.process.hang()
             idle = self.instance.worker.state.value == "ready" and not self.instance.in_flight
             self._idle_hang_at = self._timeline.now if idle else None
 
@@ -383,16 +383,15 @@ class SimulatedEngine:
                 raise InvariantBroken(f"{self._name}: the worker hangs without work for {waited:.1f} s", invariant=77)
 
     def _ping(self) -> None:
-        self._timeline.at(self._timeline.now + PONG_SECONDS, self._pong, (self.process.epoch, self._probe))
+        self._timeline.at(self._timeline.now + PONG_SECONDS, self._pong, (self.instance.worker.epoch, self._probe))
 
     def _pong(self, entry: tuple[WorkerEpoch, IdleProbe]) -> None:
         """The worker answers, unless it hangs; a frozen one when it continues."""
         epoch, probe = entry
-        if epoch == self.process.epoch != NO_EPOCH:
-            if (until := self.process.frozen_until) > self._timeline.now:
-                self._timeline.at(until, self._pong, entry)
-            else:
-                probe.answered(self.clock.now())
+        if epoch == self.process.epoch and (until := self.process.frozen_until) > self._timeline.now:
+            self._timeline.at(until, self._pong, entry)
+        elif self.process.answers_ping(epoch):
+            probe.answered(self.clock.now())
 
     @property
     def is_drained(self) -> bool:

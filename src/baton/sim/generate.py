@@ -90,6 +90,7 @@ def generate(seed: int) -> Scenario:
         _sleeps(scenario, last, stream(seed, "sleeps"))
     if kind == "swarm" and faults:
         _ranks(scenario, stream(seed, "ranks"))
+        _silent_rank(scenario, stream(seed, "silent rank"))
         stop_last(scenario.clients, 1 / 8, stream(seed, "stop last"))
     return scenario
 
@@ -111,6 +112,12 @@ def _ranks(scenario: Scenario, rng: Random) -> None:
         at = rng.uniform(0.0, 1.0)
         scenario.nudges += [Nudge(at, "rank_hello", rng.randrange(4)), Nudge(at, "crash")]
     scenario.nudges.sort(key=lambda nudge: nudge.at)
+
+
+def _silent_rank(scenario: Scenario, rng: Random) -> None:
+    """Let a rank send no digest any more in some of these seeds."""
+    if scenario.ranks > 1 and rng.random() < 1 / 6:
+        scenario.steps.append(StepFault(rng.randint(1, 40), "rank_late", every=True))
 
 
 def drafts(scenario: Scenario, rng: Random, *, faults: bool = True) -> None:

@@ -3,7 +3,7 @@
 A seed in eight has no fault at all; the others have one to three kinds, of which each strikes a few times: at a stage of a
 hand-off (so that short stages are hit too) or at any time. Every second seed has a pair of kinds in addition (pairs.py). In 1
 of 32 a few long requests are hunted from one instance to the next. In 1 of 6, beside all else, weights change: the files of an
-instance, or of all, are replaced, or a stray dials.
+instance, or of all, are replaced, or a stray dials. In 1 of 8 with faults, every worker is a set of ranks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from baton.sim.scenario import (
     InstanceSpec,
     Scenario,
     Stage,
+    StepFault,
+    StepFaultKind,
 )
 
 KINDS: tuple[ClusterFaultKind, ...] = tuple(
@@ -37,6 +39,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 STEP_FAULTS = ("slow", "crash", "late", "repeat", "ghost", "garble", "hang", "lose_result", "lose_plan")
 CLIENT_FAULTS = ("poison", "nan", "stop_string", "abort")
 FEATURES = ("n", "priority", "stop", "min", "timeout", "salt", "burst", "logprobs")
+RANK_FAULTS: tuple[StepFaultKind, ...] = ("rank_dies", "rank_hangs", "rank_late", "rank_differs")
 HUNTED = 1 / 16
 QUIET = 1 / 7
 """Shares of the seeds without a pair of faults: every second one."""
@@ -107,6 +110,8 @@ def generate_cluster(seed: int) -> Scenario:
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"))
     scenario.digests = stream(seed, "digests").choice(DIGESTS)
+    if kinds or pair:
+        _ranks(scenario, scenario.cluster, stream(seed, "ranks"))
     return scenario
 
 
@@ -334,6 +339,20 @@ def _sleeps(cluster: Cluster, end: float, rng: Random) -> None:
             taken = {fault.move for fault in instance.cache_faults}
             moves = [move for move in sorted(rng.sample(range(1, 60), rng.choice((1, 3)))) if move not in taken]
             instance.cache_faults += [CacheFault(move, "silent") for move in moves]
+
+
+def _ranks(scenario: Scenario, cluster: Cluster, rng: Random) -> None:
+    """Give all workers several ranks in an eighth of the seeds. One may die, hang, be late or differ in a step, or pull or move
+    less than the others."""
+    if rng.random() >= 1 / 8:
+        return
+    scenario.ranks = rng.choice((2, 2, 3))
+    for instance in cluster.instances:
+        steps = sorted(rng.sample(range(1, 60), rng.choice((0, 0, 1, 2))))
+        instance.steps += [StepFault(step, rng.choice(RANK_FAULTS), rng.uniform(0.0, 0.05)) for step in steps]
+        taken = {fault.move for fault in instance.cache_faults}
+        moves = [move for move in sorted(rng.sample(range(1, 40), rng.choice((0, 2, 8)))) if move not in taken]
+        instance.cache_faults += [CacheFault(move, "short") for move in moves]
 
 
 def _reload(rng: Random, at: float, instance: int, kind: ClusterFaultKind | None) -> ClusterFault:

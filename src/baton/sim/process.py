@@ -16,7 +16,7 @@ from baton.sim.cache import CacheService
 from baton.sim.network import Network
 from baton.sim.noise import noise
 from baton.sim.onlooker import Onlooker
-from baton.sim.scenario import VOCAB, Scenario, StepFault
+from baton.sim.scenario import VOCAB, Scenario, StepFault, StepFaultKind
 from baton.sim.tags import TAG_BYTES, identity_of
 from baton.sim.timeline import Timeline
 from baton.sim.worker import SimWorker, WorkerDied
@@ -26,6 +26,8 @@ PROGRESS_SHARE = 0.4
 """Interval between signs of progress in a long step, as a share of `step_seconds_max`."""
 POOLS_FREED = 100
 """Number of pool incarnations skipped by a sleep: more than a worker has lives in a run."""
+LASTING: tuple[StepFaultKind, ...] = ("late", "repeat", "ghost", "rank_late")
+"""Faults that may strike every step from one on."""
 NO_EPOCH = WorkerEpoch(-1)
 """Epoch of a dead or hanging process."""
 
@@ -57,7 +59,7 @@ class WorkerProcess:
         self._faults: dict[int, list[StepFault]] = {}
         for fault in scenario.steps:
             self._faults.setdefault(fault.step, []).append(fault)
-        self._lasting = [fault for fault in scenario.steps if fault.every and fault.kind in ("late", "repeat", "ghost")]
+        self._lasting = [fault for fault in scenario.steps if fault.every and fault.kind in LASTING]
         self._restarts_to_fail = 0
         self._restarts_to_hang = 0
         self._lives_to_loop = 0
@@ -201,6 +203,16 @@ class WorkerProcess:
         """Die with the whole instance: no event is sent, and no queued plan is executed."""
         self.epoch = NO_EPOCH
         self._kill_ranks()
+
+    def hang(self) -> None:
+        """Stop without a message. Of several ranks one stops, and the others answer pings."""
+        if self._ranks is not None:
+            self._ranks.hang(self.epoch % self._scenario.ranks)
+        self.epoch = NO_EPOCH
+
+    def answers_ping(self, epoch: WorkerEpoch) -> bool:
+        """Whether the ping that was sent in that life is answered."""
+        return epoch == self.epoch != NO_EPOCH if self._ranks is None else self._ranks.answers_ping(epoch)
 
     def fail_restarts(self, times: int) -> None:
         self._restarts_to_fail += times

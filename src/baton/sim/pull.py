@@ -66,6 +66,11 @@ class SimulatedPull:
         moved = self._moved
         if self._fault is not None and self._fault.kind == "error":
             moved, error = moved // 2, "EIO"
+        if self._fault is not None and self._fault.kind == "short":  # one rank has pulled half of what the others have
+            moved //= 2
+            for device in self._move.device[moved:]:
+                block = self._service.target(self._move)[device]
+                block[: len(block) // 2] = bytes(len(block) // 2)
         if moved < len(self._move.device):
             self._service.saw("a pull fell short")
         self._service.done(self._move, MoveResult(self._move.id, moved, seconds, error), self._fault)

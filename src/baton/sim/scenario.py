@@ -108,8 +108,8 @@ class StepFault(Struct, omit_defaults=True, forbid_unknown_fields=True):
     delivery; garble: which of seven ways; oom: time in which every step of that size or larger fails; rank_late: until the
     digests of the other ranks come."""
     every: bool = False
-    """Whether late, repeat and ghost strike from that step on. Does not depend on how many steps come before it, which helps
-    the shrinker."""
+    """Whether late, repeat, ghost and rank_late strike from that step on. Does not depend on how many steps come before it,
+    which helps the shrinker. rank_late: then the digests of one rank never come."""
 
 
 NudgeKind = Literal[

@@ -87,6 +87,7 @@ INSTANCE_SOMETIMES: tuple[str, ...] = (
     "a rank died",
     "a rank hung",
     "a rank answered late",
+    "a rank was silent for many steps",
     "ranks differed",
     "a rank said another hello",
     "a rank moved fewer blocks than another",

@@ -1,7 +1,8 @@
 """The ranks of a simulated worker: who lives, whether hellos and results agree, and whether it progresses.
 
 core/worker_set.py decides, and core/rank_messages.py combines the messages of the ranks, as in the engine. worker.py computes
-for all ranks. A rank dies, hangs, answers late, answers another digest or says another hello, as the scenario's faults demand.
+for all ranks. A rank dies, hangs, answers late or never, answers another digest or says another hello, as the scenario's faults
+demand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec.structs import asdict, replace
 from baton.core.rank_messages import WorkerRanks
 from baton.core.worker_set import RankEnds, SlowestProgress
 from baton.errors import InvariantBroken, PeerError
-from baton.protocol.control import WorkerHello
+from baton.protocol.control import Pong, WorkerHello
 from baton.protocol.ids import StepNo, WorkerEpoch
 from baton.protocol.pool import of_rank
 from baton.protocol.step import StepResult, digest_of
@@ -26,8 +27,11 @@ from baton.sim.timeline import Timeline
 
 HELLO_SECONDS: Final = 0.05
 "Longest time between two hellos of a set."
+SILENT_STEPS_MAX: Final = 64
+"""Steps in which a rank may be behind with its digests. Named here again, so that the check does not depend on the core."""
 SHARED: Final = ("epoch", "blocks", "block_size", "vocab_size", "identity", "layout")
 """Fields that the hellos of all ranks have in common. Named here again, so that the check does not depend on the core."""
+NO_RANK: Final = -1
 CHANGES: Final[tuple[Callable[[WorkerHello], WorkerHello], ...]] = (
     lambda hello: replace(hello, blocks=hello.blocks + 1),
     lambda hello: replace(hello, layout=b"other"),
@@ -66,6 +70,7 @@ class SimulatedRanks:
         """Begin another life. 71: no rank of the one before is left."""
         self._none_left()
         self._alive = list(range(self._ranks))
+        self._life, self._hung = self._epoch(), NO_RANK
         self._ends, self._messages = RankEnds(self._ranks), WorkerRanks(self._ranks)
         self._hellos: dict[int, WorkerHello] = {}
         self._arrived: dict[StepNo, int] = {}
@@ -146,11 +151,18 @@ class SimulatedRanks:
 
     def hang(self, hung: int) -> None:
         """Let one rank hang; the others wait in their next exchange. 73: that is no progress of the set."""
-        before = self._progress.value
+        self._hung, before = hung, self._progress.value
         for rank in range(self._ranks):
             self._words[rank] += rank != hung
             if self._progress.observe(tuple(self._words)) != before:
                 raise InvariantBroken(f"rank {hung} hangs, and the set makes progress", invariant=73)
+
+    def answers_ping(self, epoch: WorkerEpoch) -> bool:
+        """Whether a ping of that life is answered. All ranks answer it but one that hangs, and the set with the last one."""
+        if epoch != self._life or not self._alive:
+            return False
+        pongs = [self._messages.combined(rank, Pong(epoch)) for rank in range(self._ranks) if rank != self._hung]
+        return any(pong is not None for pong in pongs)
 
     def _advance(self) -> None:
         """Advance the ranks by a step, one after the other. 73: the set progresses when the last one has."""
@@ -162,11 +174,13 @@ class SimulatedRanks:
                 raise InvariantBroken(f"{rank + 1} of {self._ranks} ranks advance: {advanced}", invariant=73)
 
     def answer(self, result: StepResult, faults: dict[str, StepFault]) -> None:
-        """Deliver the result of rank 0; the digests of the others come now or later."""
+        """Deliver the result of rank 0; the digests of the others come now or later, or one of them does not."""
         self._advance()
         self._add(0, result, differs=False)
         for rank in range(1, self._ranks):
             late, differs = faults.get("rank_late"), faults.get("rank_differs")
+            if late is not None and late.every and rank == 1 + late.step % (self._ranks - 1):
+                continue
             mine = result
             if differs is not None and rank == 1 + differs.step % (self._ranks - 1):
                 mine = replace(result, values=(*result.values, 0))
@@ -179,21 +193,30 @@ class SimulatedRanks:
             self._add(rank, result, differs=differs)
 
     def _add(self, rank: int, result: StepResult, *, differs: bool) -> None:
-        """Compare a rank's digest. 72: ranks that differ end the set, and no others do."""
+        """Compare a rank's digest. 72: ranks that differ end the set, or one that is silent for many steps, and no others do.
+        75: the result of rank 0 is that of the set, at once, and no digest is."""
+        self._arrived[result.step] = self._arrived.get(result.step, 0) + 1
+        silent = len(self._arrived) > SILENT_STEPS_MAX
+        message = digest_of(result) if rank else result
         try:
-            self._messages.combined(rank, digest_of(result) if rank else result)
+            combined = self._messages.combined(rank, message)
         except PeerError as error:
-            if not differs:
+            if not differs and not silent:
                 raise InvariantBroken(f"ranks that agree are said to differ: {error}", invariant=72) from None
+            if silent:
+                self._watch.saw("a rank was silent for many steps")
             self.differed = True
             self._watch.saw("ranks differed")
             self._broken(str(error))
-        else:
-            if differs:
-                raise InvariantBroken(f"step {result.step}: rank {rank} differs, and the set goes on", invariant=72)
-            self._arrived[result.step] = self._arrived.get(result.step, 0) + 1
-            if self._arrived[result.step] == self._ranks:
-                del self._arrived[result.step]
+            return
+        if differs:
+            raise InvariantBroken(f"step {result.step}: rank {rank} differs, and the set goes on", invariant=72)
+        if silent:
+            raise InvariantBroken(f"ranks have not answered {len(self._arrived)} steps, and the set goes on", invariant=72)
+        if combined is not (None if rank else message):
+            raise InvariantBroken(f"rank {rank} has answered step {result.step}, and the set {combined}", invariant=75)
+        if self._arrived[result.step] == self._ranks:
+            del self._arrived[result.step]
 
 
 def _unchanged(hello: WorkerHello) -> WorkerHello:

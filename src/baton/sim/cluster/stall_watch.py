@@ -46,6 +46,8 @@ class StallWatch:
         "Session of the instance that answers a request, by request."
         self._moved: dict[str, int] = {}
         "Number of tokens that the client had at the last move, by request."
+        self._due: dict[str, float] = {}
+        "When a request was first seen that has to be moved. A token that it gets meanwhile makes it movable again."
         self._unfit: dict[str, None] = {}
         "Requests that some instance can never hold. Which others can is not known here."
 
@@ -53,9 +55,11 @@ class StallWatch:
         """Forget everything: the router restarts without state."""
         self._instances.clear()
         self._decoders.clear()
+        self._due.clear()
 
     def was_frozen(self) -> None:
         """Forget since when instances are stalled or well: the router was frozen."""
+        self._due.clear()
         for instance in self._instances.values():
             instance.stalled_before |= instance.stalled_since is not None
             instance.stalled_since = instance.well_since = None
@@ -72,6 +76,7 @@ class StallWatch:
             case Reserve(request=request):
                 self._decoders[request.id] = session
             case Forget():
+                self._due.pop(message.request, None)
                 if self._decoders.get(message.request) == session:
                     del self._decoders[message.request]
                 if self._may_be_moved(session, now) and not self._is_over(message.request):
@@ -122,8 +127,12 @@ class StallWatch:
 
     def _check(self, session: Session, now: float) -> None:
         for request, decoder in self._decoders.items():
+            if decoder != session:
+                continue
             known = request in self._unfit or self._moved.get(request) == self._tokens(request)
-            if decoder == session and not self._is_over(request) and not known and self._has_choice(request, now):
+            if self._is_over(request) or known or not self._has_choice(request, now):
+                self._due.pop(request, None)
+            elif now - self._due.setdefault(request, now) > MARGIN_SECONDS:
                 raise InvariantBroken(f"{request} waits for a stalled worker, and others work", invariant=46)
 
     def _has_choice(self, request: str, now: float) -> bool:
