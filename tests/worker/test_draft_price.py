@@ -168,17 +168,15 @@ def test_a_size_that_has_become_slower_is_learned():
 
 
 def test_more_rows_are_never_faster():
-    one = price(1.0, 0.5, 0.4)
+    assert price(1.0, 0.5, 0.4).choose(1, {0: 2}) == price(1.0, 1.0, 1.0).choose(1, {0: 2})
+    one = price(1.0, 0.2)
+    for _ in range(20):
+        one.accepted(0, 1, 0)
+    assert one.choose(1, {0: 1}) == {}, "wrong drafts do not pay, however fast their step seemed"
+    dear = price(1.0, 2.5, 1.1)
     for _ in range(3):
-        one.accepted(0, 2, 2)
-    few = price(1.0, 1.0, 1.0)
-    for _ in range(3):
-        few.accepted(0, 2, 2)
-    assert one.choose(1, {0: 2}) == few.choose(1, {0: 2}) == {0: 2}
-    slow = price(1.0, 2.5, 0.4)  # the second size is slow, so the third is too
-    for _ in range(3):
-        slow.accepted(0, 2, 2)
-    assert slow.choose(1, {0: 2}) == {}
+        dear.accepted(0, 2, 2)
+    assert dear.choose(1, {0: 2}) == {0: 2}, "a size that was once slow says nothing about larger ones"
 
 
 def test_sizes_that_were_not_measured_are_dearer_than_those_that_were():

@@ -191,12 +191,12 @@ class DraftPrice:
             ((chance, slot) for slot, count in drafts.items() for chance in self._chances(slot, count)),
             key=lambda pair: -pair[0],
         )[:ROWS_MAX]
-        longest = self.seconds(sequences)
-        best, most, tokens = 0, GAIN_MIN * sequences / longest, float(sequences)
+        without = self.seconds(sequences)
+        best, most, tokens = 0, GAIN_MIN * sequences / without, float(sequences)
         for number, (chance, _) in enumerate(likely, 1):
             tokens += chance
-            longest = max(longest, self.seconds(sequences + number))  # further rows save no time: a shorter one is chance
-            rate = tokens / (longest + waiting)
+            longer = max(without, self.seconds(sequences + number))  # further rows save no time: a shorter one is chance
+            rate = tokens / (longer + waiting)
             if rate > most:
                 best, most = number, rate
         chosen: dict[int, int] = {}
