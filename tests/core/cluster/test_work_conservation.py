@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from baton.config import RouterConfig
 from baton.core.cluster.cluster_instance import ClusterInstance
-from baton.core.cluster.events import RunPass
+from baton.core.cluster.events import RouterTick, RunPass
+from baton.core.cluster.membership import INHIBIT_SECONDS
 from baton.core.cluster.placement import Placement
 from baton.core.cluster.request_queue import STALE_MAX, RequestQueue
 from baton.core.cluster.routed_request import RoutedRequest
@@ -181,6 +182,28 @@ def test_a_prompt_waits_no_longer_than_it_avoids_the_only_prefill_instance_with_
     assert room.router.queued == 1
     room.wait(2.0)
     assert (room.router.queued, list(fresh.assigned)) == (0, [moved])
+
+
+def test_a_request_waits_no_longer_than_the_only_instance_with_room_is_inhibited():
+    """Seed 20146 of a cluster: a decode instance was lost three times, and no pass was scheduled for the end of its inhibition.
+    Requests that waited for full mixed instances waited for its next heartbeat too."""
+    room = Room("mixed", "mixed", slots=1, config=RouterConfig(waiting_prompts_max=0))
+    lost, steady = room.instances
+    for _ in range(4):
+        room.kill(lost)
+        lost = room.restart(lost)
+    joined_at = room.now
+    room.arrive(request("first", max_tokens=100))
+    room.arrive(request("second", max_tokens=100))
+    assert (sent_to(lost), sent_to(steady)) == ([], ["first"])
+    for _ in range(2):
+        room.now += 0.75
+        for instance in (lost, steady):
+            room.say(instance, instance.beat())
+    while room.router.queued:
+        room.now = max(room.now, room.router.next_deadline())
+        room.dispatch(RouterTick())
+    assert (room.now, sent_to(lost)) == (joined_at + INHIBIT_SECONDS[1], ["second"])
 
 
 def test_a_prefill_instance_that_the_first_in_line_avoids_is_free_for_the_others():

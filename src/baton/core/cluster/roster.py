@@ -354,8 +354,8 @@ class Roster:
         return False
 
     def next_change(self) -> Instant | None:
-        """Time when a held instance may be tried again, or an instance becomes suspect by silence."""
-        times = [m.held_until for m in self._by_time.values() if m.held_until > self._now]
+        """Time when a held instance may be tried again, an inhibited one is settled, or one becomes suspect by silence."""
+        times = [at for m in self._by_time.values() for at in (m.held_until, m.inhibited_until) if at > self._now]
         if self._now < self._suspect_at < float("inf"):
             times.append(Instant(self._suspect_at))
         return min(times, default=None)
