@@ -140,9 +140,8 @@ class DraftPrice:
         self._pause = self._interval
 
     def waited_for_nothing(self, rows: int, seconds: float) -> None:
-        """Learn the cost of waiting from a step that waited and had neither prompts nor drafts. `seconds`: from the previous
-        step's
-        tokens to its own."""
+        """Learn the cost of waiting from a step that waited and had neither prompts nor drafts. `seconds`: from the
+        previous step's tokens to its own."""
         if rows in self._times:
             longer = max(0.0, seconds - self._times.seconds(rows))
             self._waiting = longer if self._waiting is None else self._waiting + (longer - self._waiting) * LEARNING
