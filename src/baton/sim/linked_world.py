@@ -13,6 +13,7 @@ from baton.sim.clock import Clock
 from baton.sim.cluster.digests import check_known, is_known
 from baton.sim.cluster.faults import Faults
 from baton.sim.cluster.front import FrontClients, FrontProcess
+from baton.sim.cluster.isolation import Isolation
 from baton.sim.cluster.links import SimulatedLinks
 from baton.sim.cluster.reservation_watch import ReservationWatch
 from baton.sim.cluster.rest import check_front_rest
@@ -51,6 +52,8 @@ class LinkedWorld(World):
         self.remote = cluster.remote
         self._services: dict[str, CacheService] = {}
         self._storage: dict[bytes, SimulatedObject] = {}
+        self._plans: dict[int, PlanWatch] = {}
+        "Watch of the plans of each instance's present or last life, by number."
 
     def _instance(self, number: int, kind: int, name: str, routers: int) -> SimulatedInstance:
         spec = self.cluster.instances[kind]
@@ -69,7 +72,7 @@ class LinkedWorld(World):
         """Start a new life of the instance."""
         scenario, watch = self.scenario.of_instance(instance.kind), self.watch
         machine = Instance(config_of(scenario, instance.role))
-        plans = self.plans_type(scenario, machine.view, watch)
+        plans = self._plans[instance.number] = self.plans_type(scenario, machine.view, watch)
         waiting_max = machine.config.tiers.reservations_waiting_max
         reservations = ReservationWatch(machine.view, waiting_max, watch.saw, by_priority=scenario.order == "priority")
         engine = SimulatedEngine(
@@ -168,9 +171,20 @@ class ClusterWorld(LinkedWorld):
         slowest = max(instance.speed for instance in self.cluster.instances)
         bound = max(ANSWER_SECONDS_MAX, 4 * work * (scenario.step_seconds + scenario.token_seconds) * slowest)
         bound += self.faults.longest
-        self._must(lambda: self.clients.open == 0 and self._all_joined(), bound, "answered or joined after healing")
+        self._must_be_whole(bound)
         self.clients.heal()
         self._must(lambda: self.clients.open == 0, FRESH_SECONDS_MAX, "answered, though fresh")
+
+    def _must_be_whole(self, bound: float) -> None:
+        """35: within `bound` all requests are answered and all instances have joined. Instances that still isolate poison have
+        the time of their restarts in addition."""
+        whole = lambda: self.clients.open == 0 and self._all_joined()  # noqa: E731
+        isolation = Isolation(self.scenario, [(instance, self._plans[instance.number]) for instance in self.instances])
+        healed_at, seconds = self.timeline.now, bound
+        while not self._run(whole, healed_at + seconds):
+            if bound + isolation.seconds <= seconds:
+                raise self._late(seconds, "answered or joined after healing")
+            seconds = bound + isolation.seconds
 
     def _drained(self) -> bool:
         return super()._drained() and all(router.machine is not None and router.machine.idle for router in self.routers)

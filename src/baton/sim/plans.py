@@ -67,6 +67,8 @@ class PlanWatch:
         self._places: dict[tuple[int, int], Place] = {}
         "Sequences in the slots, by incarnation."
         self._last_step = 0
+        self.deaths: dict[str, int] = {}
+        "Workers that each client's request has killed."
 
     def check(self, plan: StepPlan) -> None:
         """4, 5, 6, 19, 25, 30, 32, 53, 59: the plan is allowed, and continues what clients have."""
@@ -219,7 +221,9 @@ class PlanWatch:
         """Nothing: losses are counted where the instance restarts the worker."""
 
     def poisoned(self, client: Client | None) -> None:
-        """Nothing: only a plain instance checks that the culprit is found (invariant 47, instance_watch.py)."""
+        """Count the workers that a request kills (47, cluster/isolation.py)."""
+        if client is not None:
+            self.deaths[client.id] = self.deaths.get(client.id, 0) + 1
 
 
 class ExactPlanWatch(PlanWatch):

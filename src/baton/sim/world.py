@@ -120,8 +120,11 @@ class World:
 
     def _must(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         if not self._run(condition, self.timeline.now + seconds):
-            open_ = f": {', '.join(self.clients.unanswered()[:5])}" if self.clients.open else ""
-            raise InvariantBroken(f"not {what} within {seconds:.0f} s{open_}", invariant=35)
+            raise self._late(seconds, what)
+
+    def _late(self, seconds: float, what: str) -> InvariantBroken:
+        open_ = f": {', '.join(self.clients.unanswered()[:5])}" if self.clients.open else ""
+        return InvariantBroken(f"not {what} within {seconds:.0f} s{open_}", invariant=35)
 
     def _run(self, condition: Callable[[], bool], limit: float) -> bool:
         return self.timeline.run_until(condition, limit, self._after_each)
