@@ -1,13 +1,12 @@
-"""`baton serve --data-parallel-size 2 --tensor-parallel-size 2` on a CPU: two instances with two ranks each behind one port."""
+"""Ranks of `baton serve` on a CPU: two instances of two ranks each behind one port, and a number of ranks that is refused."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from command_rig import family, gone, serving
-
-pytestmark = pytest.mark.slow
+from command_rig import baton, family, gone, said, serving
 
 SMALL = ("--kv-memory-gib", "0.05", "--threads", "1", "--quantization", "none", "--served-model-name", "tiny")
 BODY = {
@@ -25,6 +24,16 @@ def workers(pids: list[int]) -> int:
     return sum(b"baton.runtime.worker" in each for each in words)
 
 
+def test_a_number_of_ranks_that_does_not_divide_the_model_is_refused_in_words(tiny_model):
+    ran = baton("serve", tiny_model, *SMALL, "--device", "cpu", "--tp", "3", "--port", "0")
+    assert ran.returncode == 1
+    assert re.search(
+        r"baton serve: rank \d: --tensor-parallel-size 3: the model has \d+ query heads, which 3 ranks cannot share", said(ran)
+    )
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
 def test_two_instances_of_two_ranks_answer_as_one_process_does(tiny_model):
     with serving(tiny_model, *SMALL, "--device", "cpu") as server:
         expected = server.post("/v1/completions", BODY)["choices"][0]["token_ids"]

@@ -6,8 +6,9 @@ import pytest
 
 from baton.core.rank_messages import CacheRanks, WorkerRanks
 from baton.errors import PeerError
-from baton.protocol.control import CacheHello, CacheStats, Pong, WorkerHello
+from baton.protocol.control import CacheHello, CacheStats, LoadProgress, Pong, WorkerHello
 from baton.protocol.moves import MoveResult
+from baton.protocol.pool import PoolSized
 
 
 def test_a_copy_of_all_ranks_counts_once_and_its_bytes_are_added():
@@ -58,3 +59,21 @@ def test_the_nth_pongs_of_all_ranks_are_one():
     worker = WorkerRanks(2)
     assert worker.combined(0, Pong(7)) is worker.combined(0, Pong(8)) is None
     assert [worker.combined(1, Pong(7)), worker.combined(1, Pong(8))] == [Pong(7), Pong(8)]
+
+
+def test_the_pool_is_made_when_all_ranks_want_one_of_the_same_size():
+    for sizes in ((8, 8), (8, 7)):
+        worker, (first, second) = WorkerRanks(2), (PoolSized(blocks, b"layout") for blocks in sizes)
+        assert worker.combined(0, first) is None
+        if first == second:
+            assert worker.combined(1, second) == first
+        else:
+            with pytest.raises(PeerError, match="rank 1 wants a KV pool of 7 blocks, and rank 0 of 8"):
+                worker.combined(1, second)
+
+
+def test_rank_0_reports_the_progress_of_loading():
+    """Each rank loads as much: progress of both would jump back and forth."""
+    worker, progress = WorkerRanks(2), LoadProgress(3, 9)
+    assert worker.combined(0, progress) is progress
+    assert worker.combined(1, progress) is None

@@ -123,6 +123,14 @@ def test_core_is_pure(name):
     assert not wrong_calls(source, IMPURE_CALLS)
 
 
+def test_the_machines_of_the_core_do_not_learn_of_ranks():
+    """A set is one worker to them. Two modules combine its messages, for engine and simulator."""
+    of_ranks = ("baton.core.worker_set", "baton.core.rank_messages")
+    files = [path for path in sources("core") if path.stem not in ("worker_set", "rank_messages")]
+    found = [(path, name) for path in files for _, name in imports(ast.parse(path.read_text()), package_of(path))]
+    assert not [f"{path}: {name}" for path, name in found if name.startswith(of_ranks)]
+
+
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if layer_of(path) == "core"])
 def test_core_never_iterates_a_set(name):
     assert not set_iterations(FILES[name].read_text())

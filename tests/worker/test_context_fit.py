@@ -31,6 +31,12 @@ def test_a_pool_that_holds_more_changes_nothing():
     assert fit_pool(WorkerConfig(blocks=9999, context_tokens_max=100), LLAMA_8B, 4096).context_tokens == 100
 
 
+def test_ranks_divide_the_memory_of_the_pool():
+    """Each has a part of every block: `layout` is of one rank."""
+    alone, of_four = (fit_pool(WorkerConfig(ranks=ranks), LLAMA_8B, MODEL_CONTEXT).blocks for ranks in (1, 4))
+    assert of_four == alone // 4
+
+
 @pytest.mark.parametrize("blocks", [1, 7, 255])
 def test_given_blocks_are_kept_and_the_context_is_what_they_hold(blocks: int):
     size = fit_pool(WorkerConfig(blocks=blocks), LLAMA_8B, 4096)

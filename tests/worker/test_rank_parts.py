@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from baton.models.open import OpenedEncoder, OpenedModel
 from baton.models.shapes import SHAPES
 from baton.native.build import NoCompiler
 from baton.native.exchange import RankExchange
+from baton.worker import build
 from baton.worker.collective.opening import agreed_steps, exchanged_numbers, open_collective, part_of_rank
 from baton.worker.identity import identity_of
 from baton.worker.kv_layout import KVLayout
@@ -61,6 +63,17 @@ def test_labels_need_a_tied_head_on_a_gpu():
     untied = replace(untied, weights=DummyWeights(untied.config))
     assert part_of_rank(untied, replace(TWO, device="cuda")).scoring == ""
     assert part_of_rank(OPENED, replace(TWO, device="cuda")).scoring == OPENED.scoring
+
+
+def test_a_device_that_computes_with_one_rank_is_refused(monkeypatch):
+    """Of another package, which has no load_part."""
+    one_rank = SimpleNamespace(name="npu")
+    monkeypatch.setattr(build, "choose", lambda config, path: (one_rank, config))
+    monkeypatch.setattr(build, "resolve", Path)
+    monkeypatch.setattr(build, "opened_as", lambda config, path: OPENED)
+    monkeypatch.setattr(build, "open_collective", lambda *_: pytest.fail("ranks meet"))
+    with pytest.raises(InvalidConfig, match="--tensor-parallel-size 2: --device npu computes with one rank"):
+        build.build_worker(TWO, collective_fd=0)
 
 
 class Smaller:

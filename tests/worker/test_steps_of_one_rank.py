@@ -75,6 +75,7 @@ def test_a_step_of_one_rank_calls_nothing_that_is_meant_for_several(model: Path,
     answers, calls = run_steps(built, 0)
     assert [type(answer) for answer in answers] == [StepResult] * STEPS
     assert calls == {}
+    assert built.runner.grammars.timed
     if compute == "native":
         decoder = built.runner.executor.forward._decoder  # the library exchanges where it has a pointer to the other ranks
         assert not decoder._model.exchange
@@ -89,6 +90,7 @@ def test_calls_of_two_ranks_are_counted(model: Path, compute: Compute):
     assert [type(answer) for answer in results + digests] == [StepResult] * STEPS + [StepDigest] * STEPS
     assert second.pop("digest_of") == STEPS
     assert first == second
+    assert not any(built.runner.grammars.timed for built in ranks), "each rank would spend a budget of time differently"
     if compute == "native":
         assert all(built.runner.executor.forward._decoder._model.exchange for built in ranks)
     else:

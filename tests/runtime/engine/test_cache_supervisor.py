@@ -123,6 +123,13 @@ def test_each_rank_is_read_at_addresses_of_its_own_the_shared_memory_first(of_tw
     assert of_two.reads_others
 
 
+@pytest.mark.parametrize("lines", ["unix:/a", "unix:/a\nunix:/b\nunix:/c"])
+def test_a_rank_pulls_nothing_from_an_instance_with_another_number_of_ranks(lines: str):
+    """Its blocks have other heads. Routers refuse such an instance; a pull that names one anyway leads nowhere."""
+    pull = BlockMove(MoveId(1), "pull", (), peer=lines, peer_pool=set_incarnation(5))
+    assert [for_rank(pull, rank, 2).peer for rank in range(2)] == ["", ""]
+
+
 def test_each_rank_of_a_new_service_gets_its_own_socket(of_two: CacheSupervisor):
     pairs = [socket.socketpair() for _ in range(2)]
     ranks = [SimpleNamespace(rank=rank, descriptors=ours) for rank, (ours, _) in enumerate(pairs)]

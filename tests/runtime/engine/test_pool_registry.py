@@ -72,6 +72,19 @@ def rig() -> Iterator[Rig]:
     assert len(os.listdir("/proc/self/fd")) == before, "a descriptor was kept"
 
 
+def test_the_pools_of_a_set_are_attached_when_each_rank_has_its_own(rig):
+    """Before, a move would name a block that one rank has not mapped."""
+    of_ranks = [SimpleNamespace(name="worker", rank=rank) for rank in range(2)]
+    readers = [SimpleNamespace(name="cache", rank=rank) for rank in range(2)]
+    rig.cache.ranks = (rig.cache, rig.cache)
+    for child, ready in zip(of_ranks, (FIRST, SECOND), strict=True):
+        rig.holder.on_announced(child, ready, os.open("/dev/null", os.O_RDONLY))
+    for child, ready in zip(readers, (FIRST, SECOND), strict=True):
+        assert not rig.holder.attached("cache")
+        rig.holder.on_attached(child, ready.incarnation)
+    assert rig.holder.attached("cache")
+
+
 def test_the_attacher_is_handed_the_pool_and_counts_when_it_says_so(rig):
     rig.announce(FIRST)
     assert rig.cache.handed() == FIRST
