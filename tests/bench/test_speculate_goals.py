@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
 
 import speculate
 from speculate_gpu import Bench, Chance, Measured, Row, goals

@@ -1,5 +1,5 @@
 """Pinned buffers of decode steps, and what a launch does before its graph is replayed, on a device that runs everything as late
-as it may (fake_cuda.py)."""
+as it may (late_cuda.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="Triton has no wheel for this machine, or is not installed")
 
-from fake_cuda import device_steps, tokens_of
+from late_cuda import device_steps, tokens_of
 
 from baton.worker.cuda.graphs import RING
 from baton.worker.cuda.step_inputs import StepBatch
