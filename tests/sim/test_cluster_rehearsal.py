@@ -217,7 +217,6 @@ def test_an_instance_whose_name_is_taken_dials_again_when_its_router_says():
     """Its earlier session looks alive to the router until it is suspect. Links of the simulator waited for 4 to 8 s."""
     cut = ClusterFault("cut", at=1.0, target=1, unseen=True)
     world = played(pair(cut, ClusterFault("kill", at=1.1, target=1, seconds=0.1)))
-    assert "a refused instance dials when the router says" in world.watch.sometimes
     machine = world.routers[0].machine
     assert machine is not None
     assert 1.9 < machine.membership.names["d1"].joined_at < 3.0

@@ -194,8 +194,6 @@ class SimulatedLinks:
                 self._on_request_of(engine, link.tag)
 
     def _refused(self, link: RouterLink, message: InstanceRefused) -> None:
-        if message.retry_seconds:
-            self._watch.saw("a refused instance dials when the router says")
         end = DialOutcome(message.reason, refused=True, retry_seconds=message.retry_seconds)
         link.dial_at = self._timeline.now + link.redial.after(end)
         if not self.instance.is_stray:  # the other instances take over its requests
