@@ -115,15 +115,49 @@ def test_when_all_stand_still_nobody_is_moved_and_no_deadline_is_left_behind():
 
 def test_each_move_is_a_loss_of_the_request():
     room, decoder = whole("mixed", "mixed", config=RouterConfig(migrations_max=1))
-    for _ in range(2):
-        (decoder,) = [instance for instance in room.instances if instance.assigned]
+    stall(decoder)
+    room.wait(3)
+    mend(decoder)
+    (second,) = [instance for instance in room.instances if instance.assigned]
+    assert second is not decoder
+    room.step()
+    room.kill(second)
+    assert room.broken_off == {"r": "worker_gone"}
+    room.at_rest()
+
+
+@pytest.mark.parametrize("moves", [0, 1])
+def test_a_request_that_a_move_would_end_stays_and_is_answered(moves):
+    """Its instance lives, and replaces the worker. Simulated clusters: seed 20200."""
+    room, decoder = whole("mixed", "mixed", "mixed", config=RouterConfig(migrations_max=moves))
+    for _ in range(moves):
         stall(decoder)
         room.wait(3)
         mend(decoder)
+        (decoder,) = [instance for instance in room.instances if instance.assigned]
         room.step()
-        room.wait(1)
-    assert room.broken_off == {"r": "worker_gone"}
-    room.at_rest()
+    stall(decoder)
+    room.wait(30)
+    assert room.routed.decoder.session == decoder.session
+    assert not room.broken_off
+    mend(decoder)
+    room.run()
+    room.assert_right()
+    assert room.router.stats.moved == moves
+
+
+def test_a_reservation_is_moved_though_no_loss_is_left_because_it_counts_as_none():
+    config = RouterConfig(handoff_tokens_min=8, migrations_max=0, reserve_seconds_max=20.0)
+    room = at_phase("H1", config=config, max_tokens=6)
+    _, decode = assigned(room)
+    stall(decode)
+    for instance in room.instances:
+        instance.hold = ()
+    room.wait(2.5)
+    assert room.router.stats.moved == 1
+    assert room.routed.decoder.session != decode.session
+    go_on(room)
+    room.assert_right()
 
 
 def test_what_may_have_stopped_two_workers_does_not_come_to_a_third():

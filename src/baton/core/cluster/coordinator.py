@@ -334,6 +334,11 @@ class Coordinator:
             decoder.blocks_since += tokens // decoder.hello.ready.block_size
             self._has_room(decoder)
 
+    def survives_break(self, routed: RoutedRequest) -> bool:
+        """Whether another attempt follows if the present one breaks, or the request ends with an error."""
+        counted = RequestAction.COUNT_LOSS in NEXT[routed.state, RequestFact.BROKEN][1]
+        return routed.losses + counted <= self._config.migrations_max
+
     def break_attempt(self, routed: RoutedRequest, instance: ClusterInstance | None, *, leaves: bool = False) -> None:
         """End the attempt: the instance fails the request, or leaves. Another attempt follows, at another instance."""
         if instance is not None:

@@ -291,12 +291,14 @@ class Router:
 
         A request that was moved before and has received no token since may be the cause of the stall, or was beside it: it
         stays, and the instance isolates the cause (core/engine/recovery.py). So no request stalls one instance after the other.
+        A request that a move would end, because it has no losses left, stays too: its instance replaces the worker and answers.
         """
         self.membership.roster.refresh(self.coordinator.now)
         for routed in self.coordinator.requests_at(instance):
             computed = routed.state is RequestState.HANDING and routed.prefill is instance
             suspect = routed.moved_at == routed.progress
-            if not computed and not suspect and self._placement.roles(routed) is not None:
+            ends = not self.coordinator.survives_break(routed)
+            if not computed and not suspect and not ends and self._placement.roles(routed) is not None:
                 routed.moved_at = routed.progress
                 self.stats.moved += 1
                 self.coordinator.break_attempt(routed, instance)

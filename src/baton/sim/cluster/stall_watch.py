@@ -1,5 +1,6 @@
 """46: requests on a stalled worker that another instance could continue are moved there once the stall has lasted
-`lapse_seconds`; but perhaps not a second time without a token between. Checked on the messages of one router.
+`lapse_seconds`; but perhaps not a second time without a token between, nor where one more loss ends the request. Checked on
+the messages of one router.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class LastReports:
 class StallWatch:
     def __init__(self, config: RouterConfig, watch: ClusterWatch) -> None:
         self._lapse_seconds = config.lapse_seconds
+        self._losses_max = config.migrations_max
         self._watch = watch
         self._instances: dict[Session, LastReports] = {}
         self._decoders: dict[str, Session] = {}
@@ -48,6 +50,12 @@ class StallWatch:
         "Number of tokens that the client had at the last move, by request."
         self._due: dict[str, float] = {}
         "When a request was first seen that has to be moved. A token that it gets meanwhile makes it movable again."
+        self._attempts: dict[str, int] = {}
+        "Attempt that was sent last, by request."
+        self._refused: dict[str, int] = {}
+        "Attempt that an instance refused last, by request."
+        self._losses: dict[str, int] = {}
+        "Number of attempts that ended without a refusal, by request. Some of them may be no losses."
         self._unfit: dict[str, None] = {}
         "Requests that some instance can never hold. Which others can is not known here."
 
@@ -56,6 +64,9 @@ class StallWatch:
         self._instances.clear()
         self._decoders.clear()
         self._due.clear()
+        self._attempts.clear()
+        self._refused.clear()
+        self._losses.clear()
 
     def was_frozen(self) -> None:
         """Forget since when instances are stalled or well: the router was frozen."""
@@ -72,9 +83,9 @@ class StallWatch:
     def sent(self, session: Session, message: Any, now: float) -> None:
         match message:
             case GenerateRequest():
-                self._decoders[message.id] = session
+                self._begins(message, session)
             case Reserve(request=request):
-                self._decoders[request.id] = session
+                self._begins(request, session)
             case Forget():
                 self._due.pop(message.request, None)
                 if self._decoders.get(message.request) == session:
@@ -82,6 +93,13 @@ class StallWatch:
                 if self._may_be_moved(session, now) and not self._is_over(message.request):
                     self._moved[message.request] = self._tokens(message.request)
                     self._watch.saw("a worker was stalled for long, and its requests were moved")
+
+    def _begins(self, request: GenerateRequest, session: Session) -> None:
+        self._decoders[request.id] = session
+        before = self._attempts.get(request.id, request.attempt)
+        if before < request.attempt and self._refused.get(request.id) != before:
+            self._losses[request.id] = self._losses.get(request.id, 0) + 1
+        self._attempts[request.id] = request.attempt
 
     # Messages that the router receives
 
@@ -91,6 +109,7 @@ class StallWatch:
             self._instances[session] = LastReports(message, now)
         elif type(message) is RefusedRequest:
             self._decoders.pop(message.request, None)
+            self._refused[message.request] = message.attempt
             if message.refused.reason.startswith("never"):
                 self._unfit[message.request] = None
         elif instance is not None:
@@ -129,11 +148,15 @@ class StallWatch:
         for request, decoder in self._decoders.items():
             if decoder != session:
                 continue
-            known = request in self._unfit or self._moved.get(request) == self._tokens(request)
-            if self._is_over(request) or known or not self._has_choice(request, now):
+            stays = request in self._unfit or self._moved.get(request) == self._tokens(request) or self._is_last(request)
+            if self._is_over(request) or stays or not self._has_choice(request, now):
                 self._due.pop(request, None)
             elif now - self._due.setdefault(request, now) > MARGIN_SECONDS:
                 raise InvariantBroken(f"{request} waits for a stalled worker, and others work", invariant=46)
+
+    def _is_last(self, request: str) -> bool:
+        """Whether one more loss may end the request with an error."""
+        return self._losses.get(request, 0) >= self._losses_max
 
     def _has_choice(self, request: str, now: float) -> bool:
         client = self._watch.requests[request].client
