@@ -43,8 +43,8 @@ def played(scenario: Scenario) -> ClusterWorld:
 
 
 # The last ones: moved by a router that was frozen before; drained in no time, with the ends sent before the mode; poison is
-# still isolated after healing.
-@pytest.mark.parametrize("seed", [*range(SEEDS), 10649, 296, 20524])
+# still isolated after healing; moved off stalled workers without a loss left; healed when a worker had just begun to hang.
+@pytest.mark.parametrize("seed", [*range(SEEDS), 10649, 296, 20524, 20200, 20587])
 def test_a_seed_is_clean(seed: int):
     outcome = run(generate_cluster(seed))
     assert outcome.invariant is None, outcome.violation
@@ -56,6 +56,19 @@ def test_on_a_quiet_network_every_prompt_is_handed_over():
     assert world.watch.sometimes["a chunk was offered"] >= 3
     assert "a replay" not in world.watch.sometimes
     assert all(client_request.ended == ["length"] for client_request in world.watch.all_requests)
+
+
+@pytest.mark.parametrize(("silence", "waits"), [(1.0, True), (600.0, False)])
+def test_fresh_requests_wait_for_a_hung_worker_where_routers_give_up_before_it_is_replaced(silence: float, waits: bool):
+    """Seed 20587: without migrations such a router ends a request on that instance with an error, as configured. Patient
+    routers must have it answered."""
+    hang = ClusterFault("worker_hang", at=5.0, target=1)
+    scenario = pair(hang, migrations_max=0, silence_seconds_max=silence)
+    world = played(scenario)
+    assert "the worker hung" in world.watch.sometimes
+    asked_at = world.watch.requests["fresh0"].client.at
+    assert (asked_at > 5.0 + scenario.step_seconds_max) is waits
+    assert asked_at >= 5.0
 
 
 @pytest.mark.parametrize("stage", ["H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9"])

@@ -13,6 +13,7 @@ from baton.core.effects import Effect
 from baton.core.events import Event, EvictSome, Pause, PreemptSome, Resume, Sleep, Wake
 from baton.errors import InvariantBroken
 from baton.sim.engine import Outward, SimulatedEngine
+from baton.sim.process import NO_EPOCH
 from baton.sim.scenario import InstanceSpec
 from baton.sim.timeline import Timeline
 from baton.sim.watch import Watch
@@ -232,6 +233,12 @@ class SimulatedInstance:
     @property
     def is_ready(self) -> bool:
         return self.engine is not None and self.engine.instance.worker.state.value == "ready"
+
+    @property
+    def is_working(self) -> bool:
+        """Whether no worker hangs and no step is awaited. A ready worker may hang, and its engine has not noticed yet."""
+        engine = self.engine
+        return self.is_ready and engine is not None and engine.process.epoch != NO_EPOCH and not engine.instance.in_flight
 
     @property
     def is_drained(self) -> bool:

@@ -21,7 +21,7 @@ from baton.sim.cluster.routed_clients import ClusterClients, RoutedClients
 from baton.sim.cluster.router import SimulatedRouter
 from baton.sim.cluster.watch import ClusterWatch
 from baton.sim.cluster.wires import Wire, Wires
-from baton.sim.engine import POOLS_EACH, SimulatedEngine, config_of
+from baton.sim.engine import NOTICE_SECONDS, POOLS_EACH, SimulatedEngine, config_of
 from baton.sim.instance import SimulatedInstance
 from baton.sim.plans import PlanWatch
 from baton.sim.scenario import ClusterFault, Scenario
@@ -191,7 +191,15 @@ class ClusterWorld(LinkedWorld):
 
     def _all_joined(self) -> bool:
         whole = all(router.sessions == len(self.instances) and router.is_whole for router in self.routers)
-        return whole and self.wires.flow and all(instance.is_ready for instance in self.instances)
+        ready = all(instance.is_working if self._impatient else instance.is_ready for instance in self.instances)
+        return whole and self.wires.flow and ready
+
+    @property
+    def _impatient(self) -> bool:
+        """Whether routers are configured to give up a request before an instance has replaced a hung worker. Then fresh
+        requests wait for the replacement: healing replaces no worker whose hang its engine has not noticed."""
+        patience = min(self.cluster.silence_seconds_max, self.cluster.prefill_seconds_max)
+        return patience < self.scenario.step_seconds_max + NOTICE_SECONDS + self.scenario.restart_seconds
 
     def _rest(self) -> None:
         self._check_digests()
