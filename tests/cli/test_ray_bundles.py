@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from command_rig import baton_here, said
 
 from baton.cli.cluster_options import PlacementOptions, RayOptions, UpOptions
 from baton.cli.key_files import with_key_files
+from baton.cli.on_ray import command
 from baton.cli.on_ray.bundles import HEAD, Bundle, bundles_of, misfit, threads_for
 from baton.cli.on_ray.command import job_of
 from baton.cli.say import Failed
@@ -29,6 +31,19 @@ def test_the_router_comes_first_and_every_instance_has_its_own():
 
 def test_each_rank_of_an_instance_has_its_cpus_and_its_gpu():
     assert str(bundles_of(ROLES, threads=3, gpu=True, ranks=2)[1]) == "prefill-0 needs 6 CPUs and 2 GPUs"
+
+
+def test_up_on_ray_takes_several_ranks(monkeypatch, tmp_path):
+    """Found by an audit: the command refused what the bundles and the pages allow."""
+    jobs = []
+    monkeypatch.setattr(
+        command,
+        "up_on_ray",
+        lambda ray, options, given, serve, quiet: jobs.append(job_of(ray, options, given, serve, gpus=4)),
+    )
+    ran = baton_here("up", str(tmp_path), "--on", "ray", "--tensor-parallel-size", "2", "--device", "cuda")
+    assert ran.returncode == 0, said(ran)
+    assert [(job.ranks, job.gpu, len(job.roles)) for job in jobs] == [(2, True, 2)]
 
 
 @pytest.mark.parametrize(

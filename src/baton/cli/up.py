@@ -16,7 +16,7 @@ import typer
 from baton.cli.cluster_options import PlacementOptions, RayOptions, UpOptions
 from baton.cli.key_files import with_key_files
 from baton.cli.local_cluster import engines_of, gpus_for, require_divisible, require_gpus, run_cluster
-from baton.cli.say import INTERRUPTED, Failed, complaints, require_packages, resolve_model, with_draft_model, with_model
+from baton.cli.say import INTERRUPTED, complaints, require_packages, resolve_model, with_draft_model, with_model
 from baton.cli.serve import checked_port, warn_of_certificate
 from baton.cli.settings import MEMBER, Given, parameters
 from baton.config import ServeConfig
@@ -52,8 +52,6 @@ def up(*, plain: bool, quiet: bool, **given: Any) -> None:
         if (ray := read.read(RayOptions)).on == "ray":
             from baton.cli.on_ray.command import up_on_ray
 
-            if asked.tensor_parallel_size > 1:
-                raise Failed("--on ray: an instance has one GPU of a node there, so leave out --tensor-parallel-size")
             up_on_ray(ray, options, read, asked, quiet=quiet)
             return
         require_divisible(options, asked)
