@@ -160,21 +160,29 @@ def test_instances_of_several_ranks_get_as_many_gpus_each(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "ranks", "words"),
+    ("gpus", "ranks", "instances", "words"),
     [
-        (1, 2, "--tensor-parallel-size 2: 1 GPU is visible, and each rank needs one"),
-        (3, 8, "--tensor-parallel-size 8: 3 GPUs are visible"),
-        (4, 2, "GPU 2 cannot read the memory of GPU 3 .no peer access.: choose GPUs"),
+        (1, 2, 1, "--tensor-parallel-size 2: 1 GPU is visible, and each rank needs one"),
+        (3, 8, 1, "--tensor-parallel-size 8: 3 GPUs are visible"),
+        (4, 4, 1, "GPU 2 cannot read the memory of GPU 3 .no peer access.: choose GPUs"),
+        (4, 2, 2, "GPU 2 cannot read the memory of GPU 3"),
     ],
 )
-def test_gpus_that_cannot_compute_together_are_refused_before_anything_is_loaded(monkeypatch, gpus, ranks, words):
+def test_gpus_that_cannot_compute_together_are_refused_before_anything_is_loaded(monkeypatch, gpus, ranks, instances, words):
     monkeypatch.setattr(visible, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(visible.cuda_driver, "can_read_peer", lambda one, other: {one, other} != {2, 3})
     _, _, serve = read(device="cuda", tensor_parallel_size=ranks)
     with pytest.raises(Failed, match=words):
-        local_cluster.require_gpus(serve)
-    local_cluster.require_gpus(replace(serve, device="cpu"))
-    local_cluster.require_gpus(replace(serve, tensor_parallel_size=1))
+        local_cluster.require_gpus(serve, instances)
+    local_cluster.require_gpus(replace(serve, device="cpu"), instances)
+    local_cluster.require_gpus(replace(serve, tensor_parallel_size=1), instances)
+
+
+def test_gpus_that_no_instance_uses_need_no_peer_access(monkeypatch):
+    """Found by an audit: one instance on GPUs 0 and 1 was refused, as GPU 2 cannot read the memory of GPU 3."""
+    monkeypatch.setattr(visible, "visible_gpus", lambda: 4)
+    monkeypatch.setattr(visible.cuda_driver, "can_read_peer", lambda one, other: {one, other} != {2, 3})
+    local_cluster.require_gpus(read(device="cuda", tensor_parallel_size=2)[2])
 
 
 @pytest.mark.parametrize(

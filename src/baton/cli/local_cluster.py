@@ -58,7 +58,7 @@ def gpus_for(serve: ServeConfig) -> int:
 
 
 def require_gpus(serve: ServeConfig, instances: int = 1) -> None:
-    """Refuses more ranks than GPUs, and GPUs that cannot read each other's memory, before anything is loaded."""
+    """Refuses more ranks than GPUs, and GPUs of an instance that cannot read each other's memory, before anything is loaded."""
     ranks = serve.tensor_parallel_size
     gpus = gpus_for(serve) if ranks > 1 or serve.data_parallel_size > 1 else 0
     if not gpus:
@@ -78,7 +78,7 @@ def require_gpus(serve: ServeConfig, instances: int = 1) -> None:
         return
     from baton.worker.platforms.visible import without_peer_access
 
-    for first in range(0, gpus - ranks + 1, ranks):
+    for first in range(0, instances * ranks, ranks):
         if pair := without_peer_access(range(first, first + ranks)):
             raise Failed(
                 f"--tensor-parallel-size {ranks}: GPU {pair[0]} cannot read the memory of GPU {pair[1]} (no peer access): "
