@@ -178,3 +178,15 @@ def test_what_another_child_made_is_not_released(rig):
         assert (rig.holder.pool, rig.cache.said) == (FIRST, [])
 
     finish(main())
+
+
+def test_each_rank_of_the_next_service_gets_the_host_memory_of_its_own(rig):
+    memory = [HostPoolReady(b"f" * 32, PoolIncarnation(7 + rank), 8) for rank in range(2)]
+    for rank, ready in enumerate(memory):
+        rig.holder.hold_host_pool(SimpleNamespace(name="cache", rank=rank), ready, os.open("/dev/null", os.O_RDONLY))
+    other = FakeChild("cache")
+    other.rank = 1
+    rig.holder.send_pools(SimpleNamespace(name="cache", ranks=(rig.cache, other)))
+    assert [child.handed() for child in (rig.cache, other)] == memory
+    for sock in (other.descriptors, other.theirs):
+        sock.close()

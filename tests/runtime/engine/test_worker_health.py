@@ -86,3 +86,21 @@ def test_progress_is_a_change_since_the_last_look_and_the_word_of_the_last_worke
     health.detach()
     assert not health.known
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_set_progresses_when_each_of_its_ranks_has():
+    """The others of one that hangs wait in their next exchange, a step ahead at most."""
+    health, words = WorkerHealth(), [ProgressWord.create() for _ in range(3)]
+    for rank, word in enumerate(words):
+        health.attach(os.dup(word.fd), rank)
+    health.progressed()
+    for late in range(3):
+        for word in (word for rank, word in enumerate(words) if rank != late):
+            word.advance()
+            assert not health.progressed()
+        words[late].advance()
+        assert health.progressed()
+    health.detach()
+    assert not health.known
+    for word in words:
+        word.close()
