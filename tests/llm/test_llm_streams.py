@@ -179,7 +179,7 @@ def test_a_failure_inside_a_stream_leaves_the_model_as_new(llm: LLM, monkeypatch
     stream = llm.stream("abc", drawn())
     next(stream)
     with monkeypatch.context() as patched:
-        patched.setattr(llm._runner, "collect", lambda ticket: (_ for _ in ()).throw(MemoryError))
+        patched.setattr(llm._runner, "finish", lambda in_flight: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
             list(stream)
     assert whole_text(llm) == expected
