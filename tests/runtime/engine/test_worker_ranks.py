@@ -99,9 +99,11 @@ def test_a_rank_killed_during_the_start_ends_it_with_its_name(at: str, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_in_the_start_ends_it_at_the_one_deadline(tmp_path):
+@pytest.mark.parametrize(("blocks", "what"), [(64, "take its work"), (None, "find out how many KV blocks fit")])
+def test_a_rank_that_hangs_in_the_start_ends_it_at_the_one_deadline(tmp_path, blocks: int | None, what: str):
     async def main() -> None:
-        rig = Rig(of_rank(1, gate={"at": "hello", "folder": str(tmp_path)}), ranks=2, worker_start_seconds_max=8.0)
+        hangs = of_rank(1, gate={"at": "hello", "folder": str(tmp_path)})
+        rig = Rig(hangs, ranks=2, blocks=blocks, worker_start_seconds_max=8.0)
         rig.waits = False
         async with rig:
             await rig.until(lambda: rig.engine._worker is not None)
@@ -109,7 +111,7 @@ def test_a_rank_that_hangs_in_the_start_ends_it_at_the_one_deadline(tmp_path):
             await asyncio.wait([rig.running], timeout=40)
             error = str(rig.running.exception())
             assert "not ready within 8 s" in error
-            assert "waited for rank 1 of the worker to take its work" in error
+            assert f"waited for rank 1 of the worker to {what}" in error
             assert not any(process.alive for process in ranks)
 
     finish(main())

@@ -93,6 +93,6 @@ def test_a_set_has_reached_what_its_last_rank_has():
     for rank in (0, 2):
         ranks.ranks[rank].reached.add("ready")
     assert not ranks.has_reached("ready")
-    assert ranks.awaited("ready") == "rank 1 of the worker"
+    assert ranks.awaited("ready") == ranks.awaited("size") == "rank 1 of the worker", "a rank that is ready knows its size"
     ranks.ranks[1].reached.add("ready")
     assert ranks.has_reached("ready")

@@ -112,8 +112,8 @@ class Child:
         return all(milestone in rank.reached for rank in self.ranks)
 
     def awaited(self, milestone: str) -> str:
-        """The ranks that have not reported the milestone, in words."""
-        late = [rank for rank in self.ranks if milestone not in rank.reached]
+        """The ranks that have not reported the milestone, in words. A rank that is ready has passed all others."""
+        late = [rank for rank in self.ranks if rank.reached.isdisjoint((milestone, "ready"))]
         if len(self.ranks) == 1 or not late:
             return f"the {self.name}"
         *others, last = [str(rank.rank) for rank in late]
