@@ -207,7 +207,7 @@ class HostTimes:
         self.spent: dict[str, list[float]] = {}
         self.gaps: list[float] = []
         runner = llm._runner
-        for name, owner in (("submit", runner), ("collect", runner), ("_dispatch", llm), ("launch", runner.executor)):
+        for name, owner in (("submit", runner), ("finish", runner), ("_dispatch", llm), ("launch", runner.executor)):
             self._time(owner, name)
         self._time(runner.executor, "collect", "wait")
 
@@ -221,7 +221,7 @@ class HostTimes:
                 return inner(*arguments)
             finally:
                 spent.append(time.perf_counter() - begin)
-                if label == "" and name == "collect":
+                if label == "" and name == "finish":
                     self.gaps.append(time.perf_counter())
 
         setattr(owner, name, timed)
