@@ -183,3 +183,17 @@ def test_looking_changes_neither_the_state_nor_the_layout(seed):
 
 def vars_of(layout: JsonLayout | None) -> list[object]:
     return [getattr(layout, name) for name in JsonLayout.__slots__]
+
+
+def test_a_long_constant_is_expected_in_parts():
+    """Each proposal would tokenise all of it."""
+    constant = "".join(random.Random(1).choice("abcdefgh ") for _ in range(5000))
+    matcher, text = at("", schema(a={"const": constant})), b""
+    found, written = matcher.expected(), list[int]()
+    while not matcher.ended and found.text:
+        assert len(found.text) <= 400
+        written = list(found.text[:20])
+        text += bytes(written)
+        matcher.advance(written)
+        found = matcher.expected(found, written)
+    assert text.decode() == json.dumps({"a": constant})

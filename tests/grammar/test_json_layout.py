@@ -101,6 +101,13 @@ def test_much_white_space_is_not_stored():
     assert len(layout._spaces) == SPACES_MAX
 
 
+def test_no_guess_is_longer_than_what_is_read():
+    """A wide indentation was learned, and the next line breaks are no multiples of the depth: the guess grew with the depth."""
+    deep = "[\n" + 100 * " " + "[" + 998 * "\n [" + "\n"
+    assert len(guessed(deep, "[")) <= SPACES_MAX
+    assert len(guessed("[\n" + 60 * " " + "[\n", "[")) == 120
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize(
     "layout",

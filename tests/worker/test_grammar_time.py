@@ -306,7 +306,7 @@ def test_expected_text_that_is_slow_to_find_ends_drafts_and_not_the_sequence(mas
         assert state.draft(4) == []
 
 
-def test_expected_text_that_cannot_be_found_ends_drafts_and_not_the_sequence(masks, monkeypatch):
+def test_expected_text_that_cannot_be_found_ends_drafts_and_not_the_sequence(masks, monkeypatch, caplog):
     state = seated(masks, "start: /a+/\n")
 
     def failing(*_: object) -> Expected:
@@ -323,3 +323,4 @@ def test_expected_text_that_cannot_be_found_ends_drafts_and_not_the_sequence(mas
     assert state.mask().any()
     assert state.draft(4) == []
     assert not state.error
+    assert [record.args for record in caplog.records] == [("MemoryError",)], "said once, without the text"

@@ -19,6 +19,8 @@ from baton.grammar.json_layout import JsonLayout
 
 TEXT_MAX: Final = 64
 """Bytes from which a text is not continued: more than any step drafts."""
+FORCED_MAX: Final = 256
+"""Maximum of bytes of forced text that is read at once. A schema's constants may have many thousands."""
 ENDS_MAX: Final = 4
 STARTS: Final = b'"{[}],:t-f19n0aA'
 """Characters that begin a part of JSON, and two that only strings have."""
@@ -47,6 +49,8 @@ NOTHING: Final = Expected(b"")
 def expected_text(matcher: LLMatcher, layout: JsonLayout | None, tokens: Sequence[int | None]) -> Expected:
     """`matcher`, `layout`: at the end of the text so far; both stay as they are. `tokens`: a token of each single byte."""
     text = _forced(matcher)
+    if len(text) > FORCED_MAX:
+        return Expected(text[:FORCED_MAX], is_cut=True)
     if layout is None or not (text or layout.between):
         return Expected(text)
     state, reader = matcher.deep_copy(), layout.fork()
@@ -66,7 +70,7 @@ def expected_text(matcher: LLMatcher, layout: JsonLayout | None, tokens: Sequenc
         if not _consume(state, reader, more, tokens):
             break
         text += more
-        forced = _forced(state)
+        forced = _forced(state)[:FORCED_MAX]
         if not _consume(state, reader, forced, tokens):
             break
         text += forced

@@ -36,7 +36,7 @@ _CLOSING: Final = frozenset(b"}]")
 _SCALAR: Final = -1
 """Stands for the last character of a value that is no string."""
 SPACES_MAX: Final = 128
-"""Maximum of white space that is read at one place."""
+"""Maximum of white space that is read or guessed at one place: a wide indentation of deep arrays would take megabytes."""
 
 Layout = dict[str, bytes]
 """White space by place, and "unit"."""
@@ -100,7 +100,10 @@ class JsonLayout:
         written = bytes(self._spaces)
         usual = BREAK if written.startswith(BREAK) else self._usual(place, self._stack[-1][1])
         if usual == BREAK:
-            usual += self._unit() * self._depth(following)
+            unit, depth = self._unit(), self._depth(following)
+            if len(unit) * depth > SPACES_MAX:
+                return b""
+            usual += unit * depth
         return usual[len(written) :] if usual.startswith(written) else b""
 
     def _read_part(self, character: int) -> None:

@@ -15,6 +15,7 @@ and expected text, if it is drafted, is found then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -33,6 +34,8 @@ from baton.protocol.grammar import Grammar
 from baton.protocol.progress import ProgressWord
 from baton.protocol.request import SamplingParams
 from baton.protocol.thinking import Thinking
+
+log = logging.getLogger(__name__)
 
 WAIT_SECONDS_MAX: Final = 30.0
 """Timeout of a mask. Its work is bounded in steps (matcher.LIMITS), so only a stalled machine takes this long."""
@@ -305,8 +308,9 @@ def _expect(work: MaskWork, tokens: Sequence[int] = ()) -> None:
     begin = thread_time()
     try:
         work.expected = work.matcher.expected(work.expected, tokens)
-    except Exception:
+    except Exception as error:
         work.expected, work.expected_over = NOTHING, inf
+        log.warning("finding expected text failed (%s): the answer has no more drafts of it", type(error).__name__)
     work.expected_over = max(0.0, work.expected_over + thread_time() - begin - MASK_SECONDS)
 
 
