@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import gc
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -14,9 +14,15 @@ SRC = Path(baton.__file__).parent
 
 
 @cache
-def _parsed(source: str) -> ast.Module:
-    """Every file is looked at by several rules."""
-    return ast.parse(source)
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a file. Several rules read each file: it is parsed and walked once, and the garbage collector does not go
+    through the trees of all files again and again."""
+    gc.disable()
+    try:
+        return tuple(ast.walk(ast.parse(source)))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def sources(layer: str = "") -> list[Path]:
@@ -34,35 +40,34 @@ def layer_of(path: Path) -> str:
 # Imports
 
 
-def imports(tree: ast.Module, package: str, *, types_too: bool = True) -> Iterator[tuple[int, str]]:
+@cache
+def imports(source: str, package: str, *, types_too: bool = True) -> tuple[tuple[int, str], ...]:
     """(line, absolute dotted name) of everything that is imported, at any depth.
 
     `package` is the package that the file is in, for relative imports. `types_too=False` leaves out what stands under
     `if TYPE_CHECKING`: it is never imported when the program runs.
     """
-    skipped: list[ast.AST] = []
+    skipped: set[ast.AST] = set()
     if not types_too:
-        for node in ast.walk(tree):
+        for node in nodes(source):
             if isinstance(node, ast.If) and _name(node.test).split(".")[-1] == "TYPE_CHECKING":
-                skipped += [inner for statement in node.body for inner in ast.walk(statement)]
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
+                skipped |= {inner for statement in node.body for inner in ast.walk(statement)}
+    found = []
+    for node in nodes(source):
+        if isinstance(node, ast.Import) and node not in skipped:
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node not in skipped:
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
+            found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return tuple(found)
 
 
 def wrong_layers(source: str, package: str, allowed: set[str] | None) -> list[str]:
     """Imports of baton subpackages that are not in `allowed` (None: every one is). A layer may import itself."""
     own = f"{package}.".split(".")[1]
     found = []
-    for line, name in imports(_parsed(source), package):
+    for line, name in imports(source, package):
         parts = name.split(".")
         if parts in (["baton", "__version__"], ["baton", "DISTRIBUTION"]):
             continue
@@ -74,9 +79,8 @@ def wrong_layers(source: str, package: str, allowed: set[str] | None) -> list[st
 def wrong_modules(source: str, package: str, forbidden: set[str], as_types: set[str]) -> list[str]:
     """Imports of forbidden modules; those in `as_types` may stand under `if TYPE_CHECKING`."""
     found = []
-    tree = _parsed(source)
-    at_run_time = list(imports(tree, package, types_too=False))
-    for line, name in imports(tree, package):
+    at_run_time = imports(source, package, types_too=False)
+    for line, name in imports(source, package):
         top = name.split(".")[0]
         if top in forbidden and not (top in as_types and (line, name) not in at_run_time):
             found.append(f"line {line} imports {name}")
@@ -99,11 +103,10 @@ def _name(node: ast.AST) -> str:
 def wrong_calls(source: str, forbidden: set[str]) -> list[str]:
     """Calls of these names, dotted or bare, and imports of them by name."""
     found = []
-    tree = _parsed(source)
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Call) and _name(node.func) in forbidden:
             found.append(f"line {node.lineno} calls {_name(node.func)}")
-    return found + [f"line {line} imports {name}" for line, name in imports(tree, "") if name in forbidden]
+    return found + [f"line {line} imports {name}" for line, name in imports(source, "") if name in forbidden]
 
 
 # Sets: their order comes from memory addresses and hash seeds
@@ -113,8 +116,7 @@ KEEPS_ORDER = {"list", "tuple", "iter", "next", "enumerate", "zip", "map", "filt
 
 def set_iterations(source: str) -> list[str]:
     """Places where the order of a set could get out. Membership, len, sorted, min, max, any, all are fine."""
-    tree = _parsed(source)
-    named = _names_of_sets(tree)
+    named = _names_of_sets(source)
 
     def is_set(node: ast.AST) -> bool:
         if isinstance(node, (ast.Set, ast.SetComp)):
@@ -130,7 +132,7 @@ def set_iterations(source: str) -> list[str]:
         return _last_name(node) in named
 
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, (ast.For, ast.comprehension)) and is_set(node.iter):
             found.append(f"line {node.iter.lineno} iterates a set")
         elif isinstance(node, ast.Starred) and is_set(node.value):
@@ -152,10 +154,10 @@ def _last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _names_of_sets(tree: ast.Module) -> set[str]:
+def _names_of_sets(source: str) -> set[str]:
     """Names and attributes that are assigned or annotated as sets, anywhere in the file."""
     named: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(source):
         match node:
             case ast.Assign(targets=targets, value=value) if _makes_set(value):
                 named |= {_last_name(target) for target in targets}
@@ -227,7 +229,7 @@ def two_way_pairs(modules: dict[str, str]) -> list[str]:
 def _imported_modules(modules: dict[str, str]) -> dict[str, list[str]]:
     imported: dict[str, list[str]] = {}
     for module, source in modules.items():
-        names = {name for _, name in imports(_parsed(source), module.rpartition(".")[0])}
+        names = {name for _, name in imports(source, module.rpartition(".")[0])}
         names |= {name.rpartition(".")[0] for name in names}
         imported[module] = sorted(name for name in names & modules.keys() - {module} if not module.startswith(f"{name}."))
     return imported

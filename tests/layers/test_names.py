@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .rules import SRC, _parsed, sources
+from .rules import SRC, nodes, sources
 
 SHARED_CLASSES = {"SamplingParams": "vLLM's name in `LLM`; the engine's is resolved from it"}
 
@@ -28,9 +28,7 @@ def without_subject(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of docstrings, also of fields, that open without a subject."""
     if not re.search(rf"\"{NO_SUBJECT.pattern}", source):
         return
-    strings = [
-        node.value for node in ast.walk(_parsed(source)) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    ]
+    strings = [node.value for node in nodes(source) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     for string in strings:
         if isinstance(string.value, str) and NO_SUBJECT.match(string.value):
             yield string.lineno, string.value
@@ -40,18 +38,17 @@ def with_hidden_subject(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of docstrings, messages and comments that hide a subject. A string without a space is a name."""
     if not HIDDEN_SUBJECT.search(source):
         return
-    texts = [(node.lineno, node.value) for node in ast.walk(_parsed(source)) if isinstance(node, ast.Constant)]
+    texts = [(node.lineno, node.value) for node in nodes(source) if isinstance(node, ast.Constant)]
     texts += [(number, line[line.index("#") :]) for number, line in enumerate(source.splitlines(), 1) if "# " in line]
     for number, text in texts:
         if isinstance(text, str) and " " in text and HIDDEN_SUBJECT.search(text):
             yield number, text
 
 
-@pytest.mark.parametrize("layer", sorted({path.relative_to(SRC).parts[0] for path in sources()}))
-def test_sentences_have_a_subject(layer):
+def test_sentences_have_a_subject():
     """CONTRIBUTING.md, "Write a sentence": a docstring opens with its subject, and the subject is not hidden."""
     found = []
-    for path in [path for path in sources() if path.relative_to(SRC).parts[0] == layer]:
+    for path in sources():
         source = path.read_text()
         lines = [*without_subject(source), *with_hidden_subject(source)]
         found += [f"{path.relative_to(SRC)}:{number}: {text[:60]}" for number, text in lines]
@@ -71,7 +68,7 @@ NO_NOUN = re.compile(rf"({NO_SUBJECT.pattern}|(From|Until|Between|Asked|As|How|T
 
 def help_texts(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of the help texts of metrics: sentences that are arguments, or entries of a table of metrics."""
-    for node in ast.walk(_parsed(source)):
+    for node in nodes(source):
         parts: list[ast.expr] = []
         if isinstance(node, ast.Call):
             parts = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -89,10 +86,10 @@ def help_texts(source: str) -> Iterator[tuple[int, str]]:
                 yield part.lineno, part.value
 
 
-@pytest.mark.parametrize("path", sources("observe"), ids=lambda path: path.name)
-def test_help_texts_of_metrics_open_with_a_noun(path):
+def test_help_texts_of_metrics_open_with_a_noun():
     """A dashboard shows a help text alone: "Prompt tokens per request.", not "Of a request."."""
-    assert not [text for _, text in help_texts(path.read_text()) if NO_NOUN.match(text)]
+    found = [(path.name, *help_text) for path in sources("observe") for help_text in help_texts(path.read_text())]
+    assert not [each for each in found if NO_NOUN.match(each[2])]
 
 
 def test_help_texts_are_found():
@@ -114,7 +111,7 @@ def private_names(source: str) -> Iterator[tuple[int, str]]:
     """(line, name) of functions, classes and attributes whose words say nothing about their meaning."""
     if not re.search("|".join((*PRIVATE_WORDS, "look_at")), source, re.IGNORECASE):
         return
-    for node in ast.walk(_parsed(source)):
+    for node in nodes(source):
         name = ""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name
@@ -127,11 +124,11 @@ def private_names(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
-@pytest.mark.parametrize("layer", sorted({path.relative_to(SRC).parts[0] for path in sources()}))
-def test_names_are_the_words_of_the_field(layer):
+def test_names_are_the_words_of_the_field():
     """STYLE: a name tells what happens (`record_alive`, `next_pass`), not that somebody hears, tells or looks."""
-    paths = [path for path in sources() if path.relative_to(SRC).parts[0] == layer]
-    assert not [f"{path.relative_to(SRC)}:{line}: {name}" for path in paths for line, name in private_names(path.read_text())]
+    assert not [
+        f"{path.relative_to(SRC)}:{line}: {name}" for path in sources() for line, name in private_names(path.read_text())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +138,10 @@ def test_a_private_name_is_found(planted):
     assert [*private_names(planted)]
 
 
-@pytest.mark.parametrize("path", sorted((SRC / "native" / "csrc").glob("*.[ch]")), ids=lambda path: path.name)
-def test_comments_of_the_kernels_have_a_subject(path):
-    assert not re.findall(rf"/\* {NO_SUBJECT.pattern}.*", path.read_text())
+def test_comments_of_the_kernels_have_a_subject():
+    paths = sorted((SRC / "native" / "csrc").glob("*.[ch]"))
+    found = [
+        (path.name, found.group()) for path in paths for found in re.finditer(rf"/\* {NO_SUBJECT.pattern}.*", path.read_text())
+    ]
+    assert paths
+    assert not found

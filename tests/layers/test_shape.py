@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from .rules import SRC, sources
+from .rules import SRC, nodes, sources
 
 
 def test_tests_mirror_the_first_level_of_the_tree():
@@ -17,7 +17,7 @@ def test_show_the_longest(capsys):
     for path in sources():
         source, name = path.read_text(), str(path.relative_to(SRC))
         files.append((len(source.splitlines()), name))
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(source):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 functions.append((node.end_lineno - node.lineno + 1, f"{name}:{node.lineno} {node.name}"))
     with capsys.disabled():
