@@ -1,4 +1,6 @@
-"""Compiles every kernel of a step for an H200, to machine code, on a machine without a GPU; prints a line for each.
+"""Compiles every kernel of a step for an H200, to machine code, on a machine without a GPU.
+
+Prints a line for each: its name, the bytes of its code, of its shared memory, and of each thread's memory beside the registers.
 
 The interpreter accepts what the compiler does not (a variable that changes its shape in a loop, a wrong constant). Triton is
 told here that its target is a Hopper GPU, and every launch stops before it launches. Products of cuBLAS are left out.
@@ -6,12 +8,16 @@ told here that its target is a Hopper GPU, and every launch stops before it laun
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from dataclasses import replace
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -37,6 +43,7 @@ CASES = (
     "traits",
     "experts traits",
     "gpt-oss",
+    "float32",
 )
 TRAITS = Traits(
     qk_norm=True, qk_norm_across_heads=True, layer_norm=True, norm_bias=True, norms="both", activation="gelu_tanh",
@@ -64,10 +71,20 @@ def compile_only(launch: Any) -> Any:
         kernel = launch(self, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in seen:
             seen.add(kernel.hash)
-            print(self.__name__, len(kernel.asm["cubin"]), kernel.metadata.shared, flush=True)
+            print(self.__name__, len(kernel.asm["cubin"]), kernel.metadata.shared, stack_bytes(kernel.asm["cubin"]), flush=True)
         return kernel
 
     return run
+
+
+def stack_bytes(cubin: bytes) -> int:
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+    return max(map(int, re.findall(r"STACK:(\d+)", said.stdout + said.stderr)))
 
 
 def with_blocks(weights: DecoderWeights) -> DecoderWeights:
@@ -125,10 +142,11 @@ def main() -> None:
             traits = Traits(sinks=True, activation="swiglu_oai", layer_windows=(128,), qkv_bias=True, output_bias=True)
             mixture = replace(experts, inner_size=2880, bias=True)
             shape = replace(config, hidden_size=2880, traits=traits, experts=mixture)
-        weights = random_weights(shape, torch.bfloat16, "cpu", fp8=fp8)
+        dtype = torch.float32 if name == "float32" else torch.bfloat16
+        weights = random_weights(shape, dtype, "cpu", fp8=fp8)
         weights = with_blocks(weights) if blocks else weights
         weights = in_4_bits(weights) if name == "gpt-oss" else weights
-        kept = pool.to(torch.float8_e4m3fn) if fp8 else pool
+        kept = pool.to(torch.float8_e4m3fn if fp8 else dtype)
         limits = StepLimits(rows=ROWS, sequences=SLOTS, context_tokens=512)
         step = DecoderStep(shape, weights, kept, limits, deterministic=deterministic)
         step.pdl = not deterministic  # as on a GPU

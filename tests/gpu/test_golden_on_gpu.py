@@ -81,13 +81,14 @@ def test_digests_that_come_one_by_one_raise_the_number_only_with_other_bits():
 
 def test_the_name_says_all_that_bits_depend_on():
     names = {
-        cuda_arithmetic(gpu, libraries, fp8=fp8, deterministic=fixed)
+        cuda_arithmetic(gpu, libraries, fp8=fp8, deterministic=fixed, small_tiles=small)
         for gpu in ("NVIDIA H200", "NVIDIA H100")
         for libraries in ("torch 2.11 triton 3.6 cublas 13.0.2", "torch 2.11 triton 3.6 cublas 13.1.0")
         for fp8 in (False, True)
         for fixed in (False, True)
+        for small in (False, True)
     }
-    assert len(names) == 16
+    assert len(names) == 32
     assert all(name.startswith(f"cuda {CUDA} ") for name in names)
 
 

@@ -40,9 +40,10 @@ def native_arithmetic(variant: Variant, machine: str | None = None) -> str:
     return f"native {key} {NATIVE.get(key, NATIVE_ELSEWHERE)}"
 
 
-def cuda_arithmetic(gpu: str, libraries: str, *, fp8: bool, deterministic: bool) -> str:
-    """Name of the arithmetic on a GPU. `libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py)."""
-    return f"cuda {CUDA} {libraries} {gpu}{' fp8' * fp8}{' deterministic' * deterministic}"
+def cuda_arithmetic(gpu: str, libraries: str, *, fp8: bool, deterministic: bool, small_tiles: bool) -> str:
+    """Name of the arithmetic on a GPU. `libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py).
+    `small_tiles`: of prompts (kernels/attention_prefill.py)."""
+    return f"cuda {CUDA} {libraries} {gpu}{' fp8' * fp8}{' deterministic' * deterministic}{' small tiles' * small_tiles}"
 
 
 def native_key(variant: Variant, machine: str | None = None) -> str:

@@ -9,6 +9,8 @@ The tiles of all sequences are one list, built on the host (prefill_tiles): a mi
 with the most work start first.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import triton
@@ -18,12 +20,31 @@ from numpy.typing import NDArray
 from baton.worker.cuda.kernels.attention_decode import LOG2_E, sink_shares
 from baton.worker.cuda.kernels.sizes import next_power_of_2
 
-QUERIES = 128
-"""Rows per tile: tokens times query heads."""
+
+class Tiling(NamedTuple):
+    queries: int
+    "Rows per tile: tokens times query heads."
+    keys: int
+    "Tokens per visit."
+    warps: int = 4
+    stages: int = 3
 
 
-def rows_per_tile(heads: int, kv_heads: int) -> int:
-    return max(1, QUERIES // next_power_of_2(heads // kv_heads))
+TILING = Tiling(128, 64)
+SMALL_TILING = Tiling(32, 32)
+"""For wide heads in float32, whose products are unrolled: larger tiles do not fit the registers. With 128 rows a compiler needs
+most of a minute, and threads have 17 KB of memory each, which is 13 GiB of a GPU."""
+WIDE = 128
+"""Head size from which heads are wide."""
+
+
+def tiling_of(dim: int, dtype: torch.dtype) -> Tiling:
+    """dtype: of the queries."""
+    return SMALL_TILING if dtype == torch.float32 and dim >= WIDE else TILING
+
+
+def rows_per_tile(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
+    return max(1, tiling_of(dim, dtype).queries // next_power_of_2(heads // kv_heads))
 
 
 def prefill_tiles(
@@ -147,20 +168,19 @@ def attend_prefill(
     scale: float,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
-    tuning: tuple[int, int, int] = (64, 4, 3),
     fixed: bool = False,
 ) -> None:
     """q: [rows, at least heads * head_dim] of a flat batch, rotated -> out [rows, heads * head_dim].
 
     slots, contexts: int32 by sequence, starts: int32 [sequences + 1] (flat_batch.py). tiles: prefill_tiles with rows_per_tile;
-    rows outside of tiles are skipped. tuning: tokens per tile, warps, stages. sinks: [heads], or None if the model has none.
+    rows outside of tiles are skipped. sinks: [heads], or None if the model has none.
 
     fixed: the bits of a row do not depend on the start of its chunk. The compiler would fuse a product and a sum in tiles
     without a mask, but not in those with one; here both round twice.
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
-    tile, warps, stages = tuning
+    tiling = tiling_of(dim, q.dtype)
     padded = next_power_of_2(group)
     _prefill[(kv_heads, len(tiles))](
         *(q, pool, tables, slots, starts, contexts, tiles, q if sinks is None else sinks, out),
@@ -171,14 +191,14 @@ def attend_prefill(
         DIM=dim,
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
-        QUERIES=max(QUERIES, padded),
-        ROWS=rows_per_tile(heads, kv_heads),
-        TILE=tile,
-        STAGES=stages,
+        QUERIES=max(tiling.queries, padded),
+        ROWS=rows_per_tile(heads, kv_heads, dim, q.dtype),
+        TILE=tiling.keys,
+        STAGES=tiling.stages,
         DIM_PADDED=max(16, next_power_of_2(dim)),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         SINKS=sinks is not None,
-        num_warps=warps,
-        num_stages=stages,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
         enable_fp_fusion=not fixed,
     )
