@@ -69,14 +69,22 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
 
     def change(self, source: str) -> str:
         """The module's source with the text replaced."""
+        first, last = self._lines(source)
         lines = source.splitlines(keepends=True)
-        first, last = _lines_of(self.function, source) if self.function else (0, len(lines))
-        text = "".join(lines[first:last])
+        return "".join((*lines[:first], self.change_function(source)[1], *lines[last:]))
+
+    def change_function(self, source: str) -> tuple[str, str]:
+        """The function's source before and after the change."""
+        first, last = self._lines(source)
+        text = "".join(source.splitlines(keepends=True)[first:last])
         if text.count(self.old) != 1:
             raise ValueError(
                 f"mutant {self.name}: its text occurs {text.count(self.old)} times in {self.module} {self.function}"
             )
-        return "".join(lines[:first]) + text.replace(self.old, self.new) + "".join(lines[last:])
+        return text, text.replace(self.old, self.new)
+
+    def _lines(self, source: str) -> tuple[int, int]:
+        return _lines_of(self.function, source) if self.function else (0, len(source.splitlines()))
 
 
 class MutantResult(Struct):
@@ -101,9 +109,15 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(msgspec.convert(row | {"seeds": file["seeds"]}, Mutant) for file in files for row in file["mutant"])
 
 
+@cache
+def _parsed(source: str) -> ast.Module:
+    """A module has many mutants."""
+    return ast.parse(source)
+
+
 def _lines_of(function: str, source: str) -> tuple[int, int]:
     """First line of the function, and the line past its last, from 0."""
-    body: list[ast.stmt] = ast.parse(source).body
+    body: list[ast.stmt] = _parsed(source).body
     for name in function.split("."):
         found = (node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
         node = next(found, None)
@@ -220,16 +234,21 @@ def replay(mutant: Mutant, path: Path) -> MutantResult:
 
 def replay_all(folder: Path) -> list[MutantResult]:
     """Replays the kept scenario of every mutant."""
-    import baton.sim.run  # noqa: F401  # once, before the processes are forked
+    from baton.sim.run import run
+    from baton.sim.scenario import Scenario
 
-    return [_replayed(mutant, folder / f"{mutant.name}.json") for mutant in mutants()]
+    for seeds in get_args(Seeds):  # what is loaded or prepared at its first use is there when the processes are forked
+        run(Scenario.load(folder / f"{next(mutant.name for mutant in mutants() if mutant.seeds == seeds)}.json"))
+    return [replay_forked(mutant, folder / f"{mutant.name}.json") for mutant in mutants()]
 
 
-def _replayed(mutant: Mutant, path: Path) -> MutantResult:
+def replay_forked(mutant: Mutant, path: Path) -> MutantResult:
+    """Replays a kept scenario in a forked process, in which one function is changed. Without such a function: in a new one."""
+    code = _changed_code(mutant)
     reader, writer = os.pipe()
     if not (child := os.fork()):
         try:
-            result = replay(mutant, path) if _plant(mutant) else _replay_apart(mutant, path)
+            result = replay(mutant, path) if code is not None and _plant(mutant, code) else _replay_apart(mutant, path)
             os.write(writer, msgspec.json.encode(result))
         except BaseException:
             traceback.print_exc()
@@ -250,15 +269,18 @@ def _replay_apart(mutant: Mutant, path: Path) -> MutantResult:
     return msgspec.json.decode(ran.stdout, type=MutantResult)
 
 
-def _plant(mutant: Mutant) -> bool:
-    """Gives the loaded function the changed code. False: the change is not within the body of one function."""
-    before = mutant.path.read_text()
-    after = mutant.change(before)
-    if not mutant.function or not _signature(mutant.function, before) == _signature(mutant.function, after) != "":
-        return False
+def _changed_code(mutant: Mutant) -> CodeType | None:
+    """The module's code with the change. None: the change is not within the body of one function."""
+    source = mutant.path.read_text()
+    if not mutant.function:
+        return None
+    before, after = map(_signature, mutant.change_function(source))
+    return _loader(mutant).source_to_code(mutant.change(source), mutant.path) if before == after != "" else None
+
+
+def _plant(mutant: Mutant, code: CodeType) -> bool:
+    """Gives the loaded function the changed code. False: it is not a function."""
     owner: Any = sys.modules.get(f"baton.{mutant.module}")
-    code = _loader(mutant).get_code(f"baton.{mutant.module}")
-    assert code is not None
     for name in mutant.function.split("."):
         owner = vars(owner)[name]
         code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
@@ -269,10 +291,9 @@ def _plant(mutant: Mutant) -> bool:
     return True
 
 
-def _signature(function: str, source: str) -> str:
+def _signature(source: str) -> str:
     """The function's arguments, which are evaluated when its module is loaded. Empty: a class."""
-    first, last = _lines_of(function, source)
-    node = ast.parse(textwrap.dedent("".join(source.splitlines(keepends=True)[first:last]))).body[0]
+    node = ast.parse(textwrap.dedent(source)).body[0]
     return ast.dump(node.args) if isinstance(node, ast.FunctionDef) else ""
 
 
