@@ -3,6 +3,9 @@
     python bench/speculate.py         SmolLM2 in 8 bits: copying, editing, code, JSON, chat; 1, 4, 16, 64 and 256 at once
     python bench/speculate.py --quantization int4 --batches 1,4 --tokens 96
     python bench/speculate.py --model large --speculate draft:small     a smaller model drafts
+    python bench/speculate.py --rounds 4        four requests for each place; the next begins when an answer ends, as under load
+
+Without --rounds a batch takes as long as its longest answer, so drafts of the others save no time.
 
 Both servers are in one process, and take turns: what slows down the machine slows down both. The ratio is the median of the
 ratios of two runs side by side. The answers are compared: they are
@@ -71,15 +74,36 @@ SCHEMAS = {"json": SCHEMA, "movie": MOVIE}
 
 
 def run(
-    llm: LLM, case: str, batch: int, tokens: int, clock: Callable[[], float] = perf_counter
+    llm: LLM, case: str, requests: int, tokens: int, clock: Callable[[], float] = perf_counter
 ) -> tuple[float, list[list[int]]]:
-    chats = [[{"role": "user", "content": f"{CASES[case]}\n\n({number})"}] for number in range(batch)]
+    chats = [[{"role": "user", "content": f"{CASES[case]}\n\n({number})"}] for number in range(requests)]
     form = StructuredOutputsParams(json=SCHEMAS[case]) if case in SCHEMAS else None
     began = clock()
     answers = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=tokens, structured_outputs=form))
     seconds = clock() - began
     made = [answer.outputs[0].token_ids for answer in answers]
     return sum(map(len, made)) / seconds, made
+
+
+def compared(plain: LLM, drafting: LLM, case: str, batch: int, asked: argparse.Namespace) -> float:
+    """Prints a row of the table, and returns its ratio."""
+    stats = drafting.instance.stats
+    before = stats.drafts, sum(stats.accepted_drafts)
+    rates: dict[LLM, list[float]] = {plain: [], drafting: []}
+    for number in range(asked.repeats):
+        answers = []
+        for llm in (plain, drafting) if number % 2 else (drafting, plain):
+            clock = process_time if asked.cpu_time else perf_counter
+            rate, tokens = run(llm, case, batch * asked.rounds, asked.tokens, clock)
+            rates[llm].append(rate)
+            answers.append(tokens)
+        if answers[0] != answers[1]:
+            raise SystemExit(f"{case}: the answers differ")
+    without, with_drafts = (median(made) for made in rates.values())
+    ratio = median(after / before for before, after in zip(*rates.values(), strict=True))
+    drafts, accepted = stats.drafts - before[0], sum(stats.accepted_drafts) - before[1]
+    print(f"| {case} | {batch} | {without:.1f} | {with_drafts:.1f} | {ratio:.2f} | {drafts} | {accepted} |", flush=True)
+    return ratio
 
 
 def goals(ratios: Mapping[tuple[str, int], float], *, arm: bool) -> list[str]:
@@ -111,31 +135,19 @@ def main() -> None:
     parser.add_argument("--speculate", default="auto")
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="requests per place")
     asked = parser.parse_args()
     settings = {"quantization": asked.quantization, "kv_memory_gib": 0.5, "threads": asked.threads}
-    plain = LLM(asked.model, **settings)
-    drafting = LLM(asked.model, speculate=asked.speculate, speculative_tokens=asked.drafts, **settings)
     print("| case | at once | tokens/s without | with drafts | ratio | drafts | accepted |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     ratios: dict[tuple[str, int], float] = {}
-    for case in asked.cases.split(","):
-        for batch in map(int, asked.batches.split(",")):
-            stats = drafting.instance.stats
-            before = stats.drafts, sum(stats.accepted_drafts)
-            rates: dict[LLM, list[float]] = {plain: [], drafting: []}
-            for number in range(asked.repeats):
-                answers = []
-                for llm in (plain, drafting) if number % 2 else (drafting, plain):
-                    rate, tokens = run(llm, case, batch, asked.tokens, process_time if asked.cpu_time else perf_counter)
-                    rates[llm].append(rate)
-                    answers.append(tokens)
-                if answers[0] != answers[1]:
-                    raise SystemExit(f"{case}: the answers differ")
-            without, with_drafts = (median(made) for made in rates.values())
-            ratios[case, batch] = ratio = median(after / before for before, after in zip(*rates.values(), strict=True))
-            drafts, accepted = stats.drafts - before[0], sum(stats.accepted_drafts) - before[1]
-            rate = f"{without:.1f} | {with_drafts:.1f} | {ratio:.2f}"
-            print(f"| {case} | {batch} | {rate} | {drafts} | {accepted} |", flush=True)
+    for batch in map(int, asked.batches.split(",")):
+        plain = LLM(asked.model, max_num_seqs=batch, **settings)
+        drafting = LLM(asked.model, max_num_seqs=batch, speculate=asked.speculate, speculative_tokens=asked.drafts, **settings)
+        for case in asked.cases.split(","):
+            ratios[case, batch] = compared(plain, drafting, case, batch, asked)
+        plain.close()
+        drafting.close()
     lines = goals(ratios, arm=platform.machine() == "aarch64")
     print("", *lines, sep="\n")
     raise SystemExit(any(line.startswith("missed") for line in lines))
