@@ -36,8 +36,13 @@ def random_shape(rng: random.Random) -> Shape:
     )
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_kernel_equals_torch(library, seed):
+@pytest.mark.parametrize("first", range(3))
+def test_kernel_equals_torch(library, first):
+    for seed in range(first, 12, 3):
+        assert_kernel_equals_torch(library, seed)
+
+
+def assert_kernel_equals_torch(library, seed):
     rng = random.Random(seed)
     history = History(random_shape(rng), [rng.randint(1, 200) for _ in range(rng.randint(1, 4))], seed)
     config, pools = history.shape.config(), (history.pool(), history.pool())
@@ -94,7 +99,7 @@ def with_rounded_numbers(history: History) -> History:
     return exact
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(8))
 def test_in_bytes_it_is_torch_with_rounded_numbers(library, seed):
     """Torch gets queries, keys and values as bytes have them. Weights then have 14 bits of the largest of their segment: they
     are rounded to less than a ten-thousandth."""
@@ -262,8 +267,8 @@ def assert_poison_stays_in_its_sequence(
     getattr(history, where)[0][3] = poison
     with Team(library) as team:
         sick, well = history.run(KernelAttention(team, history.shape.config(), history.pool()), history.all_at_once(), 0)
-    assert not (sick[3] if where == "q" else sick[3:]).isfinite().any()
-    assert well.isfinite().all()
+    assert not (sick[3] if where == "q" else sick[3:]).isfinite().any(), where
+    assert well.isfinite().all(), where
 
 
 def assert_what_is_not_seen_changes_no_bit(library: Library, dtype: KVDtype, form: KVFormat = "turned") -> None:
@@ -289,12 +294,12 @@ def test_nor_does_it_in_int8(library):
 
 @DTYPES
 @POISONS
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison, where):
-    assert_poison_stays_in_its_sequence(library, dtype, poison, where)
+def test_what_is_no_number_stays_in_its_own_sequence(library, dtype, poison):
+    for where in ("q", "k", "v"):
+        assert_poison_stays_in_its_sequence(library, dtype, poison, where)
 
 
 @POISONS
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_so_it_does_in_int8(library, poison, where):
-    assert_poison_stays_in_its_sequence(library, "int8", poison, where, "int8-fours")
+def test_so_it_does_in_int8(library, poison):
+    for where in ("q", "k", "v"):
+        assert_poison_stays_in_its_sequence(library, "int8", poison, where, "int8-fours")

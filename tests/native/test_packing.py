@@ -28,8 +28,6 @@ from baton.native.plan import KINDS, kind_of, plan_model
 from baton.native.variants import VARIANTS
 from baton.worker.forward.native_forward import load_native
 
-EVERY_TYPE = pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
-
 
 def some(kind, rows: int = 8, width: int = 64, seed: int = 0) -> RawTensor:
     return random_stored(np.random.default_rng(seed), kind, rows, width)
@@ -74,22 +72,24 @@ def arena_of(packed: PackedModel) -> bytes:
     return packed._arena._bytes[begin : begin + packed._arena.nbytes].tobytes()
 
 
-@EVERY_TYPE
-def test_float32_matrices_hold_the_numbers_of_the_format(library, kind):
-    raw = some(kind, 70, 256)
-    assert packed_bytes(library, raw, "none") == packed_bytes(library, RawTensor.of_floats(dequantise(raw)), "none")
+def test_float32_matrices_hold_the_numbers_of_the_format(library):
+    for kind in STORED:
+        raw = some(kind, 70, 256)
+        floats = RawTensor.of_floats(dequantise(raw))
+        assert packed_bytes(library, raw, "none") == packed_bytes(library, floats, "none"), kind.name
 
 
-@EVERY_TYPE
 @pytest.mark.parametrize("quantization", ["auto", "int8", "int4"])
-def test_matrices_are_what_the_definition_of_quantising_makes(library, kind, quantization):
+def test_matrices_are_what_the_definition_of_quantising_makes(library, quantization):
     """numpy converts in the one, C in the other. Matrices of rotated bytes are made from the numbers, whatever they are stored
     as; the output head of a model of four bits is of the file's own bytes."""
-    raw = some(kind, 70, 256)
-    wanted = type_for(raw, "lm_head.weight", quantization)
-    rotated = wanted == Q8_0 and (quantization != "int4" or library.has_tiles())
-    converted_first = RawTensor.of_floats(dequantise(raw)) if rotated else converted(raw, wanted)
-    assert packed_bytes(library, raw, quantization) == packed_bytes(library, converted_first, quantization)
+    for kind in STORED:
+        raw = some(kind, 70, 256)
+        wanted = type_for(raw, "lm_head.weight", quantization)
+        rotated = wanted == Q8_0 and (quantization != "int4" or library.has_tiles())
+        converted_first = RawTensor.of_floats(dequantise(raw)) if rotated else converted(raw, wanted)
+        packed = packed_bytes(library, raw, quantization)
+        assert packed == packed_bytes(library, converted_first, quantization), kind.name
 
 
 def test_floats_become_the_four_bits_of_the_definition(library):
@@ -121,10 +121,14 @@ def test_squares_of_weights_do_not_depend_on_threads(library):
 # Embeddings
 
 
-@EVERY_TYPE
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_token_is_looked_up_exactly(library, kind, tied):
+def test_a_token_is_looked_up_exactly(library, tied):
     """Seen through a model whose layer adds nothing."""
+    for kind in STORED:
+        assert_tokens_are_looked_up_exactly(library, kind, tied)
+
+
+def assert_tokens_are_looked_up_exactly(library, kind, tied):
     width = 256 if kind.block_elements == 256 else 96
     config = small_config(hidden_size=width, vocab_size=50, tied_embeddings=tied)
     embedding = some(kind, 50, width)
@@ -139,7 +143,7 @@ def test_a_token_is_looked_up_exactly(library, kind, tied):
     talk.tokens[0] = np.arange(50, dtype=np.int32)
     forward = talk.forward(load_native(library, opened, settings))
     for result, tokens in zip(talk.run(forward, [talk.all_at_once()]), talk.tokens, strict=True):
-        assert np.array_equal(result.hidden, dequantise(embedding)[tokens])
+        assert np.array_equal(result.hidden, dequantise(embedding)[tokens]), kind.name
     forward.close()
 
 

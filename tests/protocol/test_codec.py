@@ -249,11 +249,11 @@ def test_round_trip(kind, data):
     assert type(back) is kind
 
 
-@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
-def test_header_is_what_the_docstring_draws(message):
-    whole = encode(message)
-    assert HEADER.unpack(whole[:8]) == (b"BT", VERSIONS.newest, KIND[type(message)], len(whole) - 8)
-    assert decode(whole) == message
+def test_header_is_what_the_docstring_draws():
+    for message in SAMPLE.values():
+        whole = encode(message)
+        assert HEADER.unpack(whole[:8]) == (b"BT", VERSIONS.newest, KIND[type(message)], len(whole) - 8), message
+        assert decode(whole) == message
 
 
 def test_defaults_stay_off_the_wire():
@@ -281,21 +281,25 @@ def test_wrong_version_names_both(version):
         decode(frame(b"\x80", version=version))
 
 
-@pytest.mark.parametrize("kind", sorted({*range(256)} - {*KIND.values()})[::25])
-def test_unknown_kind(kind):
-    with pytest.raises(UnknownKind, match=str(kind)):
-        decode(frame(b"\x80", kind=kind))
+def test_unknown_kind():
+    for kind in {*range(256)} - {*KIND.values()}:
+        with pytest.raises(UnknownKind, match=str(kind)):
+            decode(frame(b"\x80", kind=kind))
 
 
-@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
-def test_every_truncation_and_every_excess(message):
-    whole = encode(message)
-    for length in range(len(whole)):
-        with pytest.raises(TruncatedFrame):
-            decode(whole[:length])
-    for more in (b"\0", b"more", whole):
-        with pytest.raises(OversizedFrame):
-            decode(whole + more)
+def raised_by(data: bytes) -> type[Exception] | None:
+    try:
+        decode(data)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+def test_every_truncation_and_every_excess():
+    for message in SAMPLE.values():
+        whole = encode(message)
+        assert {raised_by(whole[:length]) for length in range(len(whole))} == {TruncatedFrame}, message
+        assert {raised_by(whole + more) for more in (b"\0", b"more", whole)} == {OversizedFrame}, message
 
 
 @pytest.mark.parametrize("length", [FRAME_BYTES_MAX + 1, 2**32 - 1])
@@ -312,27 +316,21 @@ def test_too_large_a_message_is_not_sent():
 # What is a frame with a wrong body
 
 
-@pytest.mark.parametrize("message", SAMPLE.values(), ids=lambda message: type(message).__name__)
-def test_body_with_trailing_bytes(message):
-    body = encode(message)[8:]
-    with pytest.raises(MalformedBody):
-        decode(frame(body + b"\0", kind=KIND[type(message)]))
+def test_body_with_trailing_bytes():
+    for message in SAMPLE.values():
+        assert raised_by(frame(encode(message)[8:] + b"\0", kind=KIND[type(message)])) is MalformedBody, message
 
 
-@pytest.mark.parametrize("kind", SHAPED)
 @pytest.mark.parametrize("value", [None, 1, -1, True, 0.5, "text", b"bytes", [], {}, [None] * 9, {"id": 1}, [[[[]]]]])
-def test_wrong_body_shape(kind, value):
-    with pytest.raises(MalformedBody):
-        decode(frame(msgspec.msgpack.encode(value), kind=kind))
+def test_wrong_body_shape(value):
+    for kind in SHAPED:
+        assert raised_by(frame(msgspec.msgpack.encode(value), kind=kind)) is MalformedBody, kind
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [(kind, m) for kind in SHAPED for m in SAMPLE.values() if KIND[type(m)] in SHAPED and KIND[type(m)] != kind],
-)
-def test_body_of_another_kind(kind, message):
-    with pytest.raises(MalformedBody):
-        decode(frame(encode(message)[8:], kind=kind))
+def test_body_of_another_kind():
+    for message in SAMPLE.values():
+        for kind in {*SHAPED} - {KIND[type(message)]} if KIND[type(message)] in SHAPED else ():
+            assert raised_by(frame(encode(message)[8:], kind=kind)) is MalformedBody, (kind, message)
 
 
 @pytest.mark.parametrize(
@@ -386,10 +384,9 @@ def test_request_out_of_range(wrong):
         b"",
     ],
 )
-@pytest.mark.parametrize("kind", SHAPED)
-def test_hostile_body(kind, body):
-    with pytest.raises(MalformedBody):
-        decode(frame(body, kind=kind))
+def test_hostile_body(body):
+    for kind in SHAPED:
+        assert raised_by(frame(body, kind=kind)) is MalformedBody, kind
 
 
 # Fuzz

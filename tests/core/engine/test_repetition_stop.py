@@ -23,8 +23,9 @@ def seeds(count: int, least: int = 12, **more) -> list[int]:
         answer = undisturbed(request)
         if least <= len(answer) < 60 and repeats(request, answer):
             found.append(seed)
-    assert len(found) >= count
-    return found[:count]
+        if len(found) == count:
+            return found
+    raise AssertionError(f"only {len(found)} of {count} answers repeat themselves")
 
 
 def test_it_ends_where_it_repeats_itself():
