@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from baton.protocol.request import GenerateRequest
 INT = (-(2**63), 2**63 - 1)
 
 
+@cache
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """All values that the protocol allows for a message class or a field."""
+    """All values that the protocol allows for a message class or a field."""  # kept: building it takes longer than a draw
     return _values(inspect.type_info(annotation))
 
 
