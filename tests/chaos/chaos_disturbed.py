@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from chaos_server import HELD, HERE, ON_DEVICE, USUAL, Process, Server, children, free_port, python_path, until
+from chaos_server import HELD, HERE, ON_DEVICE, USUAL, Process, Server, children, fields_of_serve, free_port, python_path, until
 
 BELOW = {"chaos_node_worker": "worker", "chaos_cache": "cache"}
 
@@ -43,9 +43,9 @@ class DisturbedCluster(Server):
         private = scratch / "private"
         private.mkdir(mode=0o700)
         serve = {**USUAL, **ON_DEVICE, **settings}
-        serve |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port, "log_level": "info"}
+        serve |= {"served_model_name": ["tiny"], "port": self.port, "log_level": "info"}
         all_settings = {
-            "serve": serve,
+            "serve": fields_of_serve(model, serve),
             "router": {"handoff": "always", "handoff_tokens_min": 0, **(router or {})},
             "folder": str(private),
             "transfer_address": transfer_address,

@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from dataclasses import replace
+from typing import Any
 
 from baton.config import ServeConfig
 from baton.errors import EngineError
-from baton.llm.keywords import serve_settings
 from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN, with_modules
 from baton.runtime.supervisor import Supervisor
 
@@ -39,11 +39,14 @@ async def serve(config: ServeConfig) -> None:
     ).run()
 
 
+def with_tuples(settings: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
 def main() -> int:
     try:
-        settings = json.loads(sys.argv[1])
-        model = settings.pop("model")
-        asyncio.run(serve(ServeConfig(model=model, **serve_settings(settings))))  # older names of settings too
+        asyncio.run(serve(ServeConfig(**with_tuples(json.loads(sys.argv[1])))))
     except EngineError as error:
         print(f"ERROR {error}", file=sys.stderr, flush=True)
         return 1

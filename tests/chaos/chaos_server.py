@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from baton.llm.keywords import serve_settings
+
 T = TypeVar("T")
 
 HERE = Path(__file__).parent
@@ -144,7 +146,7 @@ class Server:
         """`packages`: a folder in which something is installed, beside what all servers have."""
         self.port = settings.pop("port", None) or free_port()
         config = {**USUAL, **ON_DEVICE, **settings}
-        config |= {"model": str(model), "served_model_name": ["tiny"], "port": self.port}
+        config |= {"served_model_name": ["tiny"], "port": self.port}
         scratch.mkdir(parents=True, exist_ok=True)
         self._out, self._err = scratch / "stdout", scratch / "stderr"
         tiers = bool(config.get("kv_host_gib") or config.get("kv_storage"))
@@ -153,9 +155,8 @@ class Server:
         "Every process that was ever asked for, by role; replaced workers under worker-PID."
         environment = {**os.environ, "PYTHONPATH": python_path(HERE, packages), "BATON_CHAOS": json.dumps(orders or {})}
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "chaos_serve", json.dumps(config)], stdout=out, stderr=err, env=environment
-            )
+            command = [sys.executable, "-m", "chaos_serve", json.dumps(fields_of_serve(model, config))]
+            self.popen = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
 
     def __enter__(self) -> Server:
         return self
@@ -264,6 +265,11 @@ class Server:
             return None if any(numbers[name] for name in HELD) else numbers
 
         return until(idle, f"nothing is held any more: {self.metrics()}")
+
+
+def fields_of_serve(model: Path | str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Of ServeConfig. Who knows older names of settings is imported here, once, and not by each server."""
+    return {"model": str(model), **serve_settings(settings)}
 
 
 HELD = (

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chaos_serve import with_tuples
+
 from baton.config import RouterConfig, ServeConfig
 from baton.config.router_process import RouterProcessConfig
 from baton.errors import EngineError
-from baton.llm.keywords import serve_settings
 from baton.protocol.control import InstanceReady
 from baton.runtime.processes.process_table import Restart
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, up_children
@@ -32,14 +33,8 @@ class Reporter(UpReporter):
         print("READY", ready.blocks, flush=True)
 
 
-def _serve_config(given: dict[str, Any]) -> ServeConfig:
-    """Former names of settings too."""
-    model = {"model": given["model"]} if "model" in given else {}
-    return ServeConfig(**model, **serve_settings({name: value for name, value in given.items() if name != "model"}))
-
-
 async def run(settings: dict[str, Any]) -> None:
-    folder, serve = Path(settings["folder"]), _serve_config(settings["serve"])
+    folder, serve = Path(settings["folder"]), ServeConfig(**with_tuples(settings["serve"]))
     secret, address = folder / "cluster.secret", f"unix:{folder / 'router.sock'}"
     create_secret(secret)
     router = RouterProcessConfig(
