@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
 
 import pytest
 from engine_rig import Rig
 from run_loop import finish
 
+from baton import DISTRIBUTION
 from baton.errors import EngineError
 from baton.protocol.control import StartFailed
 from baton.runtime.processes import build_info
@@ -61,3 +66,18 @@ def test_the_build_of_a_checkout_is_its_version(monkeypatch: pytest.MonkeyPatch)
     assert build_info.installed_build() == build_info.__version__
     monkeypatch.setattr(build_info, "_noted_commit", lambda: "0123456789abcdef")
     assert build_info.installed_build() == f"{build_info.__version__} 0123456789ab"
+
+
+def test_the_build_of_an_installation_from_git_is_the_commit_that_its_installer_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """PEP 610, as importlib.metadata finds it."""
+    commit, notes = "0123456789abcdef0123456789abcdef01234567", tmp_path / "baton_serve-0.1.0.dist-info"
+    notes.mkdir()
+    (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: baton-serve\nVersion: 0.1.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing"), str(tmp_path), *sys.path])
+    assert build_info._installed_commit() == ""
+    noted = json.dumps({"url": "https://example.org/baton", "vcs_info": {"vcs": "git", "commit_id": commit}})
+    (notes / "direct_url.json").write_text(noted)
+    assert build_info._installed_commit() == commit
+    assert distribution(DISTRIBUTION).read_text("direct_url.json") == noted
