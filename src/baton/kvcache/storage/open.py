@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +56,8 @@ def opener(url: StorageURL) -> Opener:
         from baton.kvcache.storage.mooncake_store import open_mooncake
 
         return open_mooncake
+    from importlib.metadata import entry_points  # takes tens of milliseconds
+
     for entry in entry_points(group=GROUP, name=url.scheme):
         from baton.kvcache.storage.foreign import foreign_opener
 
