@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ for package in ("torch", "starlette", "uvicorn", "safetensors", "tokenizers"):
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent / "trust")]
 
 from chaos_model import make_model  # noqa: E402
+from chaos_server import Server  # noqa: E402
+from chaos_shared import SharedServers  # noqa: E402
 
 from baton.errors import ModelNotFound  # noqa: E402
 from baton.models.names import resolve  # noqa: E402
@@ -21,6 +24,19 @@ from baton.models.names import resolve  # noqa: E402
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
+    servers = SharedServers(tmp_path_factory.mktemp)
+    yield servers
+    servers.end()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path, shared_servers: SharedServers) -> Server:
+    """The undisturbed run: one instance, no router, no lower tier."""
+    return shared_servers.of(tiny)
 
 
 @pytest.fixture(scope="session")

@@ -100,12 +100,6 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[By
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        yield server
-
-
 def told(reply: Reply) -> Any:
     assert reply.status == 200, reply.content
     if b"data:" not in reply.content:

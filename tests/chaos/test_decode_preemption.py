@@ -38,13 +38,6 @@ def told(reply: Reply) -> tuple[list[int], list[float]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One instance with room for everybody."""
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def tiered(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedCluster]:
     folder = tmp_path_factory.mktemp("tiered")
     tiers = {"kv_storage": f"file:{folder / 'blocks'}", "kv_host_gib": 0.01, "kv_write": "through"}

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from chaos_disturbed import DisturbedCluster
 from chaos_server import PATIENCE_SECONDS, Reply, Server, ask, until
+from chaos_shared import SharedServers
 
 INSTANCES = {"prefill-0": "prefill", "decode-0": "decode"}
 PHASES: dict[str, tuple[str, str, int]] = {
@@ -77,10 +78,9 @@ def model(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def alone(model: Path, shared_servers: SharedServers) -> Server:
     """The undisturbed run: one instance, no router."""
-    with Server(model, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        yield server
+    return shared_servers.of(model)
 
 
 @pytest.fixture(scope="module")

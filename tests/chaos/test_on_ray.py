@@ -78,12 +78,6 @@ def tokens(reply: Reply) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def port(ray: Ray, tiny: Path) -> Iterator[int]:
     port = free_port()
     options = flags({**USUAL, "mixed": 2, "port": port, "host": "0.0.0.0", "served_model_name": "tiny", "max_model_len": 400})

@@ -25,9 +25,8 @@ CLIENTS = 3
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        return [server.ask("/v1/completions", body).tokens for body in BODIES]
+def undisturbed(alone: Server) -> list[Any]:
+    return [alone.ask("/v1/completions", body).tokens for body in BODIES]
 
 
 async def asked(pods: Pods, router: Pod, body: dict[str, Any]) -> dict[int, list[int]]:

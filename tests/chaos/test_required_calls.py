@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 from chaos_server import Server, ask
 
@@ -13,7 +12,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": PARAMETERS
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def test_required_and_named_calls(tiny: Path, tmp_path: Path):
+def test_required_and_named_calls(alone: Server):
     async def calls(port: int, **fields) -> list[tuple[str, str, str]]:
         body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "parallel_tool_calls": False, **fields}
         reply = await ask(port, "/v1/chat/completions", {**body, "temperature": 1.0, "n": 2})
@@ -25,12 +24,11 @@ def test_required_and_named_calls(tiny: Path, tmp_path: Path):
             for call in choice["message"]["tool_calls"]
         ]
 
-    with Server(tiny, tmp_path).wait_ready() as server:
-        for choice in ("required", NAMED):
-            for seed in (1, 2):
-                made = asyncio.run(calls(server.port, tool_choice=choice, seed=seed))
-                assert len(made) == 2
-                assert {name for name, _, _ in made} == {"f"}
-                assert all(json.loads(arguments)["city"] in ("a", "b") for _, arguments, _ in made)
-                assert {finish for _, _, finish in made} == {"tool_calls"}
-        assert "Traceback" not in server.errors
+    for choice in ("required", NAMED):
+        for seed in (1, 2):
+            made = asyncio.run(calls(alone.port, tool_choice=choice, seed=seed))
+            assert len(made) == 2
+            assert {name for name, _, _ in made} == {"f"}
+            assert all(json.loads(arguments)["city"] in ("a", "b") for _, arguments, _ in made)
+            assert {finish for _, _, finish in made} == {"tool_calls"}
+    assert "Traceback" not in alone.errors

@@ -23,12 +23,6 @@ def body(number: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     settings = {"tokens_per_step": 64, "kv_storage": f"file:{folder / 'blocks'}", "kv_host_gib": 0.01, "kv_write": "through"}

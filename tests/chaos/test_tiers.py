@@ -54,10 +54,10 @@ def answers(server: Server, numbers: range) -> list[dict[int, list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, list[int]]]:
-    """Without any cache."""
-    with Server(tiny, tmp_path_factory.mktemp("undisturbed"), prefix_caching=False).wait_ready() as server:
-        return answers(server, range(8))
+def undisturbed(alone: Server) -> list[dict[int, list[int]]]:
+    """Without anything cached."""
+    alone.ask("/v1/cache/clear", {})
+    return answers(alone, range(8))
 
 
 def moved(server: Server, way: str) -> float:

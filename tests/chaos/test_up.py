@@ -87,21 +87,21 @@ def cluster(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
 
 
 @pytest.fixture(scope="module")
-def expected(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(alone: Server) -> dict[str, Any]:
     """What `baton serve` says to the same."""
-    with Server(tiny, tmp_path_factory.mktemp("alone")).wait_ready() as server:
-        whole = {name: server.ask("/v1/completions", body_of(request)).json for name, request in REQUESTS.items()}
-        text = whole["greedy"]["choices"][0]["text"]
-        stop = text[len(text) // 2 :][:1]
-        stopped = server.ask("/v1/completions", body_of({"max_tokens": 12, "stop": [stop]})).json
-        dialects = {name: same_for_all(ok(server.ask(*asked))) for name, asked in DIALECTS.items()}
-        return {
-            **{name: told(answer) for name, answer in whole.items()},
-            "stop": stop,
-            "stopped": told(stopped),
-            "dialects": dialects,
-            "usage of cached": usage_of_cached(server),
-        }
+    alone.ask("/v1/cache/clear", {})
+    whole = {name: alone.ask("/v1/completions", body_of(request)).json for name, request in REQUESTS.items()}
+    text = whole["greedy"]["choices"][0]["text"]
+    stop = text[len(text) // 2 :][:1]
+    stopped = alone.ask("/v1/completions", body_of({"max_tokens": 12, "stop": [stop]})).json
+    dialects = {name: same_for_all(ok(alone.ask(*asked))) for name, asked in DIALECTS.items()}
+    return {
+        **{name: told(answer) for name, answer in whole.items()},
+        "stop": stop,
+        "stopped": told(stopped),
+        "dialects": dialects,
+        "usage of cached": usage_of_cached(alone),
+    }
 
 
 def ok(reply: Reply) -> Any:

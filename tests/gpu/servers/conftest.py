@@ -22,7 +22,8 @@ for package in ("starlette", "uvicorn", "safetensors", "tokenizers"):
 sys.path.append(str(Path(__file__).parents[2] / "chaos"))
 
 from chaos_model import make_model  # noqa: E402
-from chaos_server import ON_DEVICE  # noqa: E402
+from chaos_server import ON_DEVICE, Server  # noqa: E402
+from chaos_shared import SharedServers  # noqa: E402
 
 ON_CPU = bool(os.environ.get("BATON_SERVERS_ON_CPU"))
 SETTINGS = {"device": "cpu" if ON_CPU else "cuda", "dtype": "float32", "deterministic": True}
@@ -40,3 +41,16 @@ def on_gpu() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
+    """Only within a file: others look at the memory of the GPU."""
+    servers = SharedServers(tmp_path_factory.mktemp)
+    yield servers
+    servers.end()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny: Path, shared_servers: SharedServers) -> Server:
+    return shared_servers.of(tiny)
