@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from chaos_server import Process, Server, ask, children, until
+from chaos_shared import SharedServers
 
 GREEDY = {"prompt": "The quick brown fox", "max_tokens": 48, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
 SAMPLED = {**GREEDY, "prompt": "Lorem ipsum dolor", "temperature": 1.0, "seed": 4711, "n": 2}
+DEADLY = 253
+"""To a worker: a token that neither of them has, and no answer to them."""
 
 
 def disturbed(server: Server, number: int, after: int) -> dict[int, dict[int, list[int]]]:
@@ -36,22 +39,38 @@ def disturbed(server: Server, number: int, after: int) -> dict[int, dict[int, li
     return {place: reply.tokens for place, reply in enumerate(replies)}
 
 
-def test_killed_and_stalled_workers_change_nothing(tiny: Path, tmp_path: Path):
+@pytest.fixture
+def server(tiny: Path, shared_servers: SharedServers) -> Server:
     # Three seconds for a step are an age for this model, also on a busy machine.
-    with Server(tiny, tmp_path, orders={"delay": [1, 0.01]}, step_seconds_max=3.0).wait_ready() as server:
-        alone = {place: server.ask("/v1/completions", body).tokens for place, body in enumerate((GREEDY, SAMPLED))}
-        assert [len(tokens) for tokens in alone[1].values()] == [48, 48]
-        assert alone[1][0] != alone[1][1]
-        assert disturbed(server, signal.SIGKILL, after=20) == alone
-        assert disturbed(server, signal.SIGSTOP, after=30) == alone
-        numbers = server.wait_idle()
-        assert numbers["baton:worker_losses_total"] >= 2
-        assert numbers["baton:crash_ends_total"] == 0
-        engine = server.process("engine")
-        assert len(children(engine.pid)) == 1, "a dead worker was not waited for"
-        assert "no result of a step in time" in server.errors
-        server.popen.send_signal(signal.SIGTERM)
-        assert server.wait_ended() == 0
+    return shared_servers.of(tiny, orders={"delay": [1, 0.01], "dies_on_token": DEADLY}, step_seconds_max=3.0)
+
+
+def test_a_request_that_kills_its_worker_is_given_up_and_the_next_one_is_served(server: Server):
+    poison = server.ask("/v1/completions", {**GREEDY, "prompt": [5, DEADLY, 6]})
+    assert poison.status == 500
+    assert "lost twice" in poison.json["error"]["message"]
+    until(lambda: server.ask("/health").status == 200, "another worker is there")
+    assert server.ask("/v1/completions", GREEDY).status == 200
+    assert server.metrics()["baton:crash_ends_total"] == 1
+
+
+def test_killed_and_stalled_workers_change_nothing(server: Server):
+    """The last one: it ends the server."""
+    alone = {place: server.ask("/v1/completions", body).tokens for place, body in enumerate((GREEDY, SAMPLED))}
+    assert [len(tokens) for tokens in alone[1].values()] == [48, 48]
+    assert alone[1][0] != alone[1][1]
+    assert all(DEADLY not in tokens for tokens in (*alone[0].values(), *alone[1].values()))
+    before = server.metrics()
+    assert disturbed(server, signal.SIGKILL, after=20) == alone
+    assert disturbed(server, signal.SIGSTOP, after=30) == alone
+    numbers = server.wait_idle()
+    assert numbers["baton:worker_losses_total"] >= before["baton:worker_losses_total"] + 2
+    assert numbers["baton:crash_ends_total"] == before["baton:crash_ends_total"]
+    engine = server.process("engine")
+    assert len(children(engine.pid)) == 1, "a dead worker was not waited for"
+    assert "no result of a step in time" in server.errors
+    server.popen.send_signal(signal.SIGTERM)
+    assert server.wait_ended() == 0
 
 
 @pytest.mark.slow
@@ -95,29 +114,18 @@ def test_a_worker_that_cannot_be_replaced_ends_the_server_with_clean_errors(tiny
         server.require_all_gone()
 
 
-def test_a_request_that_kills_its_worker_is_given_up_and_the_next_one_is_served(tiny: Path, tmp_path: Path):
-    with Server(tiny, tmp_path, orders={"dies_on_token": 77}).wait_ready() as server:
-        poison = server.ask("/v1/completions", {**GREEDY, "prompt": [5, 77, 6]})
-        assert poison.status == 500
-        assert "lost twice" in poison.json["error"]["message"]
-        until(lambda: server.ask("/health").status == 200, "another worker is there")
-        assert server.ask("/v1/completions", GREEDY).status == 200
-        assert server.metrics()["baton:crash_ends_total"] == 1
-
-
-def test_an_idle_server_uses_no_cpu(tiny: Path, tmp_path: Path):
+def test_an_idle_server_uses_no_cpu(alone: Server):
     """CPU seconds of the processes over a stretch of idleness; how long that really was does not matter."""
-    with Server(tiny, tmp_path).wait_ready() as server:
-        assert server.ask("/v1/completions", GREEDY).status == 200
-        server.wait_idle()
-        roles = ("supervisor", "front", "engine", "worker")
-        processes: dict[str, Process] = {role: server.process(role) for role in roles}
-        before = {role: process.cpu_seconds for role, process in processes.items()}
-        with pytest.raises(AssertionError, match="in vain"):
-            until(lambda: None, "nothing happens", 4.0)
-        used = {role: processes[role].cpu_seconds - before[role] for role in roles}
-        print("idle CPU seconds in 4 s:", used)
-        assert used["worker"] <= 0.02
-        assert used["engine"] <= 0.02
-        assert used["supervisor"] <= 0.02
-        assert used["front"] <= 0.2  # uvicorn looks around ten times a second
+    assert alone.ask("/v1/completions", GREEDY).status == 200
+    alone.wait_idle()
+    roles = ("supervisor", "front", "engine", "worker")
+    processes: dict[str, Process] = {role: alone.process(role) for role in roles}
+    before = {role: process.cpu_seconds for role, process in processes.items()}
+    with pytest.raises(AssertionError, match="in vain"):
+        until(lambda: None, "nothing happens", 4.0)
+    used = {role: processes[role].cpu_seconds - before[role] for role in roles}
+    print("idle CPU seconds in 4 s:", used)
+    assert used["worker"] <= 0.02
+    assert used["engine"] <= 0.02
+    assert used["supervisor"] <= 0.02
+    assert used["front"] <= 0.2  # uvicorn looks around ten times a second
