@@ -118,6 +118,13 @@ def test_an_answer_that_repeats_itself_ends_at_the_same_token_with_another_engin
             assert [part["choices"][0].get("ended_by") for part in reply.events if part["choices"]][-1] == "repetition"
 
 
+def require_turned_away(server: Server) -> None:
+    reply = server.ask("/v1/completions", PLAIN)
+    assert (reply.status, "try again later" in reply.json["error"]["message"]) == (503, True)
+    assert [server.ask(path).status for path in ("/live", "/health", "/ready")] == [200, 503, 503]
+
+
+@pytest.mark.slow
 def test_without_an_engine_new_requests_are_turned_away_and_the_next_one_serves_them(tiny: Path, tmp_path: Path):
     """It is killed again while it is starting: that is no reason to give up."""
     orders = {"gate": {"at": "loading", "folder": str(tmp_path)}}
@@ -128,9 +135,7 @@ def test_without_an_engine_new_requests_are_turned_away_and_the_next_one_serves_
         server.process("engine").send(signal.SIGKILL)
         for again in (True, False):
             until((tmp_path / "reached").exists, "the next worker is loading")
-            reply = server.ask("/v1/completions", PLAIN)
-            assert (reply.status, "try again later" in reply.json["error"]["message"]) == (503, True)
-            assert [server.ask(path).status for path in ("/live", "/health", "/ready")] == [200, 503, 503]
+            require_turned_away(server)
             if again:
                 (tmp_path / "reached").unlink()
                 server.process("engine").send(signal.SIGKILL)
@@ -157,6 +162,7 @@ def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: 
         async def disturbed() -> Reply:
             asked = asyncio.create_task(ask(server.port, "/v1/completions", {**SEEDED, "stream": True}, on_bytes=kill))
             await asyncio.to_thread(until, (tmp_path / "reached").exists, "the next worker is loading")
+            await asyncio.to_thread(require_turned_away, server)
             if victim == "worker":
                 server.process("worker").send(signal.SIGKILL)
                 (tmp_path / "open").touch()
@@ -168,6 +174,7 @@ def test_an_answer_outlives_its_engine_and_what_the_next_one_was_starting(tiny: 
 
         reply = asyncio.run(disturbed())
         assert choices(reply) == choices(alone)
+        assert server.ask("/v1/completions", PLAIN).status == 200
         server.wait_idle()
         assert "Traceback" not in server.errors
 

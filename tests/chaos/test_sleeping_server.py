@@ -28,22 +28,24 @@ def post(server: Server, path: str, body: dict | None = None) -> dict:
     return reply.json
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, marks=pytest.mark.slow, id="alone"), pytest.param({"kv_host_gib": 0.01}, id="with a cache service")],
-)
+@pytest.mark.slow  # test_a_draft_model_sleeps_and_drafts_for_other_weights does the same in passing
+@pytest.mark.parametrize("settings", [{}, {"kv_host_gib": 0.01}], ids=["alone", "with a cache service"])
 def test_a_server_that_slept_answers_as_before(tiny: Path, tmp_path: Path, settings: dict):
     with Server(tiny, tmp_path, **settings).wait_ready() as server:
         before, worker = tokens(server), server.process("worker")
-        assert post(server, "/v1/sleep", {"drain_seconds": 20})["mode"] == "asleep"
+        require_asleep(server)
         assert not worker.alive, "weights and cache are gone with it"
-        assert server.ask("/health").status == 200
-        assert server.ask("/ready").status == 503
-        assert server.ask("/v1/completions", GREEDY).status == 503
-        assert server.ask("/v1/resume", {}).status == 503
         assert post(server, "/v1/wake")["mode"] == "serving"
         assert tokens(server) == before
         assert server.wait_idle()["baton:worker_losses_total"] == 0
+
+
+def require_asleep(server: Server) -> None:
+    assert post(server, "/v1/sleep", {"drain_seconds": 20})["mode"] == "asleep"
+    assert server.ask("/health").status == 200
+    assert server.ask("/ready").status == 503
+    assert server.ask("/v1/completions", GREEDY).status == 503
+    assert server.ask("/v1/resume", {}).status == 503
 
 
 def test_other_weights_are_served_and_survive_the_engine(tiny: Path, tmp_path: Path):
@@ -100,7 +102,7 @@ def test_a_draft_model_sleeps_and_drafts_for_other_weights(tiny: Path, tmp_path:
         assert all_right(server, of_tiny)
         engine, worker, plan = server.process("engine"), server.process("worker"), server.ask("/config").json["plan"]
         descriptors = engine.fds, server.process("cache").fds
-        assert post(server, "/v1/sleep", {"drain_seconds": 20})["mode"] == "asleep"
+        require_asleep(server)
         assert not worker.alive, "both models and both pools are gone with it"
         assert post(server, "/v1/wake")["mode"] == "serving"
         assert all_right(server, of_tiny)
