@@ -68,13 +68,9 @@ def gated(tiny: Path, scratch: Path, phase: str, **settings) -> tuple[Server, li
 
 PHASES_BY_ROLE = [(role, phase) for role in ("supervisor", "front", "engine") for phase in ("starting", "loading", "serving")]
 PHASES_BY_ROLE.remove(("engine", "serving"))  # that one is started again: test_engine_loss.py
-FIRST = {
-    ("supervisor", "starting"),
-    ("supervisor", "serving"),
-    ("front", "serving"),
-    ("engine", "loading"),
-}
-"""Every role and every phase once or twice; make chaos runs all pairs."""
+FIRST = {("front", "serving"), ("engine", "loading")}
+"""make chaos runs all pairs. The supervisor is killed while it starts in test_no_process_inherits_what_is_not_its_own, and
+while it serves in test_start_again.py."""
 KILLS = [pair if pair in FIRST else pytest.param(*pair, marks=pytest.mark.slow) for pair in PHASES_BY_ROLE]
 
 
@@ -92,7 +88,8 @@ def test_a_killed_process_takes_all_others_with_it(tiny: Path, tmp_path: Path, r
             assert f"ERROR the {role} process was killed by SIGKILL" in server.errors
 
 
-@pytest.mark.parametrize("phase", [pytest.param("starting", marks=pytest.mark.slow), "loading"])
+@pytest.mark.slow  # while it loads: test_start_again.py
+@pytest.mark.parametrize("phase", ["starting", "loading"])
 def test_a_worker_that_is_killed_before_it_is_ready_ends_the_start(tiny: Path, tmp_path: Path, phase: str):
     server, _ = gated(tiny, tmp_path, phase)
     with server:
@@ -149,6 +146,7 @@ def test_stopping_lets_requests_finish_and_a_second_signal_does_not(tiny: Path, 
             assert len(replies[0].tokens[0]) == 8
 
 
+@pytest.mark.slow  # also in test_requests_that_do_not_finish_end_with_an_openai_error
 def test_draining_ends_at_its_deadline(tiny: Path, tmp_path: Path):
     server, asked = gated(tiny, tmp_path, "serving", drain_seconds_max=1.0)
     with server:
@@ -197,14 +195,13 @@ def test_requests_that_do_not_finish_end_with_an_openai_error(tiny: Path, tmp_pa
         assert "Traceback" not in server.errors
 
 
-def test_a_lost_template_process_is_replaced(tiny: Path, tmp_path: Path):
+def test_a_lost_template_process_is_replaced(alone: Server):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    with Server(tiny, tmp_path).wait_ready() as server:
-        first = server.process("templates")
-        first.send(signal.SIGKILL)
-        assert server.ask("/v1/chat/completions", body).status == 200
-        assert server.process("templates").pid != first.pid
-        assert "Traceback" not in server.errors
+    first = alone.process("templates")
+    first.send(signal.SIGKILL)
+    assert alone.ask("/v1/chat/completions", body).status == 200
+    assert alone.process("templates").pid != first.pid
+    assert "Traceback" not in alone.errors
 
 
 @pytest.mark.slow
@@ -267,8 +264,8 @@ class TestStartsThatFail:
     @pytest.mark.parametrize(
         "problem",
         [
-            *("tensors missing", "no pool"),
-            *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut short", "wrong shape", "no tokenizer")),
+            "tensors missing",
+            *(pytest.param(name, marks=pytest.mark.slow) for name in ("cut short", "wrong shape", "no tokenizer", "no pool")),
         ],
     )
     def test_before_any_weights_are_read(self, tiny: Path, tmp_path: Path, problem: str):
@@ -324,3 +321,5 @@ def test_no_process_inherits_what_is_not_its_own(tiny: Path, tmp_path: Path):
         until(lambda: sockets(server.process("front").pid) == 4 + 1 + 2, "the front has its channels, its listener, the pair")
         until(lambda: sockets(server.process("templates").pid) == 1, "the templates' process has its socket")
         assert os.environ.get("BATON_CHAOS") is None
+        server.process("supervisor").send(signal.SIGKILL)
+        assert server.wait_ended() == -signal.SIGKILL

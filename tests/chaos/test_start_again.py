@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chaos_server import Server, until
@@ -38,10 +39,11 @@ def _shared(pid: int) -> set[int]:
         return set()
 
 
-def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_path: Path):
-    """Twice on the same port and the same storage, without cleaning up; in the second start the answer is the same."""
+def test_a_killed_start_and_killing_everything_leave_no_process_socket_or_segment(tiny: Path, tmp_path: Path):
+    """Three times on the same port and the same storage, without cleaning up; in the last start the answer is the same."""
     tiers = {"kv_host_gib": 0.01, "kv_storage": f"file:{tmp_path / 'kv'}"}
-    with Server(tiny, tmp_path / "first", **tiers).wait_ready() as server:
+    port = killed_start(tiny, tmp_path, "worker", "loading", tiers)
+    with Server(tiny, tmp_path / "first", port=port, **tiers).wait_ready() as server:
         first = server.ask("/v1/completions", BODY).tokens
         plan = server.ask("/config").json["plan"]
         assert (plan["processes"], plan["pool_created_by"], plan["pool_attached_by"]) == ("worker, cache", "worker", "transfer")
@@ -56,7 +58,6 @@ def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_
         assert server.wait_ended() == -signal.SIGKILL
         server.require_all_gone()
         until(lambda: not held_by_anybody(segments), "no memory is left")
-        port = server.port
     with Server(tiny, tmp_path / "second", port=port, **tiers).wait_ready() as server:
         assert server.ask("/v1/completions", BODY).tokens == first
         server.popen.send_signal(signal.SIGTERM)
@@ -64,7 +65,21 @@ def test_killing_everything_leaves_no_process_socket_or_segment(tiny: Path, tmp_
         assert "Traceback" not in server.errors
 
 
-PHASES = [("worker", "loading")]
+def killed_start(model: Path, folder: Path, role: str, phase: str, settings: dict[str, Any]) -> int:
+    """The port of a server that was killed in that phase."""
+    orders = {"gate": {"at": phase, "folder": str(folder)}}
+    with Server(model, folder / "killed", orders=orders, **settings) as server:
+        until((folder / "reached").exists, f"the worker is {phase}") if phase != "plan" else server.wait_ready()
+        server.process(role).send(signal.SIGKILL)
+        if role != "cache":
+            assert server.wait_ended() != 0
+            if role == "worker":
+                assert "ERROR the worker process was killed by SIGKILL before it was ready" in server.errors
+            server.require_all_gone()
+        return server.port
+
+
+PHASES: list[tuple[str, str]] = []
 if os.environ.get("BATON_EVERY_PHASE"):
     roles = ("supervisor", "front", "engine", "worker")
     PHASES = [(role, phase) for role in roles for phase in ("start", "loading")] + [("cache", "plan")]
@@ -73,14 +88,7 @@ if os.environ.get("BATON_EVERY_PHASE"):
 @pytest.mark.parametrize(("role", "phase"), PHASES)
 def test_a_start_that_was_killed_is_followed_by_one_that_works(tiny: Path, tmp_path: Path, role: str, phase: str):
     settings = {"kv_host_gib": 0.01, "kv_storage": f"file:{tmp_path / 'kv'}"}
-    orders = {"gate": {"at": phase, "folder": str(tmp_path)}}
-    with Server(tiny, tmp_path / "killed", orders=orders, **settings) as server:
-        until((tmp_path / "reached").exists, f"the worker is {phase}") if phase != "plan" else server.wait_ready()
-        port = server.port
-        server.process(role).send(signal.SIGKILL)
-        if role != "cache":
-            assert server.wait_ended() != 0
-            server.require_all_gone()
+    port = killed_start(tiny, tmp_path, role, phase, settings)
     with Server(tiny, tmp_path / "again", port=port, **settings).wait_ready() as server:
         assert server.ask("/v1/completions", BODY).status == 200
 
@@ -93,6 +101,7 @@ def test_the_size_of_the_pool_is_measured_and_told(tiny: Path, tmp_path: Path):
         assert server.ask("/v1/completions", BODY).status == 200
 
 
+@pytest.mark.slow  # the message alone: tests/worker/test_profile.py
 def test_no_block_fits(tiny: Path, tmp_path: Path):
     with Server(tiny, tmp_path, kv_blocks=None, memory_utilization=1e-6) as server:
         assert server.wait_ended() == 1
