@@ -19,4 +19,4 @@ def test_a_gguf_file_through_the_c_kernels(case, tmp_path):
     np.testing.assert_allclose(logits, oracle_logits(oracle, prompt), atol=1e-4, rtol=0)
     forward.close()
     answers = generate(model, {"p": prompt}, max_tokens=4, rig={"chunk": 7, "block_size": 4})
-    assert answers == {("p", 0): oracle_greedy(oracle, prompt, 4)}
+    assert answers == {("p", 0): oracle_greedy(oracle, prompt, 4, answers["p", 0])}
