@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from baton.cli.quick_values import read_quickly
 from baton.cli.settings import FLAG_WORDS
 from baton.cli.spellings import in_our_form
 from baton.config.schema import BASIC, BASIC_BESIDE, GROUPS, flag_of
@@ -46,6 +47,9 @@ class HelpfulTyper(typer.Typer):
 
 
 class HelpfulCommand(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return read_quickly(super().get_params(ctx))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(command_help(self, ctx, everything=False))
 
@@ -64,6 +68,9 @@ class HelpfulCommand(TyperCommand):
 
 
 class HelpfulGroup(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return read_quickly(super().get_params(ctx))
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         names = self.list_commands(ctx)
         commands = [(name, self.get_command(ctx, name)) for name in names]

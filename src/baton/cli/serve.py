@@ -109,8 +109,9 @@ def _own_options() -> list[Parameter]:
 
 
 # Typer reads the signature; it is built from the fields of ServeConfig.
-serve.__signature__ = Signature([*parameters(), *_own_options()])  # type: ignore[attr-defined]
-serve.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters(), *_own_options())}
+_PARAMETERS = [*parameters(), *_own_options()]
+serve.__signature__ = Signature(_PARAMETERS)  # type: ignore[attr-defined]
+serve.__annotations__ = {parameter.name: parameter.annotation for parameter in _PARAMETERS}
 
 
 def checked_port(config: ServeConfig) -> int:
