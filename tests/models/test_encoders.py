@@ -213,7 +213,14 @@ def encoder_of_any(folder):
 WEIRD = [None, -1, 0, 1, 2.5, 10**30, True, "", "many", [], [3], {}, {"a": 1}, float("nan")]
 
 
-@pytest.mark.parametrize("case", ["bert-reranker", "xlm-roberta", "distilbert", "modernbert-mean"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bert-reranker",
+        "modernbert-mean",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("xlm-roberta", "distilbert")),
+    ],
+)
 def test_any_nonsense_in_a_config_is_refused_or_harmless(case, tmp_path):
     """Whatever one setting says, the result is a model or an error of ours: never a stray exception, never a hang."""
     write_encoder(tmp_path, case)

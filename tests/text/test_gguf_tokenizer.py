@@ -6,6 +6,7 @@ import itertools
 import json
 import struct
 import unicodedata
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,15 @@ def built(metadata, **changes) -> Tokenizer:
     return Tokenizer(tokenizer_parts_from_gguf({**metadata, **named}))
 
 
+@pytest.fixture(scope="module")
+def cutting(smollm2_metadata):
+    """SmolLM2's tokenizer with another way to cut texts into words: each is built once."""
+    return cache(lambda pre: built(smollm2_metadata, pre=pre))
+
+
 @pytest.mark.parametrize("pre", LLAMA_CPP["ids"])
-def test_equals_the_ids_of_llama_cpp(smollm2_metadata, pre):
-    tokenizer = built(smollm2_metadata, pre=pre)
+def test_equals_the_ids_of_llama_cpp(cutting, pre):
+    tokenizer = cutting(pre)
     known, first = LLAMA_CPP["ids"][pre], LLAMA_CPP["ids"]["smollm"]
     for text, ids, default in zip(LLAMA_CPP["texts"], known, [*first, *[None] * (len(known) - len(first))], strict=False):
         if pre == "qwen2" and unicodedata.normalize("NFC", text) != text:
@@ -42,9 +49,9 @@ def test_equals_the_ids_of_llama_cpp(smollm2_metadata, pre):
         assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == special
 
 
-def test_qwen_s_composes_characters_and_others_do_not(smollm2_metadata):
+def test_qwen_s_composes_characters_and_others_do_not(cutting):
     for pre, same in (("qwen2", True), ("deepseek-r1-qwen", True), ("smollm", False), ("llama-bpe", False)):
-        tokenizer = built(smollm2_metadata, pre=pre)
+        tokenizer = cutting(pre)
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is same
 
 

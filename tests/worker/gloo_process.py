@@ -1,6 +1,6 @@
 """Ranks of a set that exchange through gloo, forked from one process that has imported torch. Arguments: ranks, folder, and
-"alone" if only rank 0 comes. Each rank writes its answer and the addresses at which it listens as JSON to a file of its own in
-the folder: lines of several processes on one pipe may run into each other."""
+"alone" if rank 0 of another set is then to wait for a rank that does not come. Each rank writes its answer and the addresses at
+which it listens as JSON to a file of its own in the folder: lines of several processes on one pipe may run into each other."""
 
 from __future__ import annotations
 
@@ -50,18 +50,16 @@ def address_of(digits: str) -> IPv4Address | IPv6Address:
     return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
 
 
-def alone(ranks: int, folder: Path) -> None:
+def alone(folder: Path) -> None:
+    folder.mkdir()
     try:
-        DistributedCollective(Shard(0, ranks), folder, "cpu", wait_seconds=0.2)
+        DistributedCollective(Shard(0, 2), folder, "cpu", wait_seconds=0.2)
     except EngineError as error:
         print(json.dumps(str(error)), flush=True)
 
 
 if __name__ == "__main__":
     ranks = int(sys.argv[1])
-    if sys.argv[3:] == ["alone"]:
-        alone(ranks, Path(sys.argv[2]))
-        sys.exit()
     children = []
     for rank in range(ranks):
         child = os.fork()
@@ -71,3 +69,5 @@ if __name__ == "__main__":
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
+    if sys.argv[3:] == ["alone"]:
+        alone(Path(sys.argv[2], "alone"))

@@ -85,12 +85,12 @@ def test_two_processes_give_the_tokens_of_one():
     assert answers(start(2, "tokens")) == [greedy()] * 2
 
 
-def gloo(folder: Path, ranks: int, *within: str) -> tuple[list, list[str]]:
-    """The answers of all ranks, and the addresses at which they listened."""
-    command = [*within, sys.executable, str(HERE / "gloo_process.py"), str(ranks), str(folder)]
-    subprocess.run(command, timeout=300, check=True)
+def gloo(folder: Path, ranks: int, *within: str) -> tuple[list, list[str], str]:
+    """The answers of all ranks, the addresses at which they listened, and what a rank says whose peer does not come."""
+    command = [*within, sys.executable, str(HERE / "gloo_process.py"), str(ranks), str(folder), "alone"]
+    line = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout
     found = [json.loads((folder / f"answer-{rank}.json").read_text()) for rank in range(ranks)]
-    return [answer for answer, _ in found], [address for _, listened in found for address in listened]
+    return [answer for answer, _ in found], [address for _, listened in found for address in listened], json.loads(line)
 
 
 def test_gloo_sums_in_the_order_of_ranks_and_names_one_that_does_not_come(tmp_path, monkeypatch):
@@ -98,14 +98,11 @@ def test_gloo_sums_in_the_order_of_ranks_and_names_one_that_does_not_come(tmp_pa
     pytest.importorskip("torch")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # as images for programs that span machines have it
     total = numbers_of(0, 999) + numbers_of(1, 999) + numbers_of(2, 999)
-    found, listened = gloo(tmp_path, 3)
+    found, listened, alone = gloo(tmp_path, 3)
     assert found == [[total.tobytes().hex(), [[float(rank)] * 2 for rank in range(3)], 98, 3]] * 3
     assert len(listened) >= 3
     assert set(listened) <= ON_LOOPBACK
-    command = [sys.executable, str(HERE / "gloo_process.py"), "2", str(tmp_path / "alone"), "alone"]
-    (tmp_path / "alone").mkdir()
-    line = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout
-    assert json.loads(line) == "rank 1 did not answer rank 0 within 0.2 seconds"
+    assert alone == "rank 1 did not answer rank 0 within 0.2 seconds"
 
 
 def test_gloo_listens_on_loopback_where_the_host_name_is_an_address_of_a_network(tmp_path):
@@ -120,7 +117,7 @@ def test_gloo_listens_on_loopback_where_the_host_name_is_an_address_of_a_network
         pytest.skip(str(error))
     if not resolved.stdout.startswith("198.18.0.5"):
         pytest.skip(f"this machine does not let a test have a network and a host name of its own: {resolved.stderr.strip()}")
-    _, listened = gloo(tmp_path, 2, *within)
+    _, listened, _ = gloo(tmp_path, 2, *within)
     assert len(listened) >= 2
     assert set(listened) <= ON_LOOPBACK
 
