@@ -46,7 +46,8 @@ def read_by(app: typer.Typer, arguments: list[str]) -> tuple[int, dict[str, Any]
         "", "--n 0", "--n 007", "--n 8000", "--n -3", "--n +3", "--n 1_000", "--n 1.0", "--n 1.5", "--n x", "--n ٣",
         "--n 123456789012345678901234567890", "--x 0.05", "--x 25", "--x -1", "--x 1e3", "--x .5", "--x 5.", "--x nan",
         "--x inf", "--x x", "--small 9", "--small 10", "--small 0", "--text 5", "--text ünter", "--many a --many b",
-        "--kind two", "--kind three", "--kind TWO", "--file /nowhere", "--file ~", "--flag", "--no-flag", "a b c", "a --n 3 --flag b",
+        "--kind two", "--kind three", "--kind TWO", "--file /nowhere", "--file ~", "--flag", "--no-flag", "a b c",
+        "a --n 3 --flag b",
     ],
 )  # fmt: skip
 def test_values_are_those_of_typer(arguments):
