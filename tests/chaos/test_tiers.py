@@ -157,7 +157,7 @@ def test_storage_that_fails_is_said_in_the_log_and_so_is_its_return(tiny: Path, 
         assert (server.errors.count(failing), server.errors.count(again)) == (1, 1)
 
 
-@pytest.mark.parametrize("policy", [pytest.param("drop", marks=pytest.mark.slow), "host", "storage"])
+@pytest.mark.parametrize("policy", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("drop", "host")), "storage"])
 def test_preempted_requests_end_as_if_nothing_had_happened(policy: str, tiny: Path, tmp_path: Path, undisturbed):
     tiers: dict[str, Any] = {"kv_host_gib": 0.05} if policy != "storage" else {"kv_storage": f"file:{tmp_path / 'kv'}"}
     settings = {**tiers, "preempted_kv": policy, "kv_write": "selective", "kv_blocks": 110, "slots": 8}

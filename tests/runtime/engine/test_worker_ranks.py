@@ -199,7 +199,7 @@ PROCESSES = {
 }
 
 
-@pytest.mark.parametrize("row", PROCESSES)
+@pytest.mark.parametrize("row", ["tiers", "decode", pytest.param("prefill tiers", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("blocks", [None, pytest.param(48, marks=pytest.mark.slow)])
 def test_each_rank_has_a_pool_that_its_own_cache_service_maps(row: str, blocks: int | None):
     async def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -94,9 +95,24 @@ class Rig:
         child.process.send_signal(number)
 
 
-@pytest.mark.parametrize("restart", list(Restart))
-@pytest.mark.parametrize("end", ["killed", "fails", "exits"])
-def test_whatever_ends_before_the_start_is_over_ends_the_start(restart: Restart, end: str):
+ENDS = {
+    ("killed", Restart.ALWAYS),
+    ("killed", Restart.IF_KILLED),
+    ("exits", Restart.IF_FAILED),
+    ("exits", Restart.ORDERED),
+    ("fails", Restart.NEVER),
+}
+"""Every end and every rule, and rules by which that end would be followed by another start."""
+
+
+@pytest.mark.parametrize(
+    ("end", "restart"),
+    [
+        pytest.param(*pair, marks=() if pair in ENDS else pytest.mark.slow)
+        for pair in itertools.product(("killed", "fails", "exits"), Restart)
+    ],
+)
+def test_whatever_ends_before_the_start_is_over_ends_the_start(end: str, restart: Restart):
     orders = {"fails": {"fails": "no such model"}, "exits": {"exits": 3}}.get(end, {})
 
     async def main() -> None:
@@ -132,7 +148,7 @@ def test_one_that_is_always_started_again_never_ends_its_parent():
     finish(main())
 
 
-@pytest.mark.parametrize("answers", [0, 1, 3])
+@pytest.mark.parametrize("answers", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_one_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch, answers: int):
     monkeypatch.setattr(child_silence, "STARTING", 2)
 

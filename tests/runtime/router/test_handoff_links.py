@@ -108,6 +108,7 @@ def test_a_prompt_computed_by_one_goes_on_in_the_other(tmp_path: Path):
     finish(main())
 
 
+@pytest.mark.slow  # with the real worker: tests/chaos/test_rank_handoff_over_network.py
 def test_two_ranks_continue_a_prompt_of_two_also_after_one_was_killed(tmp_path: Path):
     """Each rank copies its part from the same rank; then a rank of the second set is killed while it decodes."""
 
