@@ -51,6 +51,21 @@ def status(port: int, path: str, body: object = None) -> int | None:
     return None if reply is None else reply.status
 
 
+def require_waiting(port: int) -> None:
+    """A router that nobody has joined."""
+    until(lambda: status(port, "/live") == 200, "the router lives", START_SECONDS)
+    early = get(port, "/v1/completions", BODY)
+    assert early is not None
+    assert (early.status, early.json["error"]["code"]) == (503, "not_ready")
+    assert status(port, "/ready") == 503
+
+
+def require_no_clients(own_port: int) -> None:
+    until(lambda: status(own_port, "/ready") == 200, "its own HTTP is there, which may be later")
+    assert status(own_port, "/v1/completions", BODY) in (403, 404), "an instance of a cluster answers no clients"
+
+
+@pytest.mark.slow  # it outlives them in test_cluster_by_hand.py too
 def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Path):
     secret, port, cluster_port, own_port = tmp_path / "secret", free_port(), free_port(), free_port()
     secret.touch(0o600)
@@ -59,18 +74,13 @@ def test_a_router_waits_for_instances_and_outlives_them(tiny: Path, tmp_path: Pa
     slow = ("--start-seconds-max", 1)  # nobody comes within that: it waits on
     member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64)
     with running(tmp_path / "router", "router", tiny, "--port", port, "--cluster-port", cluster_port, *slow, *common) as router:
-        until(lambda: status(port, "/live") == 200, "the router lives", START_SECONDS)
-        early = get(port, "/v1/completions", BODY)
-        assert early is not None
-        assert (early.status, early.json["error"]["code"]) == (503, "not_ready")
-        assert status(port, "/ready") == 503
+        require_waiting(port)
         with running(tmp_path / "serve", "serve", tiny, "--port", own_port, *member, *common) as serve:
             until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
             answer = get(port, "/v1/completions", BODY)
             assert answer is not None
             assert len(answer.tokens[0]) == 6
-            until(lambda: status(own_port, "/ready") == 200, "its own HTTP is there, which may be later")
-            assert status(own_port, "/v1/completions", BODY) in (403, 404), "an instance of a cluster answers no clients"
+            require_no_clients(own_port)
             serve.terminate()
             assert serve.wait(60) == 0
         until(lambda: status(port, "/ready") == 503, "nobody is left")
@@ -99,26 +109,26 @@ def test_a_stopped_server_is_red_and_accepts_for_a_while(tiny: Path, tmp_path: P
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-def test_a_stopped_router_is_red_and_accepts_for_a_while(tiny: Path, tmp_path: Path):
-    secret, port, cluster_port = tmp_path / "secret", free_port(), free_port()
+def test_a_router_waits_for_instances_and_is_red_and_accepts_for_a_while_when_it_is_stopped(tiny: Path, tmp_path: Path):
+    secret, port, cluster_port, own_port = tmp_path / "secret", free_port(), free_port(), free_port()
     secret.touch(0o600)
     secret.write_text("0123456789abcdef" * 4)
     common = ("--cluster-secret", secret, "--served-model-name", "tiny")
-    member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64, "--port", 0)
-    stays = ("--cluster-port", cluster_port, "--shutdown-delay", 29)
-    with (
-        running(tmp_path / "router", "router", tiny, "--port", port, *stays, *common) as router,
-        running(tmp_path / "serve", "serve", tiny, *member, *common),
-    ):
-        until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
-        router.terminate()
-        until(lambda: status(port, "/ready") == 503, "it is red")
-        assert status(port, "/live") == 200
-        answer = get(port, "/v1/completions", BODY)
-        assert answer is not None
-        assert len(answer.tokens[0]) == 6
-        router.terminate()  # the second signal waits for nothing
-        assert router.wait(25) == 0
+    member = ("--router", f"tcp://127.0.0.1:{cluster_port}", "--name", "one", "--threads", 1, "--kv-blocks", 64)
+    stays = ("--cluster-port", cluster_port, "--start-seconds-max", 1, "--shutdown-delay", 29)
+    with running(tmp_path / "router", "router", tiny, "--port", port, *stays, *common) as router:
+        require_waiting(port)
+        with running(tmp_path / "serve", "serve", tiny, "--port", own_port, *member, *common):
+            until(lambda: status(port, "/ready") == 200, "the instance has joined", START_SECONDS)
+            require_no_clients(own_port)
+            router.terminate()
+            until(lambda: status(port, "/ready") == 503, "it is red")
+            assert status(port, "/live") == 200
+            answer = get(port, "/v1/completions", BODY)
+            assert answer is not None
+            assert len(answer.tokens[0]) == 6
+            router.terminate()  # the second signal waits for nothing
+            assert router.wait(25) == 0
     assert "Traceback" not in (tmp_path / "router").read_text()
 
 

@@ -43,6 +43,7 @@ def test_a_disk_that_is_full_is_a_typed_failure_and_makes_room(small_disk):
     assert not list(rig.root.rglob("*.tmp"))
 
 
+TURNS = 4 if os.environ.get("BATON_SLOW") else 2
 WRITER = """
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ for number in range(int(sys.argv[2]), 10**9):
 def test_writers_that_are_killed_leave_whole_objects_only(folder):
     """Two at a time on one directory, with a quota that makes them evict; killed at any moment."""
     root = folder / "kv"
-    for turn in range(4):
+    for turn in range(TURNS):
         writers = [
             subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(WRITER), str(root), str(turn * 100 + place * 50)],
