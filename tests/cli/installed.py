@@ -58,8 +58,9 @@ def install(wheel: Path, scratch: Path) -> Path:
     folder, site = scratch / "venv", scratch / "site"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(pip, env=ENVIRONMENT, check=True, timeout=300)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    quick = "--no-compile"  # of modules that no test imports
+    subprocess.run([*pip, quick, str(wheel)], env=ENVIRONMENT, check=True, timeout=300)
     site.mkdir()
     (packages,) = folder.glob("lib/python*/site-packages")
     (own,) = packages.glob("baton_serve-*.dist-info")

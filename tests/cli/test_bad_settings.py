@@ -7,7 +7,7 @@ import math
 from typing import Literal, get_origin
 
 import pytest
-from command_rig import baton, said
+from command_rig import baton_here, said
 
 from baton.cli.say import Failed
 from baton.cli.settings import read_config
@@ -125,7 +125,7 @@ REFUSED = {
 def test_serve_says_it_in_one_line_and_starts_nothing(case):
     """The model does not exist: had it been looked for, that would be the complaint."""
     arguments, words = REFUSED[case]
-    ran = baton("serve", "no-such-model", *([] if "--port" in arguments else ["--port", "0"]), *arguments)
+    ran = baton_here("serve", "no-such-model", *([] if "--port" in arguments else ["--port", "0"]), *arguments)
     assert ran.returncode == 1
     assert words in said(ran)
     assert ran.stderr.count("\n") == 1, ran.stderr
@@ -134,7 +134,7 @@ def test_serve_says_it_in_one_line_and_starts_nothing(case):
 def test_a_template_that_is_not_text(tmp_path):
     file = tmp_path / "template.jinja"
     file.write_bytes(b"\xff\xfe\x00")
-    ran = baton("serve", "no-such-model", "--port", "0", "--chat-template", file)
+    ran = baton_here("serve", "no-such-model", "--port", "0", "--chat-template", file)
     assert "it is not UTF-8 text" in said(ran)
     assert ran.stderr.count("\n") == 1
 
@@ -143,7 +143,7 @@ def test_a_template_that_is_not_text(tmp_path):
     "url", ["http://127.0.0.1:99999", "http://127.0.0.1:x", "http://", "ftp://127.0.0.1", "127.0.0.1:8000"]
 )
 def test_addresses_that_are_none(url):
-    ran = baton("chat", "--url", url)
+    ran = baton_here("chat", "--url", url)
     assert ran.returncode == 1
     assert "write http://HOST:PORT" in said(ran)
     assert ran.stderr.count("\n") == 1, ran.stderr
@@ -196,7 +196,7 @@ def test_a_secret_that_others_can_read_is_refused_before_anything_starts(tmp_pat
     secret = tmp_path / "secret"
     secret.write_text("s" * 40)
     secret.chmod(0o644)
-    ran = baton("serve", "--router", "127.0.0.1:1", "--cluster-secret", str(secret), "--port", "0")
+    ran = baton_here("serve", "--router", "127.0.0.1:1", "--cluster-secret", str(secret), "--port", "0")
     assert ran.returncode == 1
     assert f"chmod 600 {secret}" in said(ran)
     assert "sss" not in said(ran)

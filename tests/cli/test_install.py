@@ -96,10 +96,19 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_the_installed_command_explains_itself(baton):
-    for arguments in ([], ["serve"], ["chat"], ["run"], ["bench", "serve"], ["models"], ["simulate"]):
+    python = baton.with_name("python")
+    for arguments in ([], ["serve"], ["bench", "serve"]):
         ran = run(baton, *arguments, "--help")
         assert ran.returncode == 0, ran.stderr
         assert "Example" in ran.stdout
+    code = (
+        "from typer.testing import CliRunner; from baton.cli.main import app\n"
+        "for name in ('chat', 'run', 'models', 'simulate'):\n"
+        "    ran = CliRunner().invoke(app, [name, '--help'])\n"
+        "    assert (ran.exit_code, 'Example' in ran.stdout) == (0, True), name"
+    )
+    ran = run(python, "-P", "-c", code)
+    assert ran.returncode == 0, ran.stderr
     assert run(baton, "models").returncode == 0
 
 

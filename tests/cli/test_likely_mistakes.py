@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from command_rig import baton
+from command_rig import baton, baton_here
 from fake_hub import fake_hub
 
 from baton.models.missing_traits import missing_traits
@@ -19,7 +19,7 @@ from baton.models.missing_traits import missing_traits
 
 def only_line(*arguments: str | Path, stdin: str = "", **environment: str) -> str:
     """The one line that the command says before it ends with an error."""
-    ran = baton(*arguments, stdin=stdin, **environment)
+    ran = (baton if environment else baton_here)(*arguments, stdin=stdin, **environment)  # libraries read it when imported
     assert ran.returncode == 1, ran.stderr
     assert ran.stdout == ""
     assert ran.stderr.count("\n") == 1, ran.stderr
@@ -38,7 +38,7 @@ def test_a_folder_of_another_architecture_without_a_tokenizer(tmp_path, verb, na
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
     (tmp_path / "model.safetensors").write_bytes(b"12345678")
     more = {"run": ["Hello"], "chat": []}.get(verb, ["--port", "0"])
-    ran = baton(verb, tmp_path, *more)
+    ran = baton_here(verb, tmp_path, *more)
     assert ran.returncode == 1
     last = ran.stderr.strip().splitlines()[-1]
     lacks = missing_traits(name)
