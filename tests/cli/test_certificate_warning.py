@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from command_rig import baton, serving
+from command_rig import baton_here, serving
 
 from baton.api.http.certificate_dates import certificate_warning
 
@@ -109,7 +109,7 @@ def test_each_command_says_it_in_one_line_before_anything_is_loaded(folder: Path
     (tmp_path / "secret").write_text("0123456789abcdef" * 4)
     (tmp_path / "secret").chmod(0o600)
     more = {"router": ("--cluster-secret", tmp_path / "secret"), "up": ("--mixed", "1")}.get(command, ())
-    ran = baton(command, tmp_path / "no-model", "--port", "0", "--quiet", *more, *with_certificate(folder, "old"))
+    ran = baton_here(command, tmp_path / "no-model", "--port", "0", "--quiet", *more, *with_certificate(folder, "old"))
     (line,) = [line for line in ran.stderr.splitlines() if "EXPIRED" in line]
     assert line.startswith(
         f"baton {command}: WARNING: --ssl-certfile {folder / 'old.pem'}: the certificate EXPIRED on 2020-05-04"
@@ -121,8 +121,8 @@ def test_an_end_that_is_near_is_said_unless_quiet(folder: Path, tmp_path: Path):
     now = datetime.now(UTC)
     certificate(folder, "short", now - timedelta(days=1), now + timedelta(days=3, hours=1))
     options = ("serve", tmp_path / "no-model", "--port", "0", *with_certificate(folder, "short"))
-    assert "the certificate ends on" in baton(*options).stderr
-    assert "certificate" not in baton(*options, "--quiet").stderr
+    assert "the certificate ends on" in baton_here(*options).stderr
+    assert "certificate" not in baton_here(*options, "--quiet").stderr
 
 
 def test_an_expired_certificate_is_served(tiny_model: Path, folder: Path):

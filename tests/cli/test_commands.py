@@ -7,7 +7,7 @@ import re
 import subprocess
 
 import pytest
-from command_rig import BATON, ENVIRONMENT, baton, serving
+from command_rig import BATON, ENVIRONMENT, baton, baton_here, serving
 
 from baton.cli.ps import duration_text
 from baton.runtime.processes.build_info import _built_commit
@@ -53,19 +53,19 @@ def test_ps_asks_a_running_server(tiny_model):
         header, row = ran.stdout.splitlines()
         assert header.split() == ["MODEL", "INSTANCES", "RUNNING", "WAITING", "KV", "USED", "UPTIME", "URL"]
         assert re.fullmatch(rf"tiny +1 +0 +0 +0% +\d+ (s|min) +{server.url} *", row)
-        found = json.loads(baton("ps", "--url", f"{server.url}/v1", "--json").stdout)
+        found = json.loads(baton_here("ps", "--url", f"{server.url}/v1", "--json").stdout)
         assert (found["models"], found["instances"], found["running"], found["waiting"]) == (["tiny"], 1, 0, 0)
 
 
 @pytest.mark.slow
 def test_ps_shows_what_it_may_see(tiny_model):
     with serving(tiny_model, *SMALL, "--served-model-name", "tiny", "--api-key", "plain", "--admin-api-key", "admin") as server:
-        ran = baton("ps", "--url", server.url, "--api-key", "plain")
+        ran = baton_here("ps", "--url", server.url, "--api-key", "plain")
         assert ran.returncode == 0, ran.stderr
         assert re.match(r"tiny +- +- +- +- +\d+ (s|min)", ran.stdout.splitlines()[1])
         assert "admin key" in ran.stderr
-        assert json.loads(baton("ps", "--url", server.url, "--api-key", "admin", "--json").stdout)["running"] == 0
-        assert "401" in baton("ps", "--url", server.url).stderr
+        assert json.loads(baton_here("ps", "--url", server.url, "--api-key", "admin", "--json").stdout)["running"] == 0
+        assert "401" in baton_here("ps", "--url", server.url).stderr
 
 
 def test_up_without_a_word_starts_two_instances_and_ps_sees_them(tiny_model):
@@ -88,7 +88,7 @@ def test_up_without_a_word_starts_two_instances_and_ps_sees_them(tiny_model):
 
 
 def test_ps_without_a_server_says_what_to_do():
-    ran = baton("ps", "--url", "http://127.0.0.1:9")
+    ran = baton_here("ps", "--url", "http://127.0.0.1:9")
     assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
     assert "no server answers at http://127.0.0.1:9" in ran.stderr
     assert "start one with `baton serve`, or give --url" in ran.stderr
