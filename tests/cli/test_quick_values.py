@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -13,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from baton.cli.help import HelpfulTyper
-from baton.cli.quick_values import UNUSUAL, plain_value
+from baton.cli.quick_values import UNUSUAL, plain_value, read_quickly
 
 Kinds = Literal["one", "two"]
 
@@ -62,6 +63,16 @@ def test_plain_values():
     assert plain_value(list[str], ("a",)) == ["a"]
     assert plain_value(int, "-1") is UNUSUAL
     assert plain_value(Kinds, "three") is UNUSUAL
+
+
+def test_parameters_of_another_typer_stay_as_they_are():
+    others = [
+        SimpleNamespace(),
+        SimpleNamespace(get_runtime_param=len),
+        SimpleNamespace(type_descriptor=3, get_runtime_param=len),
+    ]
+    before = [dict(vars(each)) for each in others]
+    assert [vars(each) for each in read_quickly(others)] == before
 
 
 def test_a_start_builds_no_validators():

@@ -44,12 +44,14 @@ def plain_value(kind: Any, value: Any) -> Any:
 def read_quickly(params: list[Any]) -> list[Any]:
     """The same parameters, which now build no validator for a plain value."""
     for param in params:
-        if hasattr(param, "get_runtime_param") and "get_runtime_param" not in vars(param):  # an older typer has none
-            described = param.type_descriptor
+        try:
+            described, build = param.type_descriptor, param.get_runtime_param
             info = described.parameter_info
-            if info.parser is None and info.min is None and info.max is None and not info.path_type:
-                quick = QuickParam(described.annotation, param.get_runtime_param)
-                param.get_runtime_param = partial(_same, quick)
+            is_plain = info.parser is None and info.min is None and info.max is None and not info.path_type
+        except AttributeError:  # another version of typer
+            continue
+        if is_plain and "get_runtime_param" not in vars(param):
+            param.get_runtime_param = partial(_same, QuickParam(described.annotation, build))
     return params
 
 
