@@ -7,6 +7,7 @@ BATON_SLOW=1 pytest tests                         also the cases that take long,
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def the_collector_looks_at_this_module_alone() -> None:
     time, for a second. What there is before a module begins is set aside."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def signals_are_handled_as_before():
+    """A process that has let SIGPIPE end it dies in a later file, at the first write to a closed connection, without a word."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}}  # pytest-timeout's
+    yield
+    changed = [number for number, handler in before.items() if signal.getsignal(number) != handler]
+    for number in changed:
+        signal.signal(number, before[number])
+    assert not changed, f"tests of this file have left other handlers of {changed}"
 
 
 REAL_PROCESSES = ("chaos", "cli", "kvcache", "runtime")

@@ -34,8 +34,23 @@ def baton_here(*arguments: str | Path, stdin: str = "", **environment: str) -> s
 
     from baton.cli.main import app
 
-    ran = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env={"COLUMNS": "100", "NO_COLOR": "1", **environment})
+    with same_signal_handlers():
+        env = {"COLUMNS": "100", "NO_COLOR": "1", **environment}
+        ran = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=env)
     return subprocess.CompletedProcess(arguments, ran.exit_code, ran.stdout, ran.stderr)
+
+
+@contextmanager
+def same_signal_handlers() -> Iterator[None]:
+    """Puts back those that a command sets until its process ends: `simulate --trace` lets SIGPIPE end it, and a later test that
+    writes to a closed connection would end all of this process's tests."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def said(ran: subprocess.CompletedProcess[str]) -> str:
