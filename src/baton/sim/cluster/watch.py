@@ -79,6 +79,8 @@ class ClusterWatch(Watch):
         self._kept: dict[Attempt, KeptPrompt] = {}
         self._adopted: dict[Attempt, None] = {}
         self._granted: dict[Attempt, None] = {}
+        self._held: dict[Attempt, None] = {}
+        "Attempts whose sequence had blocks when its release came: they were not revoked for the growth of others."
         self._intact = False
         "Whether the blocks of the `Release` being handled were kept until now."
         self._computed_with: dict[tuple[str, int, int, int], int] = {}
@@ -118,6 +120,8 @@ class ClusterWatch(Watch):
                     self.saw("a release was denied")
                 elif (message.request, message.attempt) not in self._granted:
                     raise InvariantBroken(f"{message.request} gets a release that no router sent", invariant=37)
+                elif _holds(engine, message.request, self._kept[message.request, message.attempt].index):
+                    self._held[message.request, message.attempt] = None
 
     # Messages from instances
 
@@ -138,7 +142,7 @@ class ClusterWatch(Watch):
             case Released() if engine is not None:
                 self._released(effect)
             case Adopted():
-                self._adoption(engine, effect)
+                self._adoption(effect)
 
     def _offered(self, engine: WatchedEngine, offer: Offer) -> None:
         """38: all offered blocks are computed."""
@@ -190,7 +194,7 @@ class ClusterWatch(Watch):
             self._granted[released.request, released.attempt] = None
             self.at_stage("H7", released.request)
 
-    def _adoption(self, engine: WatchedEngine | None, adopted: Adopted) -> None:
+    def _adoption(self, adopted: Adopted) -> None:
         """36: each attempt is adopted once."""
         attempt = adopted.request, adopted.attempt
         if attempt in self._adopted:
@@ -198,7 +202,7 @@ class ClusterWatch(Watch):
         self._adopted[attempt] = None
         if attempt in self._granted and adopted.tokens:
             self.handoffs += 1
-            if self._calm and adopted.tokens < (copied := self._kept[attempt].tokens) and _holds(engine, adopted.request):
+            if self._calm and attempt in self._held and adopted.tokens < (copied := self._kept[attempt].tokens):
                 raise InvariantBroken(f"{adopted.request}: {adopted.tokens} of {copied} tokens are adopted", invariant=64)
             self.saw("a prompt was handed over")
             if adopted.tokens % self._size:
@@ -243,8 +247,8 @@ class ClusterWatch(Watch):
                 )
 
 
-def _holds(engine: WatchedEngine | None, request: RequestId) -> bool:
-    """Whether the request has blocks: the copied ones were not preempted for the growth of others."""
-    view = None if engine is None else engine.instance.view
-    ours = [] if view is None else [each for each in view.request_ids() if untagged(each) == request]
-    return view is not None and any(sequence.blocks for each in ours for sequence in view.sequences(each))
+def _holds(engine: WatchedEngine, request: RequestId, index: int) -> bool:
+    """Whether this sequence of the request has blocks."""
+    view = engine.instance.view
+    ours = [each for each in view.request_ids() if untagged(each) == request]
+    return any(sequence.blocks and sequence.index == index for each in ours for sequence in view.sequences(each))
