@@ -116,6 +116,7 @@ def test_the_same_weights_are_always_right(mode, model):
     assert one.tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_prompts_in_parts(model, draft, oracle):
     """A prompt of more rows than a pass has room for, beside a short one that gets drafts at once."""
     one = Checked(model, draft, oracle=oracle, blocks=64, block_size=4, slots=4)
