@@ -56,8 +56,8 @@ $(VENV)/.serve: pyproject.toml
 serve: $(VENV)/.serve   ## serve the default model; options: make serve ARGS='--port 8001'
 	$(BIN)/baton serve $(ARGS)
 
-# Two processes per core: many tests wait for a process to start.
-PYTEST  = $(QUIET) $(BIN)/python -m pytest --durations 10 --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder -n $$(( $$(nproc) * 2 ))
+# Two processes per core: many tests wait for a process to start. One that dies ends the run: after a restart xdist may wait for ever.
+PYTEST  = $(QUIET) $(BIN)/python -m pytest --durations 10 --rerun-show-tracebacks --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -n $$(( $$(nproc) * 2 ))
 
 fast: $(VENV)/.fast     ## under a minute, without torch, compiler or model: lint, layers, core, protocol, 20 seeds each of instance, cluster and front
 	$(BIN)/ruff check src tests bench tools
