@@ -210,6 +210,11 @@ def test_both_kinds_of_a_pair_strike():
     assert {"copy slow", "rank_hangs"} <= {*outcome.faults}
 
 
+def test_a_third_order_to_wake_that_is_one_too_many_may_be_refused():
+    """The check excused no such order."""
+    assert check_seed(1795900000167).violation == ""
+
+
 def test_every_kind_of_fault_is_part_of_a_pair():
     counted = {*get_args(StepFaultKind), *get_args(NudgeKind), "poison", *(f"copy {kind}" for kind in get_args(CacheFaultKind))}
     assert {*FAULTS["instance"]} == counted

@@ -1,8 +1,8 @@
 """76: each order to sleep or to wake is answered once, with what is true.
 
 "done" means for sleep that the worker has stopped, and for wake that one is ready. Sleep is refused to an instance that is not
-paused, has no worker that is ready, or is being woken; wake, when no worker can be started. Both are refused if the worker
-takes too long to stop, which only a clock that jumps ahead can pretend here.
+paused, has no worker that is ready, or is being woken; wake, when no worker can be started. Both are refused if too many wait
+already, and if the worker takes too long to stop, which only a clock that jumps ahead can pretend here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class OrderWatch:
             self._stopped = True
         elif isinstance(event, (Sleep, Wake)):
             state = self._machine.worker.state.value
+            waiting = sum(kind is type(event) for kind in self._open.values())
             self._open[event.number] = type(event)
             if type(event) is Wake:
                 may = state != "gone"
@@ -42,7 +43,7 @@ class OrderWatch:
                 paused = self._machine.mode is Mode.PAUSED and state == "ready"
                 may = (paused or state == "asleep") and Wake not in self._open.values()
                 self._stopped &= state == "asleep"
-            if not may:
+            if not may or waiting >= self._machine.config.scheduler.sleep_orders_max:
                 self._earned[event.number] = None
 
     def answered(self, answer: OrderAnswer) -> None:

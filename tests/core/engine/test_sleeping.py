@@ -3,6 +3,7 @@
 from baton.core.effects import Mode, RestartWorker, StopWorker
 from baton.core.engine.worker_watch import WorkerState
 from baton.core.events import Pause, Resume, Sleep, Wake, WorkerLost, WorkerReady, WorkerStopped
+from baton.protocol.control import OrderAnswer
 from baton.protocol.ids import WorkerEpoch
 
 from .harness import Driver, FakeWorker
@@ -124,6 +125,21 @@ def test_orders_that_wait_are_bounded():
     assert driver.orders == {3: "refused"}
     assert len(driver.stopped) == 1
     assert not any(isinstance(effect, RestartWorker | StopWorker) for effect in driver.dispatch(WorkerStopped()))
+
+
+def test_an_order_that_is_one_too_many_is_refused_in_words():
+    """They were those of an instance that is not paused, and of a worker that cannot be started."""
+    driver = Driver(sleep_orders_max=2)
+    driver.dispatch(Pause())
+    for number in range(2):
+        driver.dispatch(Sleep(number))
+    (refused,) = (effect for effect in driver.dispatch(Sleep(2)) if isinstance(effect, OrderAnswer))
+    assert refused == OrderAnswer(2, "refused", "2 orders to sleep wait already")
+    driver.dispatch(WorkerStopped())
+    for number in range(3, 5):
+        driver.dispatch(Wake(number))
+    (refused,) = (effect for effect in driver.dispatch(Wake(5)) if isinstance(effect, OrderAnswer))
+    assert refused == OrderAnswer(5, "refused", "2 orders to wake wait already")
 
 
 def test_orders_do_not_wait_for_ever_for_a_worker_that_does_not_end():

@@ -38,10 +38,12 @@ class Sleeping:
     def sleep(self, event: Sleep, now: Instant, *, paused: bool) -> list[Effect]:
         """Stop the worker. Refused unless the instance is paused, so no client waits for an answer."""
         may = self.asleep or (paused and self._worker.state is WorkerState.READY)
-        if not may or self._wakes or len(self._sleeps) >= self._orders_max:
+        if not may or self._wakes:
             return [OrderAnswer(event.number, "refused", "pause it first, and wait for a worker that is being started")]
         if self.asleep and not self._stopping:
             return [OrderAnswer(event.number, "done")]
+        if len(self._sleeps) >= self._orders_max:
+            return [OrderAnswer(event.number, "refused", f"{len(self._sleeps)} orders to sleep wait already")]
         self._sleeps.append(event.number)
         self._wait_for_stop(now)
         if self.asleep:
@@ -73,8 +75,10 @@ class Sleeping:
     def wake(self, event: Wake, now: Instant) -> list[Effect]:
         if self._worker.state is WorkerState.READY:
             return [OrderAnswer(event.number, "done")]
-        if self._worker.state is WorkerState.GONE or len(self._wakes) >= self._orders_max:
+        if self._worker.state is WorkerState.GONE:
             return [OrderAnswer(event.number, "refused", "no worker can be started")]
+        if len(self._wakes) >= self._orders_max:
+            return [OrderAnswer(event.number, "refused", f"{len(self._wakes)} orders to wake wait already")]
         self._wakes.append(event.number)
         if self.asleep and not self._stopping:
             return self._start(now)
