@@ -39,15 +39,15 @@ from baton.models.tensor_types import F8_E4M3, F32, MXFP4, Q4_0, Q4_1, Q4_K, Ten
 from baton.protocol.ids import BlockId, Incarnation, Slot, StepNo, WorkerEpoch
 from baton.protocol.request import SamplingParams
 from baton.protocol.step import BatchRows, NewSequence, StepPlan
-from baton.worker.arithmetic import CUDA, TORCH
+from baton.worker.arithmetic import CUDA, CUDA_FLOAT32, TORCH
 from baton.worker.collective.base import Collective
 from baton.worker.cuda.executor import CudaExecutor
 from baton.worker.cuda.step_inputs import StepBatch
 from baton.worker.kv_layout import kv_layout
 from baton.worker.model_runner import ModelRunner
 
-DECODERS, ENCODERS = "", ", encoders"
-NUMBERS = {DECODERS: CUDA, ENCODERS: TORCH}
+DECODERS, FLOAT32_DECODERS, ENCODERS = "", ", float32", ", encoders"
+NUMBERS = {DECODERS: CUDA, FLOAT32_DECODERS: CUDA_FLOAT32, ENCODERS: TORCH}
 """Arithmetic of each kind of case (worker/arithmetic.py): encoders run in torch."""
 SLOTS, ROWS = 8, 512
 SCRIPT = Path(__file__).with_name("golden_on_gpu.py")
@@ -94,7 +94,9 @@ class Case:
     @property
     def kind(self) -> str:
         """One of NUMBERS."""
-        return ENCODERS if isinstance(self.config, EncoderConfig) else DECODERS
+        if isinstance(self.config, EncoderConfig):
+            return ENCODERS
+        return FLOAT32_DECODERS if self.worker().dtype == "float32" else DECODERS
 
     def worker(self) -> WorkerConfig:
         given = {"dtype": "bfloat16", "quantization": "none", **self.settings}

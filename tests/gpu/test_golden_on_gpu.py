@@ -13,7 +13,7 @@ from golden_cases import CASES, NUMBERS
 from golden_interpreted import Interpreter
 from golden_on_gpu import GOLDEN, digest_of, gpu_key, kind_of, missing, with_some_digests, written, wrong_numbers
 
-from baton.worker.arithmetic import CUDA, cuda_arithmetic
+from baton.worker.arithmetic import CUDA, CUDA_FLOAT32, cuda_arithmetic
 
 HOW = f"python tests/gpu/golden_on_gpu.py tests/gpu/{GOLDEN.name}"
 QUICK = ("BERT with classes", "ModernBERT")
@@ -81,15 +81,15 @@ def test_digests_that_come_one_by_one_raise_the_number_only_with_other_bits():
 
 def test_the_name_says_all_that_bits_depend_on():
     names = {
-        cuda_arithmetic(gpu, libraries, fp8=fp8, deterministic=fixed, small_tiles=small)
+        cuda_arithmetic(gpu, libraries, dtype=dtype, fp8=fp8, deterministic=fixed)
         for gpu in ("NVIDIA H200", "NVIDIA H100")
         for libraries in ("torch 2.11 triton 3.6 cublas 13.0.2", "torch 2.11 triton 3.6 cublas 13.1.0")
         for fp8 in (False, True)
         for fixed in (False, True)
-        for small in (False, True)
+        for dtype in ("bfloat16", "float32")
     }
     assert len(names) == 32
-    assert all(name.startswith(f"cuda {CUDA} ") for name in names)
+    assert all(name.startswith(f"cuda {CUDA_FLOAT32 if 'float32' in name else CUDA} ") for name in names)
 
 
 @interpreted

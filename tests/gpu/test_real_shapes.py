@@ -49,7 +49,7 @@ def test_prefill_attention(real, shape):
     batch = PagedBatch(real, shape, contexts=[0, 500, 1024, 3], counts=[300, 129, 64, 700])
     q = batch.store(0)
     wanted = plain.attend(q, batch.pool, 0, batch.tables, batch.slots, batch.starts, batch.contexts_t, scale=shape.scale)
-    rows = rows_per_tile(shape.heads, shape.kv_heads, shape.dim, q.dtype)
+    rows = rows_per_tile(shape.heads, shape.kv_heads, q.dtype)
     tiles = real.ints(prefill_tiles(np.arange(4), batch.counts, batch.contexts, rows))
 
     def run():

@@ -30,9 +30,9 @@ NATIVE_ELSEWHERE = 1
 """Version of plain C on other machines."""
 TORCH = 2
 """Version of models/decoder.py and its layers. Checked by tests/worker/test_torch_golden.py."""
-CUDA = 1
-"""Version of the kernels in worker/cuda/, and of the preparation of their weights and angles. Checked by
-tests/gpu/test_golden_on_gpu.py."""
+CUDA, CUDA_FLOAT32 = 1, 2
+"""Versions of the kernels in worker/cuda/, and of the preparation of their weights and angles, in bfloat16 and in float32.
+Checked by tests/gpu/test_golden_on_gpu.py."""
 
 
 def native_arithmetic(variant: Variant, machine: str | None = None) -> str:
@@ -40,10 +40,11 @@ def native_arithmetic(variant: Variant, machine: str | None = None) -> str:
     return f"native {key} {NATIVE.get(key, NATIVE_ELSEWHERE)}"
 
 
-def cuda_arithmetic(gpu: str, libraries: str, *, fp8: bool, deterministic: bool, small_tiles: bool) -> str:
-    """Name of the arithmetic on a GPU. `libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py).
-    `small_tiles`: of prompts (kernels/attention_prefill.py)."""
-    return f"cuda {CUDA} {libraries} {gpu}{' fp8' * fp8}{' deterministic' * deterministic}{' small tiles' * small_tiles}"
+def cuda_arithmetic(gpu: str, libraries: str, *, dtype: str, fp8: bool, deterministic: bool) -> str:
+    """Name of the arithmetic on a GPU. `libraries`: versions of the libraries beside our kernels (worker/cuda/libraries.py)."""
+    float32 = dtype == "float32"
+    number = CUDA_FLOAT32 if float32 else CUDA
+    return f"cuda {number} {libraries} {gpu}{' float32' * float32}{' fp8' * fp8}{' deterministic' * deterministic}"
 
 
 def native_key(variant: Variant, machine: str | None = None) -> str:

@@ -46,7 +46,7 @@ class DecoderStep(LayerSteps):
         """pool: [blocks, layers, 2, kv_heads, block_size, head_dim]. deterministic: the bits of a row do not depend on the
         other rows of a step. collective: the other ranks, if the weights are of one rank's part."""
         super().__init__(config, weights, pool, limits, deterministic=deterministic, collective=collective)
-        self.rows_per_tile = rows_per_tile(config.heads, config.kv_heads, config.head_dim, self.dtype)
+        self.rows_per_tile = rows_per_tile(config.heads, config.kv_heads, self.dtype)
         self.last_hidden: Hidden = torch.empty(0), None
         "All rows of the last step with prompts, and the rows still to be added to them. Set by the replay of a graph."
         rows, sequences, sampled, device = limits.rows, limits.sequences, limits.sampled, self.device

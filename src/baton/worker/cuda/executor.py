@@ -31,7 +31,6 @@ from baton.worker.attention.pool_tensors import device_tensor
 from baton.worker.cuda.decoder_step import DecoderStep
 from baton.worker.cuda.draft_passes import GREEDY_BUCKETS, CudaDraftPasses
 from baton.worker.cuda.graphs import DeviceSteps, GraphLaunch
-from baton.worker.cuda.kernels.attention_prefill import SMALL_TILING, tiling_of
 from baton.worker.cuda.layer_steps import StepLimits
 from baton.worker.cuda.libraries import library_versions
 from baton.worker.cuda.loader import DeviceWeights
@@ -129,10 +128,7 @@ class CudaExecutor:
         fp8, deterministic = bool(self._step.weights.in_fp8()), self._step.deterministic
         self.name = f"cuda ({gpu}, {dtype}{' fp8' * fp8})"
         self.config = self._step.config
-        small_tiles = tiling_of(self.config.head_dim, self._step.dtype) == SMALL_TILING
-        self.arithmetic = cuda_arithmetic(
-            gpu, library_versions(), fp8=fp8, deterministic=deterministic, small_tiles=small_tiles
-        )
+        self.arithmetic = cuda_arithmetic(gpu, library_versions(), dtype=dtype, fp8=fp8, deterministic=deterministic)
         self._advance: Callable[[], None] = lambda: None
         self._label_rows: dict[tuple[int, ...], NDArray[np.float64]] = {}
         "Rows of the output head by labels, cached."

@@ -31,20 +31,18 @@ class Tiling(NamedTuple):
 
 
 TILING = Tiling(128, 64)
-SMALL_TILING = Tiling(32, 32)
-"""For wide heads in float32, whose products are unrolled: larger tiles do not fit the registers. With 128 rows a compiler needs
-most of a minute, and threads have 17 KB of memory each, which is 13 GiB of a GPU."""
-WIDE = 128
-"""Head size from which heads are wide."""
+FLOAT32_TILING = Tiling(32, 32)
+"""Products in float32 are unrolled, and larger tiles do not fit the registers: with 128 rows a compiler needs most of a minute,
+and threads have 17 KB of memory each, which is 13 GiB of a GPU."""
 
 
-def tiling_of(dim: int, dtype: torch.dtype) -> Tiling:
+def tiling_of(dtype: torch.dtype) -> Tiling:
     """dtype: of the queries."""
-    return SMALL_TILING if dtype == torch.float32 and dim >= WIDE else TILING
+    return FLOAT32_TILING if dtype == torch.float32 else TILING
 
 
-def rows_per_tile(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> int:
-    return max(1, tiling_of(dim, dtype).queries // next_power_of_2(heads // kv_heads))
+def rows_per_tile(heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+    return max(1, tiling_of(dtype).queries // next_power_of_2(heads // kv_heads))
 
 
 def prefill_tiles(
@@ -180,7 +178,7 @@ def attend_prefill(
     """
     kv_heads, block_size, dim = pool.shape[3:]
     group = heads // kv_heads
-    tiling = tiling_of(dim, q.dtype)
+    tiling = tiling_of(q.dtype)
     padded = next_power_of_2(group)
     _prefill[(kv_heads, len(tiles))](
         *(q, pool, tables, slots, starts, contexts, tiles, q if sinks is None else sinks, out),
@@ -192,7 +190,7 @@ def attend_prefill(
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         QUERIES=max(tiling.queries, padded),
-        ROWS=rows_per_tile(heads, kv_heads, dim, q.dtype),
+        ROWS=rows_per_tile(heads, kv_heads, q.dtype),
         TILE=tiling.keys,
         STAGES=tiling.stages,
         DIM_PADDED=max(16, next_power_of_2(dim)),
