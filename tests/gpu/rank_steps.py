@@ -61,14 +61,13 @@ def compute(config, rank, ranks, collective, device, dtype, mode, **more):
     """Of random weights."""
     import torch
 
-    from baton.models.loaders.dummy import DummyWeights
     from baton.models.loaders.sharded import sharded
     from baton.models.loaders.weights import RawWeights
     from baton.models.shard import Shard
     from baton.models.torch_weights import Weights
     from baton.worker.cuda.weights import take_weights
 
-    part, source = sharded(config, DummyWeights(config, 7), Shard(rank, ranks))
+    part, source = sharded(config, drawn_in_parallel(config), Shard(rank, ranks))
     raw = Weights(RawWeights(source, part), dtype=dtype, device=device)
     with torch.inference_mode():
         return run(part, take_weights(part, raw.take), collective, deterministic=mode == "deterministic", **more)

@@ -17,6 +17,7 @@ import pytest
 TESTS = Path(__file__).parents[2]
 sys.path.append(str(TESTS / "runtime"))
 
+from chaos_server import python_path  # noqa: E402
 from engine_rig import Rig  # noqa: E402
 from run_loop import finish  # noqa: E402
 
@@ -44,7 +45,7 @@ class GpuRig(Rig):
 def test_two_ranks_on_one_gpu_give_the_tokens_of_one_also_after_a_rank_was_killed(tiny, monkeypatch):
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{gpu},{gpu}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent / "src"), str(TESTS / "runtime")]))
+    monkeypatch.setenv("PYTHONPATH", python_path(TESTS / "runtime"))
     found: list[list[int]] = []
     plans: list[dict[str, int | float | str]] = []
 
