@@ -15,7 +15,8 @@ from baton.protocol.request import OPENAI_SAMPLING
 
 PAIR_SCORES = ("yes_no", "vectors", "sigmoid", "logit")
 "Kinds of models/scoring.py that score a pair of texts."
-_DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
+DEFAULTABLE = (*OPENAI_SAMPLING, "max_tokens")
+"Names of sampling defaults."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +57,7 @@ class ServedModel:
         _require(self.context_tokens >= 2, f"model.context_tokens is {self.context_tokens}: a prompt and a token need 2")
         _require(self.head_width >= 1, f"model.head_width is {self.head_width}")
         for name, value in self.sampling_defaults.items():
-            known = name in _DEFAULTABLE and value in RANGES[name]
+            known = name in DEFAULTABLE and value in RANGES[name]
             _require(known, f"model.sampling_defaults.{name} is {value}: not a setting in its range")
 
     @property

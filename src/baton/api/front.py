@@ -93,6 +93,11 @@ class Front:
         self.leaving = False
         "Whether a signal has ended readiness; requests are still accepted."
 
+    def serve(self, model: ServedModel) -> None:
+        """Requests from now on are read for this model."""
+        self.model = model
+        self.schema = Schema(model, self.config)
+
     async def off_loop(self, size_bytes: int, work: Callable[[], T], *, renders: bool = False) -> T:
         """Runs `work` here if it is small, else on a thread, so that a large request does not delay all streams.
 

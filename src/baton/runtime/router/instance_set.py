@@ -15,7 +15,7 @@ from baton.config import RouterConfig, WireConfig
 from baton.core.cluster.events import ClusterEvent, InstanceJoined, InstanceLeft, InstanceMessage, Resumed, Session
 from baton.errors import InvariantBroken, PeerError
 from baton.protocol.codec import Message
-from baton.protocol.control import InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
+from baton.protocol.control import InstanceReady, InstanceStats, ModelChanged, ModeReport, OrderAnswer, Pong
 from baton.protocol.instance import Heartbeat, InstanceHello, RouterHeartbeat, RouterHello
 from baton.protocol.output import Emit
 from baton.protocol.versions import CAPABILITIES
@@ -80,7 +80,9 @@ class InstanceSet:
         "The hello of the first instance."
         self.on_joined: Callable[[InstanceSession], None] = lambda instance: None
         self.on_changed: Callable[[], None] = lambda: None
-        "Called when an instance has joined or left."
+        "Called when an instance has joined or left, or other weights are served."
+        self.unservable: Callable[[InstanceReady], str] = lambda ready: ""
+        "The reason why the router's HTTP server cannot serve an instance's model. Empty: it can."
 
     @property
     def sessions(self) -> list[InstanceSession]:
@@ -158,7 +160,7 @@ class InstanceSet:
         """Create the session of a new instance and present it to the router machine, which may refuse it."""
         instance = InstanceSession(Session(next(self._sessions)), hello, channel, self._config.suspect_seconds)
         self._by_session[instance.session] = instance
-        if why := self._revoked(instance):
+        if why := self._revoked(instance) or self.unservable(hello.ready):
             self.lose(instance.session, why)
             return instance
         self._owner.dispatch(InstanceJoined(instance.session, hello))

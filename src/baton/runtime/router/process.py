@@ -14,7 +14,7 @@ import logging
 import signal
 import socket
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,7 +36,6 @@ from baton.observe.logs import configure
 from baton.protocol.control import StartFailed
 from baton.protocol.instance import InstanceHello, RouterListening
 from baton.runtime.credentials import credentials_of
-from baton.runtime.front.fingerprint import system_fingerprint
 from baton.runtime.front.process import (
     allow_many_files,
     drain,
@@ -44,13 +43,13 @@ from baton.runtime.front.process import (
     listen_to_supervisor,
     load_text,
     seconds_left,
-    served_model,
 )
 from baton.runtime.processes.build_info import own_build
 from baton.runtime.processes.children import begin_child, freeze_gc_heap
 from baton.runtime.processes.loop_lag import LoopLag
 from baton.runtime.processes.process_table import CONTROL
 from baton.runtime.router.router_client import RouterClient
+from baton.runtime.router.served import follow, model_of, unservable
 from baton.runtime.wire.channel import Channel
 from baton.runtime.wire.link import Link
 from baton.runtime.wire.link_server import LinkServer, listen_at
@@ -73,6 +72,7 @@ class RouterProcess:
         self._credentials = credentials_of(config)
         machine = Router(config.router)
         self._client = RouterClient(machine, config.router, wire=self._wire, credentials=self._credentials)
+        self._client.instances.unservable = unservable
         self._links: LinkServer | None = None
         self._lag = LoopLag()
         self._hangs: dict[str, int] = {}
@@ -156,30 +156,25 @@ class RouterProcess:
         settings = {"serve": shown(config.serve), "router": {**asdict(config.router), "name": client.name}}
         collector = ClusterCollector(client.view, self._session_counts)
         client.on_handoff = collector.handoff_seconds.observe
-        model = served_model(config.serve, hello.ready)
+        served, instances = hello.ready, client.instances
         app = make_app(
             client,
             text.tokenizer,
             text.chat_template,
-            model,
+            model_of(config.serve, served),
             api_config_of(config.serve, settings),
             routes=[cluster_route(client.view)],
             collector=collector,
         )
 
-        def on_identity(identity: bytes) -> None:
-            front = app.state.front
-            front.model = replace(front.model, fingerprint=system_fingerprint(config.serve, identity))
-
         def on_changed() -> None:
-            front, context = app.state.front, client.instances.context_tokens
-            if context is not None and context != front.model.context_tokens:
-                front.model = replace(front.model, context_tokens=context)
+            nonlocal served
+            served = follow(app.state.front, config.serve, served, instances)
 
         lag = self._lag
         app.state.front.metrics.about_process("router", lambda: lag.seconds, own_build(), self._hangs)
-        client.orders.on_identity = on_identity
-        client.instances.on_changed = on_changed
+        client.orders.on_identity = lambda identity: on_changed()
+        instances.on_changed = on_changed
         on_changed()  # others may have joined since the first
         return app
 
