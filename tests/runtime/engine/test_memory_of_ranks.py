@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,22 @@ def test_a_rank_takes_the_memory_of_its_own_set(tmp_path: Path, message: Collect
             with pytest.raises(ProtocolError, match="not the memory that 2 ranks share"):
                 shared_by_ranks(config_of(tmp_path), theirs)
         assert len(os.listdir("/proc/self/fd")) == before, "no descriptor is kept"
+
+
+def test_rank_0_removes_the_directories_of_earlier_sets(tmp_path: Path):
+    """They stayed: one for every loss, sleep and load of weights."""
+    config = replace(config_of(tmp_path), rank=0)
+    (tmp_path / "memory.lock").touch()
+    for epoch in (1, 2):
+        (tmp_path / str(epoch)).mkdir()
+        (tmp_path / str(epoch) / "ranks").touch()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = os.memfd_create("ranks")
+        send_descriptor(ours, CollectiveShared(WorkerEpoch(3), 2), fd)
+        os.close(fd)
+        os.close(shared_by_ranks(config, theirs))
+    assert {path.name for path in tmp_path.iterdir()} == {"3", "memory.lock"}
 
 
 def test_a_rank_reserves_its_pool_while_no_other_does(tmp_path: Path):

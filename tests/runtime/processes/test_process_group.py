@@ -21,6 +21,7 @@ from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
 from baton.protocol.instance import ClusterView, RouterListening
 from baton.runtime.processes import process_group
 from baton.runtime.processes.child import Child
+from baton.runtime.processes.private_folder import PREFIX
 from baton.runtime.processes.process_table import SUPERVISOR_CHILDREN
 from baton.runtime.supervisor import Supervisor
 from baton.runtime.up import UpConfig, UpGroup, UpReporter, start_after, up_children
@@ -154,6 +155,31 @@ def test_a_start_that_waits_for_an_instance_can_be_stopped():
         assert started.names == ["a", "end"]
 
     finish(main())
+
+
+class Leaves(Started):
+    """A child that is killed in the end."""
+
+    def __init__(self, parent: Path) -> None:
+        super().__init__()
+        self._parent = parent
+
+    async def end(self, hurried: Any) -> None:
+        (self._parent / f"{PREFIX}killed" / "1").mkdir(parents=True)
+
+
+def test_a_directory_that_a_killed_child_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Found by an audit: after the second SIGTERM that of the engine stayed, until the next server started."""
+    monkeypatch.setattr(process_group, "usual_parent", lambda: tmp_path)
+
+    async def main() -> None:
+        group, _ = up_group(a=on_gpu(0))
+        group._children = Leaves(tmp_path)  # type: ignore[assignment]
+        group.stop()
+        await group.run()
+
+    finish(main())
+    assert not list(tmp_path.iterdir())
 
 
 # A router alone

@@ -18,6 +18,7 @@ from baton.protocol.control import ChildHangs
 from baton.runtime.processes.child import Child, Loss
 from baton.runtime.processes.child_set import ChildSet
 from baton.runtime.processes.orphans import Orphans
+from baton.runtime.processes.private_folder import remove_abandoned, usual_parent
 from baton.runtime.processes.process_table import ChildRow, ParentConfig
 
 START_SECONDS_MORE = 30.0
@@ -75,6 +76,7 @@ class ProcessGroup(Generic[ParentConfig]):
             finally:
                 await self._children.end(lambda: self._hurry)
                 orphans.close()
+                remove_abandoned(usual_parent())  # a child that was killed, in a hurry for one, has left its directory
 
     async def _until_over(self, waited: set[asyncio.Future[None]], stopping: asyncio.Future[None]) -> None:
         """Return when `stop` was called. Raises the error if a child has ended for good, or the start takes too long."""

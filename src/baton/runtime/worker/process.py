@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.config import WorkerConfig
@@ -123,9 +125,14 @@ def serve(config: WorkerConfig, channel: BlockingChannel, link: socket.socket) -
 
 
 def shared_by_ranks(config: WorkerConfig, link: socket.socket) -> int:
-    """The memory file of this epoch's set, and the directory of its rendezvous, which the first rank to come creates."""
+    """The memory file of this epoch's set, and the directory of its rendezvous, which the first rank to come creates. Rank 0
+    removes those of earlier epochs: no process of their sets is left."""
     if config.rendezvous:
         os.makedirs(config.rendezvous, mode=0o700, exist_ok=True)
+    if config.rendezvous and config.rank == 0:
+        for other in Path(config.rendezvous).parent.iterdir():
+            if other.name.isdigit() and int(other.name) < config.epoch:
+                shutil.rmtree(other, ignore_errors=True)
     message, fd = wait_for_descriptor(link, config.start_seconds_max, "the memory that ranks share")
     if type(message) is not CollectiveShared or (message.epoch, message.ranks) != (config.epoch, config.ranks):
         os.close(fd)
