@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chaos_cluster import Cluster
+from chaos_model import make_model
 from chaos_server import Reply, Server, until
 
 from baton import __version__
@@ -245,6 +249,31 @@ def test_a_killed_router_is_started_again_and_instances_find_it(cluster: Cluster
     for name in ("prefill-0", "decode-0"):
         cluster.engine(name)
     assert told(cluster.ask("/v1/completions", body_of(REQUESTS["two sequences"])).json) == expected["two sequences"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_seconds", [0.05, 0.4, 1.0, 2.0])
+def test_a_router_killed_while_it_loads_other_weights_leaves_a_cluster_that_serves(
+    tiny: Path, tmp_path: Path, after_seconds: float
+):
+    """Wherever it was: draining, stopping workers, or waiting for those with the new weights. The instances stayed paused."""
+    other = make_model(tmp_path / "other", seed=8)
+    with Cluster(tiny, tmp_path / "cluster", mixed=2) as cluster, ThreadPoolExecutor(1) as pool:
+        cluster.wait_ready()
+        loading = pool.submit(cluster.ask, "/v1/weights", {"path": str(other)})
+        time.sleep(after_seconds)
+        router = cluster.router()
+        router.send(signal.SIGKILL)
+        with contextlib.suppress(OSError, EOFError):
+            loading.result()
+
+        def serves() -> bool:
+            try:
+                return cluster.ask("/v1/completions", body_of(REQUESTS["greedy"])).status == 200
+            except (OSError, EOFError):
+                return False
+
+        until(serves, "requests are answered again")
 
 
 @pytest.mark.slow

@@ -108,6 +108,18 @@ class Pause(Struct, frozen=True):
     "Number of the order, for its OrderAnswer. None: no answer is wanted."
 
 
+class HoldPause(Struct, frozen=True):
+    """The present pause is part of an order of this caller, who resumes in the end. A later pause is not."""
+
+    caller: str
+
+
+class CallerLeft(Struct, frozen=True):
+    """The session of a caller has ended. If it held the pause, the instance wakes and serves again."""
+
+    caller: str
+
+
 class Resume(Struct, frozen=True):
     """Accept requests again, from draining or paused."""
 
@@ -127,7 +139,8 @@ class WorkerStopped(Struct, frozen=True):
 class Wake(Struct, frozen=True):
     """Start a worker again. The instance stays paused until Resume."""
 
-    number: int
+    number: int | None
+    "Number of the order, for its OrderAnswer. None: no answer is wanted."
 
 
 class PreemptSome(Struct, frozen=True):
@@ -171,6 +184,8 @@ Event = (
     | CacheReady
     | CacheLost
     | Pause
+    | HoldPause
+    | CallerLeft
     | Resume
     | Sleep
     | WorkerStopped

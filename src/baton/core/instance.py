@@ -33,10 +33,12 @@ from baton.core.events import (
     BlocksMoved,
     CacheLost,
     CacheReady,
+    CallerLeft,
     Event,
     EvictSome,
     ForgetCache,
     HandoffEvent,
+    HoldPause,
     LossCause,
     Pause,
     PreemptSome,
@@ -119,6 +121,8 @@ class Instance:
             CacheReady: self._on_cache_ready,
             CacheLost: self._on_cache_lost,
             Pause: self._on_pause,
+            HoldPause: self._on_hold_pause,
+            CallerLeft: self._on_caller_left,
             Resume: self._on_resume,
             Sleep: self._on_sleep,
             WorkerStopped: self._on_worker_stopped,
@@ -370,6 +374,17 @@ class Instance:
 
     def _on_pause(self, event: Pause) -> None:
         self._effects += self._service.pause(event, self._now)
+
+    def _on_hold_pause(self, event: HoldPause) -> None:
+        self._service.hold(event.caller)
+
+    def _on_caller_left(self, event: CallerLeft) -> None:
+        """Serve again if the caller has left in the middle of an order, with the weights that there are: a wake that it has
+        ordered goes on."""
+        if self._service.is_held_by(event.caller):
+            if self._sleeping.asleep:
+                self._effects += self._sleeping.wake(Wake(None), self._now)
+            self._effects += self._service.resume(Resume())
 
     def _on_resume(self, event: Resume) -> None:
         if self._sleeping.asleep and event.number is not None:

@@ -56,6 +56,9 @@ class PauseInstance(Struct, frozen=True, array_like=True):
     number: int
     "Number of this order, which the answer names."
     drain_seconds_max: Seconds | None = None
+    held: bool = False
+    """Whether the pause is a part of a longer order, after which the router resumes. If its session ends before, the instance
+    serves again by itself."""
 
 
 class ResumeInstance(Struct, frozen=True, array_like=True):
@@ -79,7 +82,7 @@ class SleepInstance(Struct, frozen=True, array_like=True):
 
 
 class WakeInstance(Struct, frozen=True, array_like=True):
-    """Load the weights again. The instance stays paused."""
+    """Load the weights again. The instance stays paused until the router resumes it, or its session ends."""
 
     number: int
     model: str = ""

@@ -33,7 +33,7 @@ class OrderWatch:
     def before(self, event: Event) -> None:
         if type(event) is WorkerStopped:
             self._stopped = True
-        elif isinstance(event, (Sleep, Wake)):
+        elif isinstance(event, (Sleep, Wake)) and event.number is not None:
             state = self._machine.worker.state.value
             waiting = sum(kind is type(event) for kind in self._open.values())
             self._open[event.number] = type(event)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from baton.core.effects import Refuse
-from baton.core.events import Abort, Pause, Submit
-from baton.protocol.control import AbortRequest, OrderAnswer, PauseInstance, Ping, Pong, RefusedRequest, ResumeInstance
+from baton.core.events import Abort, CallerLeft, HoldPause, Pause, Submit
+from baton.protocol.control import (
+    AbortRequest,
+    OrderAnswer,
+    PauseInstance,
+    Ping,
+    Pong,
+    RefusedRequest,
+    ResumeInstance,
+    WakeInstance,
+)
 from baton.protocol.handoff import Forget, Offer, PeerOffer, Reserve, Reserved
 from baton.protocol.ids import BlockId, PoolIncarnation, RequestId
 from baton.protocol.output import Emit, Ended
@@ -95,7 +104,7 @@ def test_what_a_caller_that_is_gone_asked_for_is_aborted_and_nobody_hears_of_it(
     callers.on_message(first, PauseInstance(7))
     callers.on_message(first, Ping(7))
     callers.remove(first)
-    assert engine.events[-1] == Abort(engine.open[0])
+    assert engine.events[-2:] == [Abort(engine.open[0]), CallerLeft(first.tag)]
     assert Abort(engine.open[1]) not in engine.events
     callers.emit(Emit([], [ended(request) for request in engine.open]))
     callers.refuse(Refuse(engine.open[0], Refused("paused")))
@@ -105,6 +114,18 @@ def test_what_a_caller_that_is_gone_asked_for_is_aborted_and_nobody_hears_of_it(
     assert other == [Emit([], [ended("r")])]
     callers.remove(first)  # twice is harmless
     assert callers.add(one.append).tag not in (first.tag, second.tag)
+
+
+def test_a_pause_for_a_longer_order_and_a_wake_are_held_by_their_caller():
+    engine, callers, _, _, first, second = two()
+    callers.on_message(first, PauseInstance(1, None, True))
+    assert engine.events == [Pause(None, 1), HoldPause(first.tag)]
+    engine.events.clear()
+    callers.on_message(second, PauseInstance(1))
+    assert engine.events == [Pause(None, 2)], "it lasts until a resume"
+    engine.events.clear()
+    callers.on_message(second, WakeInstance(2, "/other"))
+    assert engine.events == [HoldPause(second.tag), (3, "/other")]
 
 
 def test_equal_numbers_are_other_orders():

@@ -437,6 +437,53 @@ def test_a_cluster_without_instances_can_be_paused_and_whoever_joins_is():
     finish(main())
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+def test_an_instance_whose_session_was_lost_when_all_were_resumed_is_resumed_when_it_is_back(asleep: bool):
+    """It stayed paused, or asleep, until somebody looked."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            there, away = await cluster.instance("m-0"), await cluster.instance("m-1")
+            orders = (PauseInstance, SleepInstance) if asleep else (PauseInstance,)
+            pausing = asyncio.create_task(cluster.client.sleep(None) if asleep else cluster.client.pause(None))
+            await asyncio.gather(*(each.obey(*orders) for each in (there, away)))
+            await pausing
+            await away.leave()
+            resuming = asyncio.create_task(cluster.client.wake() if asleep else cluster.client.resume())
+            await there.obey(*((WakeInstance, ResumeInstance) if asleep else (ResumeInstance,)))
+            await resuming
+            back = await cluster.instance("m-1")
+            await back.obey(WakeInstance, ResumeInstance)
+            await back.leave()
+            again, stranger = await cluster.instance("m-1"), await cluster.instance("m-2")
+            clearing = asyncio.create_task(cluster.client.clear_cache(device=True, host=True))
+            await asyncio.gather(*(each.obey(ClearCache) for each in (there, again, stranger)))  # the first order that they get
+            await clearing
+
+    finish(main())
+
+
+def test_a_pause_for_other_weights_is_held_by_the_session_and_no_other_is():
+    """A router that was killed in the middle left the whole cluster paused."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            loading = asyncio.create_task(cluster.client.load_weights("/new", None))
+            (taken, _) = await one.obey(PauseInstance, SleepInstance)
+            late = await cluster.instance("m-1")
+            assert (await late.heard(PauseInstance)).held
+            await one.obey(WakeInstance, ResumeInstance, identity=b"new")
+            await loading
+            assert taken.held
+            pausing = asyncio.create_task(cluster.client.pause(None))
+            (order,) = await one.obey(PauseInstance)
+            await pausing
+            assert not order.held
+
+    finish(main())
+
+
 def test_one_that_joins_with_old_weights_while_others_reload_is_the_one_that_does_not_fit():
     async def main() -> None:
         async with Cluster() as cluster, asyncio.timeout(8):

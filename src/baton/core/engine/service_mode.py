@@ -2,6 +2,9 @@
 
 An order has a number, and its answer names that number: the caller waits for its own answer, not for a state that another
 caller may cause or undo. A pause is done when the instance is paused, and overtaken when it is resumed before.
+
+A pause may be held by a caller, who resumes at the end of a longer order: other weights. If that caller's session ends before,
+the instance wakes and serves again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from baton.protocol.ids import Instant
 
 
 class ServiceMode:
-    __slots__ = ("_pauses", "_pauses_max", "drain_deadline", "mode")
+    __slots__ = ("_holder", "_pauses", "_pauses_max", "drain_deadline", "mode")
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._pauses_max = config.pauses_max
@@ -24,10 +27,13 @@ class ServiceMode:
         "Time at which unfinished requests are ended."
         self._pauses: list[int] = []
         "Numbers of pause orders that are not answered yet."
+        self._holder = ""
+        "The caller that holds the pause. Empty: it lasts until an order to resume."
 
     def pause(self, event: Pause, now: Instant) -> list[Effect]:
         """Begin to drain, or join a drain in progress. The order is answered when the instance is paused."""
         effects: list[Effect] = []
+        self._holder = ""
         if self.mode is Mode.SERVING:
             self.mode = Mode.DRAINING
             effects.append(ModeChanged(self.mode))
@@ -42,8 +48,16 @@ class ServiceMode:
                 self._pauses.append(event.number)
         return effects
 
+    def hold(self, caller: str) -> None:
+        """From now on the pause, if there is one, is held by this caller."""
+        self._holder = "" if self.mode is Mode.SERVING else caller
+
+    def is_held_by(self, caller: str) -> bool:
+        return self._holder == caller != ""
+
     def resume(self, event: Resume) -> list[Effect]:
         effects = self._answer_pauses("overtaken")
+        self._holder = ""
         self.drain_deadline = None
         if self.mode is not Mode.SERVING:
             self.mode = Mode.SERVING

@@ -29,7 +29,7 @@ class Sleeping:
         self._stopping = False
         "Whether the shell has not dispatched WorkerStopped yet."
         self._sleeps: list[int] = []
-        self._wakes: list[int] = []
+        self._wakes: list[int | None] = []
 
     @property
     def asleep(self) -> bool:
@@ -69,16 +69,19 @@ class Sleeping:
         if self.deadline is None or now < self.deadline:
             return []
         self.deadline = None
-        detail = "the worker has not ended in time"
-        return [*self._answer(self._sleeps, "refused", detail), *self._answer(self._wakes, "refused", detail)]
+        detail, unasked = "the worker has not ended in time", None in self._wakes
+        answers = [*self._answer(self._sleeps, "refused", detail), *self._answer(self._wakes, "refused", detail)]
+        if unasked:
+            self._wakes.append(None)  # no caller would repeat it
+        return answers
 
     def wake(self, event: Wake, now: Instant) -> list[Effect]:
         if self._worker.state is WorkerState.READY:
-            return [OrderAnswer(event.number, "done")]
+            return self._answer([event.number], "done")
         if self._worker.state is WorkerState.GONE:
-            return [OrderAnswer(event.number, "refused", "no worker can be started")]
+            return self._answer([event.number], "refused", "no worker can be started")
         if len(self._wakes) >= self._orders_max:
-            return [OrderAnswer(event.number, "refused", f"{len(self._wakes)} orders to wake wait already")]
+            return self._answer([event.number], "refused", f"{len(self._wakes)} orders to wake wait already")
         self._wakes.append(event.number)
         if self.asleep and not self._stopping:
             return self._start(now)
@@ -102,7 +105,7 @@ class Sleeping:
             raise InvariantBroken(text, invariant=49)
 
     @staticmethod
-    def _answer(orders: list[int], outcome: OrderOutcome, detail: str = "") -> list[Effect]:
-        answers: list[Effect] = [OrderAnswer(number, outcome, detail) for number in orders]
+    def _answer(orders: list[int] | list[int | None], outcome: OrderOutcome, detail: str = "") -> list[Effect]:
+        answers: list[Effect] = [OrderAnswer(number, outcome, detail) for number in orders if number is not None]
         orders.clear()
         return answers

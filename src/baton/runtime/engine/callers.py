@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from baton.core.effects import Refuse
-from baton.core.events import Abort, Event, ForgetCache, Pause, Resume, Sleep, Submit
+from baton.core.events import Abort, CallerLeft, Event, ForgetCache, HoldPause, Pause, Resume, Sleep, Submit
 from baton.protocol.codec import Message
 from baton.protocol.control import (
     AbortRequest,
@@ -100,13 +100,14 @@ class Callers:
         return caller
 
     def remove(self, caller: Caller) -> None:
-        """The caller has disconnected: end its requests and orders without an answer."""
+        """The caller has disconnected: end its requests and orders without an answer. A pause that it holds ends too."""
         if self._tagged.pop(caller.tag, None) is None:
             return
         self._orders.forget(caller)
         self._pings.forget(caller)
         for request in [request for request in self._engine.open_requests() if caller.owns(request)]:
             self._engine.dispatch(Abort(request))
+        self._engine.dispatch(CallerLeft(caller.tag))
 
     def send_all(self, message: Message) -> None:
         for caller in [*self._tagged.values(), *([self._untagged] if self._untagged is not None else [])]:
@@ -162,8 +163,10 @@ class Callers:
             caller.send(OrderAnswer(order.number, "refused", "too many orders are under way"))
             return
         match order:
-            case PauseInstance(_, seconds):
+            case PauseInstance(_, seconds, held):
                 self._engine.dispatch(Pause(seconds, number))
+                if held:
+                    self._engine.dispatch(HoldPause(caller.tag))
             case ResumeInstance():
                 self._engine.dispatch(Resume(number))
             case SleepInstance():
@@ -171,6 +174,7 @@ class Callers:
             case ClearCache(_, device, host):
                 self._engine.dispatch(ForgetCache(number, device, host))
             case WakeInstance(_, model):
+                self._engine.dispatch(HoldPause(caller.tag))  # its caller resumes when all instances are awake
                 self._engine.wake(number, model)
 
     # Out

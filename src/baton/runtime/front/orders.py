@@ -47,6 +47,8 @@ class Orders:
         self._answers: dict[int, asyncio.Future[OrderAnswer]] = {}
         self._drain_seconds: float | None = None
         "Drain time of the last pause."
+        self._held = False
+        "PauseInstance.held of the last pause."
 
     @property
     def waiting(self) -> int:
@@ -84,20 +86,21 @@ class Orders:
         finally:
             self._pings.pop(number, None)
 
-    async def pause(self, drain_seconds: float | None) -> None:
+    async def pause(self, drain_seconds: float | None, *, held: bool = False) -> None:
+        """`held`: PauseInstance.held."""
         number = next(self._numbers)
         seconds = ANSWER_SECONDS + (DRAIN_SECONDS if drain_seconds is None else drain_seconds)
-        answer = self._send_order(PauseInstance(number, drain_seconds), number, seconds)
-        self._drain_seconds = drain_seconds
+        answer = self._send_order(PauseInstance(number, drain_seconds, held), number, seconds)
+        self._drain_seconds, self._held = drain_seconds, held
         match (await answer).outcome:
             case "overtaken":
                 raise Unavailable("the engine was resumed before it was paused")
             case "refused":
                 raise Unavailable("too many pauses are waited for already: one is enough")
 
-    def pause_again(self) -> None:
-        """Pause an engine that follows a paused one. The answer is not awaited."""
-        self._send(PauseInstance(next(self._numbers), self._drain_seconds))
+    def pause_again(self, *, held: bool | None = None) -> None:
+        """Pause an engine that follows a paused one. The answer is not awaited. `held`: None for that of the last pause."""
+        self._send(PauseInstance(next(self._numbers), self._drain_seconds, self._held if held is None else held))
 
     async def resume(self) -> None:
         number = next(self._numbers)

@@ -8,6 +8,10 @@ of them cannot load them, the others get their old ones again, and the order is 
 is lost on the way, has other weights than the rest when it comes back: then it is refused as unfit until it is started with the
 right ones.
 
+A pause for other weights is held by the router's session: if the router ends in the middle, each instance serves again by
+itself, with the weights that it has. Any other pause lasts until an order to resume. An instance whose session was lost before
+that order gets it when it joins again.
+
 An instance that does not answer an order in time (orders.py) is given up: its session ends, the order continues with the
 others, and it is checked anew when it dials again.
 """
@@ -48,6 +52,11 @@ class ClusterOrders:
         self.mode = "serving"
         self.on_identity: Callable[[bytes], None] = lambda identity: None
         "Called when other weights are served."
+        self._held = False
+        "Whether the present pause is part of an order that ends with a resume."
+        self._unresumed: dict[str, None] = {}
+        "Names of instances that were paused, and not resumed since."
+        self._resuming: dict[asyncio.Task[None], None] = {}
         self._stream_ended = asyncio.Event()
         instances.on_joined = self.on_joined
 
@@ -60,7 +69,19 @@ class ClusterOrders:
 
     def on_joined(self, instance: InstanceSession) -> None:
         if self.mode not in ("serving", "draining"):
-            instance.orders.pause_again()
+            self._unresumed[instance.hello.name] = None
+            instance.orders.pause_again(held=self._held)
+        elif self.mode == "serving" and instance.hello.name in self._unresumed:
+            task = asyncio.create_task(self._resume_late(instance))
+            self._resuming[task] = None
+            task.add_done_callback(lambda task: self._resuming.pop(task, None))
+
+    async def _resume_late(self, instance: InstanceSession) -> None:
+        """Wake and resume an instance whose session was lost when all were resumed."""
+        with contextlib.suppress(EngineError):  # it is lost again
+            await instance.orders.wake()
+            if self.mode == "serving":
+                await self._resume(instance)
 
     def on_stream_ended(self) -> None:
         self._stream_ended.set()
@@ -77,7 +98,8 @@ class ClusterOrders:
             self._streams.withdraw_all()
             left = 0.0
         self._require_not_resumed()
-        await self._send_to_connected(lambda instance: instance.orders.pause(left))
+        self._unresumed.update((instance.hello.name, None) for instance in self._instances.sessions)
+        await self._send_to_connected(lambda instance: instance.orders.pause(left, held=self._held))
         self._require_not_resumed()
         if self.mode == "draining":
             self.mode = "paused"
@@ -95,7 +117,11 @@ class ClusterOrders:
     async def resume(self) -> None:
         self.mode = "serving"
         self._stream_ended.set()  # wakes tasks that wait for the drain
-        await self._send_to_connected(lambda instance: instance.orders.resume())
+        await self._send_to_connected(self._resume)
+
+    async def _resume(self, instance: InstanceSession) -> None:
+        await instance.orders.resume()
+        self._unresumed.pop(instance.hello.name, None)
 
     async def clear_cache(self, *, device: bool, host: bool) -> None:
         await self._send_to_all(lambda instance: instance.orders.clear_cache(device=device, host=host))
@@ -112,6 +138,13 @@ class ClusterOrders:
     async def load_weights(self, model: str, drain_seconds: float | None) -> None:
         """Load other weights. The cluster serves afterwards, also after an error. Raises CallerError if they cannot be loaded;
         then it serves the old ones."""
+        self._held = True
+        try:
+            await self._load_weights(model, drain_seconds)
+        finally:
+            self._held = False
+
+    async def _load_weights(self, model: str, drain_seconds: float | None) -> None:
         try:
             await self.sleep(drain_seconds)
         except EngineError:
