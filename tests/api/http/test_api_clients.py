@@ -213,6 +213,29 @@ def test_57_pipelined_requests_are_answered_in_order(server):
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+def test_57_a_client_that_pipelines_and_leaves_stops_the_running_request(server, reset, streamed):
+    server.engine.script = Script(delay_seconds=0.01)
+    connection = connect(server)
+    connection.sendall(request_bytes({"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": streamed}) * 3)
+    assert eventually(lambda: server.engine.live)
+    leave(connection, reset=reset)
+    assert eventually(lambda: idle(server), 3.0)
+    assert len(server.engine.requests) == 1, "those behind it were not begun"
+
+
+def test_57_an_upgrade_is_ignored_without_advice_to_install_something(text, caplog):
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(serving(text))
+        caplog.set_level("WARNING", "uvicorn.error")  # serving() silences it
+        connection = stack.enter_context(connect(server))
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + upgrade)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert "WebSocket" not in caplog.text
+
+
 def ask(connection: socket.socket, path: str) -> bytes:
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     answer = b""

@@ -3,8 +3,8 @@
 Conflicting lengths and the like are refused by its parser (llhttp). Without a timer and a cap a client that sends a byte per
 minute would hold a connection.
 
-Connections are counted (connection_limit.py), and requests start a few at a time (layers.py). Nothing is read from the
-environment, where uvicorn looks for settings too.
+Connections are counted (connection_limit.py), and requests start a few at a time (layers.py). A connection's open requests end
+with it (pipelining.py). Nothing is read from the environment, where uvicorn looks for settings too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from baton.api.errors import ApiError
 from baton.api.http.connection_limit import ConnectionLimit, Connections
 from baton.api.http.layers import Paced, RootPath
+from baton.api.http.pipelining import PipelinedRequests
 from baton.api.http.shutdown import EndedByShutdown
 from baton.api.limits import Limits
 
@@ -67,12 +68,14 @@ class StrictProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._open = PipelinedRequests()
         self._refusal = self.open_connections.begin_requests(transport.get_extra_info("peername"))
         _watch_peer(transport, self.limits)
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._open.disconnect()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -102,6 +105,7 @@ class StrictProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         if self.cycle is not None:
+            self._open.add(self.cycle, self.transport, self.loop)
             self.scope["state"]["direct_body"] = UvicornBody(self.cycle)
             if self.scope["http_version"] == "1.0":
                 _send_without_chunks(self.cycle)
@@ -113,6 +117,9 @@ class StrictProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.cycle is not None:
             super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade (WebSocket, HTTP/2) is ignored, as HTTP has it. uvicorn would tell the operator to install a package."""
 
     def _count(self, more: int) -> None:
         self._header_bytes += more
