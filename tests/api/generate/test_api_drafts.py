@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from api_fakes import Script, says, serving
 
@@ -72,3 +74,18 @@ def test_an_answer_without_drafts_counts_none(server, http, text):
     before, server.engine.script = server.engine.script, Script(reply=says(text, "one"))
     assert "completion_tokens_details" not in http.post(server.url + "/v1/completions", json={"prompt": "one"}).json()["usage"]
     server.engine.script = before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_drafts_behind_a_stop_string_are_not_counted_as_accepted(server, http, text, stream):
+    """The engine knows no stop strings: it has computed tokens that the answer does not have."""
+    before, answer = server.engine.script, "one two three four five six seven eight"
+    server.engine.script = Script(reply=says(text, answer), cuts=(1,), tokens_per_delta=6, drafted_tokens=9, accepted_tokens=8)
+    body = {"prompt": "x", "stop": "four", "max_tokens": 20, "ignore_eos": True, "return_token_ids": True}
+    streamed = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    lines = http.post(server.url + "/v1/completions", json={**body, **streamed}).text.splitlines()
+    server.engine.script = before
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    usage = events[-1]["usage"]
+    assert usage["completion_tokens"] == 4 < 8
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}

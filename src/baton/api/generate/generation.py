@@ -39,7 +39,7 @@ class Usage:
     drafted_tokens: int = 0
     "Draft tokens that were verified (speculative decoding)."
     accepted_tokens: int = 0
-    "Draft tokens that were accepted."
+    "Draft tokens that were accepted: they are among the output tokens."
     reasoning_tokens: int | None = None
     "Output tokens that are reasoning. None where reasoning is not separated."
     prompt_seconds: float = 0.0
@@ -76,8 +76,8 @@ class Generation:
         self._timings = [_Timing() for _ in self._outputs]
         self._cached: dict[int, tuple[int, int, int]] = {}
         "Cached tokens per prompt, and how many of them host and storage supplied."
-        self._preemptions = 0
-        self._drafted = self._accepted = 0
+        self._ended: dict[int, Ended] = {}
+        "Ends of the choices, as the engine reports them."
         self._prefill_seconds: dict[int, float] = {}
         "Seconds from a prompt's admission to its first token, per prompt."
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}
@@ -90,6 +90,7 @@ class Generation:
         all_reported = len(self._cached) == len(self._job.requests)
         first = min((timing.first for timing in self._timings if timing.first is not None), default=self._started)
         last = max(first, *(timing.last for timing in self._timings))
+        ended = self._ended.items()
         cached, host, storage = (sum(column) for column in zip((0, 0, 0), *self._cached.values(), strict=True))
         return Usage(
             prompt_tokens=sum(len(request.prompt) for request in self._job.requests),
@@ -97,9 +98,9 @@ class Generation:
             cached_tokens=cached if all_reported else None,
             host_tokens=host,
             storage_tokens=storage,
-            preemptions=self._preemptions,
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
+            preemptions=sum(end.preemptions for _, end in ended),
+            drafted_tokens=sum(end.drafted_tokens for _, end in ended),
+            accepted_tokens=sum(self._outputs[choice].accepted_drafts(end) for choice, end in ended),
             reasoning_tokens=sum(output.reasoning_tokens for output in self._outputs) if self._job.thinks else None,
             prompt_seconds=first - self._started,
             output_seconds=last - first,
@@ -189,9 +190,7 @@ class Generation:
         output = self._outputs[choice]
         if delta.ended is not None:
             self._record_cached(place, delta.ended)
-            self._preemptions += delta.ended.preemptions
-            self._drafted += delta.ended.drafted_tokens
-            self._accepted += delta.ended.accepted_tokens
+            self._ended[choice] = delta.ended
             self._front.metrics.sequence_ended(delta.ended)
         if output.finish is not None:
             return True

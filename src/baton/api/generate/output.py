@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from baton.api.generate.engine_client import Delta, TokenLogprob
+from baton.api.generate.engine_client import Delta, Ended, TokenLogprob
 from baton.api.generate.prepare import Job
 from baton.protocol.request import FinishReason, GenerateRequest
 from baton.text.detokenizer import Detokenizer
@@ -159,6 +159,8 @@ class SequenceOutput:
         "Tokens since the last part: they count for the next part, which they begin."
         self.tokens = 0
         "Output tokens up to the one that completed a stop string."
+        self._drafts = 0
+        "Output tokens before the last one of their delta: drafts that were accepted."
         self.reasoning_tokens = 0
         "Output tokens that are reasoning."
         self.finish: FinishReason | None = None
@@ -180,7 +182,7 @@ class SequenceOutput:
             return self._without_tokens(delta)
         piece = Piece(self._choice, prompt_logprobs=delta.prompt_logprobs)
         stopped_by_token = delta.ended is not None and delta.ended.reason is FinishReason.STOP and bool(delta.tokens)
-        last = len(delta.tokens) - 1
+        last, before = len(delta.tokens) - 1, self.tokens
         for place, token in enumerate(delta.tokens):
             is_stop_token = stopped_by_token and place == last
             self._add_token(piece, token, is_stop_token)
@@ -188,6 +190,7 @@ class SequenceOutput:
                 piece.logprobs.append(delta.logprobs[place])
             if self.finish is not None:
                 break  # a stop string: later tokens are not delivered
+        self._drafts += min(self.tokens - before, max(last, 0))
         if self.finish is None and delta.ended is not None:
             self._end(piece, delta.ended.reason)
             if stopped_by_token and piece.finish is FinishReason.STOP and delta.tokens[-1] in self._named_stop_ids:
@@ -209,6 +212,11 @@ class SequenceOutput:
         text = push_one(tokens[0]) if len(tokens) == 1 else "".join(map(push_one, tokens))
         self.tokens += len(tokens)
         return text
+
+    def accepted_drafts(self, ended: Ended) -> int:
+        """Number of accepted drafts in the output: those behind a stop string are not part of it."""
+        accepted = ended.accepted_tokens
+        return min(accepted, self._drafts) if self.tokens < ended.output_tokens else accepted
 
     def cut(self, reason: FinishReason) -> Piece:
         """Ends the sequence here, because the engine did not end it in time."""
