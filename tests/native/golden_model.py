@@ -108,12 +108,14 @@ class Case:
     long: bool = False
     experts: str = ""
     "One of MIXTURES."
+    negative: bool = False
+    "Every second block has a negative scale, as about half of those of a Q4_0 file. Only tiles treat them in a way of their own."
 
     @property
     def name(self) -> str:
         kinds = self.stored[0].name if len(self.stored) == 1 else "every kind"
         more = f", {self.experts} experts" if self.experts else ""
-        return f"{kinds} as {self.quantization}, {self.kv_dtype} keys{', long' * self.long}{more}"
+        return f"{kinds} as {self.quantization}, {self.kv_dtype} keys{', long' * self.long}{', negative' * self.negative}{more}"
 
 
 EVERY_KIND = (Q8_0, Q4_K, Q6_K, F16, Q5_0, BF16, Q5_1, F32, Q5_K, Q4_1, Q4_0)
@@ -126,6 +128,8 @@ CASES = (
     Case((F32,), "int4", "float16"),
     Case((Q4_0,), "auto", "int8"),
     Case((Q4_0,), "auto", "float32"),
+    Case((Q4_0,), "auto", "float32", negative=True),
+    Case((Q4_1,), "auto", "float32", negative=True),
     Case((Q4_1,), "auto", "int8"),
     Case((Q4_K,), "auto", "float16"),
     Case((Q8_0,), "auto", "int8"),
@@ -170,8 +174,8 @@ class GoldenWeights:
 
     origin = "golden weights"
 
-    def __init__(self, config: ModelConfig | EncoderConfig, kinds: tuple[TensorType, ...]) -> None:
-        self._shapes = expected_shapes(config)
+    def __init__(self, config: ModelConfig | EncoderConfig, kinds: tuple[TensorType, ...], *, negative: bool = False) -> None:
+        self._shapes, self._negative = expected_shapes(config), negative
         matrices = [name for name, shape in self._shapes.items() if len(shape) == 2]
         self._types = {name: kinds[place % len(kinds)] for place, name in enumerate(matrices)}
 
@@ -210,14 +214,15 @@ class GoldenWeights:
         some = words(f"{name} scales", prod(blocks)).reshape(blocks) % np.uint64(4)
         return (some.astype(np.float32) + np.float32(4.0)) * np.float32(2.0**-8)
 
-    @staticmethod
-    def _blocks(name: str, shape: tuple[int, ...], kind: TensorType) -> Bytes:
+    def _blocks(self, name: str, shape: tuple[int, ...], kind: TensorType) -> Bytes:
         nbytes = kind.row_bytes(prod(shape))
         blocks = words(name, -(-nbytes // 8)).view(np.uint8)[:nbytes].reshape(-1, kind.block_bytes)
         if kind == MXFP4:
             blocks[:, 0] = 121 + blocks[:, 0] % 4  # 2 ** -6 to 2 ** -3
         for place, at in enumerate(HALVES.get(kind, ())):
             scale = np.full((len(blocks), 1), SCALE[kind] * (-8.0 if place and kind in (Q4_1, Q5_1) else 1.0), np.float16)
+            if self._negative:
+                scale[::2] *= -1
             blocks[:, at : at + 2] = scale.view(np.uint8)
         return blocks.reshape(shape[0], -1)
 
@@ -239,7 +244,7 @@ def digest_of(library: Library, case: Case) -> str:
     config = replace(CONFIG, experts=MIXTURES[case.experts])
     if case.experts == "gpt-oss":
         config = replace(config, traits=OSS_TRAITS, rope=OSS_ROPE)
-    weights = GoldenWeights(config, case.stored)
+    weights = GoldenWeights(config, case.stored, negative=case.negative)
     settings: dict[str, Any] = {"quantization": case.quantization, "kv_dtype": case.kv_dtype, "threads": THREADS}
     loaded = load_native(library, OpenedModel(Path(), config, weights), WorkerConfig(block_size=BLOCK, **settings))
     width = -(-CONFIG.context_tokens_max // BLOCK)
@@ -275,7 +280,7 @@ def _draws(rows: int) -> np.ndarray:
 
 
 def digests_of(library: Library) -> dict[str, str]:
-    return {case.name: digest_of(library, case) for case in CASES}
+    return {case.name: digest_of(library, case) for case in CASES if library.has_tiles() or not case.negative}
 
 
 def runnable_variants() -> list[Variant]:

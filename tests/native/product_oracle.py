@@ -144,7 +144,7 @@ def whole_segment(groups: Groups, kind: TensorType) -> tuple[Doubles, Doubles, D
     nibbles = groups.numbers - (0 if kind == Q4_0 else 8)
     centres = minima + np.float32(8) * scales if kind == Q4_1 else minima
     turned = scales < 0  # 15 - nibble is meant
-    nibbles, centres = np.where(turned[:, :, None], -1 - nibbles, nibbles), np.where(turned, centres + scales, centres)
+    nibbles, centres = np.where(turned[:, :, None], -1 - nibbles, nibbles), np.where(turned, centres - scales, centres)
     scales = np.abs(scales)
     units = np.maximum(scales / np.float32(255), (np.float32(8) * scales + np.abs(centres)) / np.float32(2000)).max(1)
     steps, offsets = (np.rint(part * _inverses(units))[:, :, None] for part in (scales, centres))

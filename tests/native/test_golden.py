@@ -80,7 +80,7 @@ def test_variants_agree_where_they_say_so():
     assert last["aarch64 i8mm"] == last["aarch64 dotprod"]
     for case, digest in last["x86_64 amx"].items():
         of_4_bits = "int4" in case or case.startswith(("Q4_0", "Q4_1", "Q4_K", "MXFP4 as auto", "every kind as auto"))
-        assert (digest == last["x86_64 avx512"][case]) != of_4_bits, case
+        assert (digest == last["x86_64 avx512"].get(case)) != of_4_bits, case
 
 
 def test_every_variant_has_a_number():

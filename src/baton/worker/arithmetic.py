@@ -15,7 +15,7 @@ import platform
 from baton.native.variants import Variant
 
 NATIVE: dict[str, int] = {
-    "x86_64 amx": 1,
+    "x86_64 amx": 2,
     "x86_64 avx512": 2,
     "x86_64 avxvnni": 2,
     "x86_64 avx2": 2,

@@ -112,7 +112,8 @@ typedef struct { float scale, centre; uint32_t change; } Scales;
 static Scales scales_of(int kind, const uint8_t *block) {
     float scale = f32_of(f16_at(block));
     Scales s = {scale, kind == Q4_1 ? f32_of(f16_at(block + 2)) + 8.0f * scale : 0.0f, 0};
-    if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre + s.scale, 0xffffffff};  /* 15 - nibble - 8 = -(nibble - 8) - 1 */
+    /* scale * (nibble - 8) = -scale * ((15 - nibble) - 8) - scale */
+    if (s.scale < 0.0f) s = (Scales){-s.scale, s.centre - s.scale, 0xffffffff};
     return s;
 }
 
