@@ -109,7 +109,7 @@ class Case:
     experts: str = ""
     "One of MIXTURES."
     negative: bool = False
-    "Every second block has a negative scale, as about half of those of a Q4_0 file. Only tiles treat them in a way of their own."
+    "Every second block has a negative scale, as about half of those of a Q4_0 file. Only tiles treat them in their own way."
 
     @property
     def name(self) -> str:
