@@ -107,12 +107,18 @@ class ClusterClients(Clients):
         return request.refused == "queued_too_long" and self._cluster.queue_seconds_max < FRESH_SECONDS
 
     def _fresh_client(self, number: int) -> Client:
-        """A fresh client. Some have prompts that are worth a hand-off."""
+        """A fresh client. Some have prompts that are worth a hand-off, where impatient routers let every instance compute them."""
         size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
-        length = min(1 + number * size, max(1, (blocks - 1) * size))
+        length = max(1, min(1 + number * size, (blocks - 1) * size, int(self._patience / 2 / self._seconds_per_token)))
         prompt = [(7 * number + place) % VOCAB for place in range(length)]
         outputs = min(1 + number, blocks * size - length + 1)
         return Client(f"fresh{len(self._fresh)}", self._timeline.now, prompt, outputs, seed=number)
+
+    @property
+    def _seconds_per_token(self) -> float:
+        """The longest time that an instance without faults needs for a token of a prompt, in a step of its own."""
+        slowest = max(instance.speed for instance in self._cluster.instances)
+        return (self._scenario.step_seconds + self._scenario.token_seconds) * (1.0 + self._scenario.noise) * slowest
 
 
 class RoutedClients(ClusterClients):
