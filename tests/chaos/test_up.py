@@ -277,6 +277,25 @@ def test_a_router_killed_while_it_loads_other_weights_leaves_a_cluster_that_serv
 
 
 @pytest.mark.slow
+def test_an_instance_killed_while_all_load_other_weights_comes_back_with_them(tiny: Path, tmp_path: Path):
+    """It came back with the former ones, and was refused for as long as the cluster ran."""
+    other = make_model(tmp_path / "other", seed=8)
+    with Cluster(tiny, tmp_path / "cluster", mixed=2) as cluster, ThreadPoolExecutor(1) as pool:
+        cluster.wait_ready()
+        first = cluster.engine("mixed-0")
+        loading = pool.submit(cluster.ask, "/v1/weights", {"path": str(other)})
+        time.sleep(0.8)
+        first.send(signal.SIGKILL)
+        assert loading.result().status == 200
+
+        def both() -> bool:
+            identities = {one["name"]: one["kv_identity"] for one in cluster.view()["instances"]}
+            return len(identities) == 2 and len(set(identities.values())) == 1
+
+        until(both, "both have joined, with the same weights")
+
+
+@pytest.mark.slow
 def test_one_that_is_killed_takes_everybody_along(tiny: Path, tmp_path: Path):
     """Nobody is left that holds memory or a port. Its directory stays until another one begins."""
     with Cluster(tiny, tmp_path / "first", prefill=1, decode=1) as first:

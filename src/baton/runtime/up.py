@@ -121,6 +121,8 @@ class UpGroup(ProcessGroup[UpConfig]):
         self._announced = False
         "The reporter knows that all are ready."
         self._instance_ready = {name: asyncio.Event() for name in config.engines}
+        self._models: dict[str, str] = {}
+        "Path of the weights of each running engine."
         serve = config.router.serve
         scheduler = serve.engine().instance.scheduler
         super().__init__(
@@ -130,6 +132,11 @@ class UpGroup(ProcessGroup[UpConfig]):
             restarts_max=scheduler.worker_restarts_max,
             backoff_seconds_max=scheduler.restart_backoff_seconds_max,
         )
+
+    def on_started(self, child: Child) -> None:
+        super().on_started(child)
+        if (engine := self._config.engines.get(child.name)) is not None:
+            self._models[child.name] = engine.worker.model
 
     async def before_start(self, name: str) -> None:
         for other in start_after(name, self._config.engines):
@@ -142,6 +149,7 @@ class UpGroup(ProcessGroup[UpConfig]):
                 self._reporter.on_progress(child.name, message)
             # all instances load the same weights, one after the other; restarted ones begin with these
             case ModelChanged(model):
+                self._models[child.name] = model
                 engines = {
                     name: replace(engine, worker=replace(engine.worker, model=model))
                     for name, engine in self._config.engines.items()
@@ -170,10 +178,21 @@ class UpGroup(ProcessGroup[UpConfig]):
     def _on_view(self, view: ClusterView) -> None:
         there = {instance.name for instance in view.instances}
         self._reporter.on_view(view)
+        for refused in view.refused:
+            self._restart_if_outdated(refused.name)
         if self._ready is not None and not self._announced and all(name in there for name in self._config.engines):
             self._announced = True
             self.start_is_over()
             self._reporter.on_ready(self._ready)
+
+    def _restart_if_outdated(self, name: str) -> None:
+        """Start a refused instance again if it has other weights than the next one would: it was lost, and started with the
+        former weights, while the others loaded new ones."""
+        engine, child = self._config.engines.get(name), self._children.get(name)
+        if engine is not None and child is not None and self._models.get(name, engine.worker.model) != engine.worker.model:
+            self._models[name] = engine.worker.model
+            child.set_last_words(f"{name} was started with other weights than the cluster serves by now")
+            child.kill()
 
     def on_lost(self, child: Child, loss: Loss) -> None:
         self._reporter.on_lost(child.name, loss.text)

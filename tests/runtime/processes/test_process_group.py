@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from chaos_model import make_model
@@ -18,7 +18,7 @@ from baton.config import EngineConfig, RouterConfig, ServeConfig, WorkerConfig
 from baton.config.router_process import RouterProcessConfig
 from baton.errors import Unavailable
 from baton.protocol.control import InstanceReady, LoadProgress, ModelChanged
-from baton.protocol.instance import ClusterView, RouterListening
+from baton.protocol.instance import ClusterView, RefusedView, RouterListening
 from baton.runtime.processes import process_group
 from baton.runtime.processes.child import Child
 from baton.runtime.processes.private_folder import PREFIX
@@ -223,6 +223,46 @@ def test_a_router_alone_has_started_when_it_listens_and_is_ready_with_its_first_
             for _ in range(2):
                 group.on_message(child("router"), joined)
             assert (started.names, heard.ready) == (["over"], 1)
+
+    finish(main())
+
+
+class Running(StartedToo):
+    """Children that run, and may be killed."""
+
+    hangs: ClassVar[dict[str, int]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.killed: list[str] = []
+
+    def get(self, name: str) -> Any:
+        kill = lambda: self.killed.append(name)  # noqa: E731
+        return SimpleNamespace(control=SimpleNamespace(send=lambda message: None), kill=kill, set_last_words=lambda text: None)
+
+
+def test_an_instance_that_was_lost_while_others_loaded_new_weights_is_started_with_these():
+    """It came back with the former ones, and was refused for as long as the cluster ran."""
+
+    async def main() -> None:
+        group, _ = up_group(a=on_gpu(0), b=on_gpu(1))
+        group._children = running = Running()  # type: ignore[assignment]
+        former = group._config.engines["a"].worker.model
+        for name in ("a", "b", "router"):
+            group.on_started(child(name))
+        refused = ClusterView("r", "serving", refused=(RefusedView("b", "b does not fit a", 1, 0.1),))
+        group.on_message(child("router"), refused)
+        assert running.killed == [], "it has the weights of all, and is refused for something else"
+        group.on_message(child("a"), ModelChanged("/new", b"new"))
+        group.on_message(child("router"), ClusterView("r", "serving"))
+        assert running.killed == [], "it may be loading them"
+        for _ in range(2):
+            group.on_message(child("router"), refused)
+        assert running.killed == ["b"], "once"
+        assert group._config.engines["b"].worker.model == "/new" != former
+        group.on_started(child("b"))
+        group.on_message(child("router"), refused)
+        assert running.killed == ["b"]
 
     finish(main())
 
