@@ -207,6 +207,7 @@ def test_azures_paths_need_the_same_rights(text, http):
     ("field", "value", "neutral"),
     [
         ("prompt_token_ids", [1, 2], []),
+        ("completion_token_ids", [1, 2], []),
         ("disable_chat_template", True, False),
         ("logits_processors_args", {"think_stop_sentence": "x"}, {}),
         ("temp_scaled_logprobs", True, False),
