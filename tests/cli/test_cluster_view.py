@@ -126,6 +126,15 @@ def test_lines_are_whole_however_they_come():
         os.close(writing)
 
 
+def test_an_instance_whose_fault_looks_like_markup_does_not_end_the_table():
+    for fault in ("no model at [/tmp/x]", "[red]hot"):
+        view = ClusterView("r", "serving", instances=(InstanceView("m[/0]", "mixed", "suspect", fault),))
+        drawn = io.StringIO()
+        Console(width=120, file=drawn).print(table_of(view, {}, Rates(), {}))
+        assert "m[/0]" in drawn.getvalue()
+        assert f"suspect: {fault}" in drawn.getvalue()
+
+
 def test_what_children_write_is_printed_above_the_table(capfd):
     """On the terminal that stderr was, which it is again afterwards."""
 

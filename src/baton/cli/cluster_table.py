@@ -186,6 +186,7 @@ def table_of(view: ClusterView | None, away: dict[str, str], rates: Rates, resta
     """A row per instance, and the router's figures below. `away`: states of instances that have not joined. Fits 80 columns,
     without tiers."""
     from rich.table import Table
+    from rich.text import Text
 
     there = {} if view is None else {instance.name: instance for instance in view.instances}
     tiers = any(instance.stats.tiers.get(way) for instance in there.values() for way in ("stored", "loaded"))
@@ -197,7 +198,8 @@ def table_of(view: ClusterView | None, away: dict[str, str], rates: Rates, resta
         instance = there.get(name)
         cells = [name, away[name], *[""] * 6] if instance is None else _cells(instance, rates)
         moved = "" if instance is None else _tiers_text(instance)
-        table.add_row(*cells, str(restarts.get(name, 0)), *([moved] if tiers else []))
+        name_and_state = [Text(cell) for cell in cells[:2]]  # no markup: they are the words of an instance
+        table.add_row(*name_and_state, *cells[2:], str(restarts.get(name, 0)), *([moved] if tiers else []))
     return table
 
 

@@ -19,7 +19,7 @@ from baton.api.http.startup_app import Reception
 from baton.config import RouterConfig, ServeConfig
 from baton.config.router_process import RouterProcessConfig
 from baton.protocol.control import InstanceReady
-from baton.protocol.instance import InstanceRefused
+from baton.protocol.instance import Heartbeat, InstanceRefused
 from baton.runtime.router import process as module
 from baton.runtime.router.process import RouterProcess
 from baton.runtime.wire.channel import Channel
@@ -157,5 +157,23 @@ def test_a_second_instance_with_other_defaults_changes_nothing(tmp_path: Any):
             await (await served.dial("two", other)).join()
             assert served.front.model.sampling_defaults == {"temperature": 0.1}
             assert served.front.model.context_tokens == 256
+
+    finish(run())
+
+
+def test_a_fault_is_shown_as_one_line_of_printable_text(tmp_path: Any):
+    """It is printed by `baton up` and `baton router`, where a line feed forged a line."""
+
+    async def run() -> None:
+        async with router(tmp_path) as served:
+            instance = await served.dial("one", READY)
+            await instance.join()
+            await served.starting
+            instance.send(Heartbeat("hot\nbaton up: all is well\x1b[2J"))
+            client = served.router._client
+            async with asyncio.timeout(10):
+                while not client.sessions[0].beat.fault:
+                    await asyncio.sleep(0)
+            assert client.view().instances[0].fault == "hot\\nbaton up: all is well\\x1b[2J"
 
     finish(run())

@@ -12,6 +12,7 @@ from baton.protocol.codec import Message
 from baton.protocol.control import InstanceStats
 from baton.protocol.instance import Heartbeat, InstanceHello, InstanceRefused, InstanceView, RouterHello
 from baton.protocol.numbers import Counter
+from baton.repeats import printable
 from baton.runtime.front.orders import Orders
 from baton.runtime.wire.channel import Channel
 
@@ -54,9 +55,9 @@ class InstanceSession:
 
     @property
     def fault(self) -> str:
-        """Present fault of the instance. Empty: none."""
+        """Present fault of the instance, as printable text. Empty: none."""
         silent = asyncio.get_running_loop().time() - self.received_at
-        return self.beat.fault or (f"nothing received for {silent:.1f} s" if silent > self._suspect_seconds else "")
+        return printable(self.beat.fault) or (f"nothing received for {silent:.1f} s" if silent > self._suspect_seconds else "")
 
     def view(self) -> InstanceView:
         hello, fault = self.hello, self.fault
