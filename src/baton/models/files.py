@@ -28,9 +28,19 @@ def is_pickle(path: Path) -> bool:
 
 def refuse_git_lfs_pointer(path: Path) -> None:
     """Refuses the text file that a clone without LFS leaves in place of a large file."""
-    with path.open("rb") as file:
-        if file.read(len(GIT_LFS_MAGIC)) == GIT_LFS_MAGIC:
-            raise ModelFileBroken(f"{path}: only a Git LFS pointer, not the file itself; run `git lfs pull`")
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(GIT_LFS_MAGIC))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if head == GIT_LFS_MAGIC:
+        raise ModelFileBroken(f"{path}: only a Git LFS pointer, not the file itself; run `git lfs pull`")
+
+
+def unreadable(path: Path, error: OSError) -> ModelFileBroken:
+    """The error for a file or folder that the system does not let us read."""
+    advice = "; let the user who runs this read it" if isinstance(error, PermissionError) else ""
+    return ModelFileBroken(f"{path}: cannot be read ({error.strerror or error}){advice}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -51,5 +61,7 @@ def read_json_list(path: Path) -> list[Any]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileBroken(f"{path}: not readable as JSON ({error})") from error

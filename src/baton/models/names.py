@@ -16,7 +16,7 @@ from pathlib import Path
 from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
 from baton.models.aliases import ALIASES, cache_folder, fetch
 from baton.models.download import SILENT, Listener
-from baton.models.files import is_pickle
+from baton.models.files import is_pickle, unreadable
 from baton.models.hub import fetch_from_hub, hub_name
 
 DEFAULT_MODEL = "smollm2"
@@ -37,10 +37,13 @@ def resolve(
     path = Path(name).expanduser()
     if revision:
         name = _with_revision(name, path, revision)
-    if path.is_dir():
-        return _in_folder(path)
-    if path.is_file():
-        return _check_file(path)
+    try:
+        if path.is_dir():
+            return _in_folder(path)
+        if path.is_file():
+            return _check_file(path)
+    except PermissionError as error:
+        raise unreadable(path, error) from None
     if str(name) in ALIASES:
         return fetch(ALIASES[str(name)], cache or cache_folder(), listener)
     if (on_hub := hub_name(str(name))) is not None:
