@@ -107,7 +107,7 @@ class ClusterClients(Clients):
         return request.refused == "queued_too_long" and self._cluster.queue_seconds_max < FRESH_SECONDS
 
     def _fresh_client(self, number: int) -> Client:
-        """A fresh client. Some have prompts that are worth a hand-off, where impatient routers let every instance compute them."""
+        """A fresh client. Some have prompts that are worth a hand-off, where impatient routers let instances compute them."""
         size, blocks = self._scenario.block_size, min(instance.blocks for instance in self._cluster.instances)
         length = max(1, min(1 + number * size, (blocks - 1) * size, int(self._patience / 2 / self._seconds_per_token)))
         prompt = [(7 * number + place) % VOCAB for place in range(length)]
