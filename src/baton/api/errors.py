@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from baton.api.foreign_paths import FOREIGN_PATHS
 from baton.api.generate.engine_client import EngineRefused
 from baton.errors import CallerError, EngineError, Overloaded, Unavailable
 
@@ -84,11 +85,14 @@ def not_found(routers: Sequence[str] = (), path: str = "") -> ApiError:
 
 
 def _address_hint(path: str) -> str:
-    """A hint about the address: OpenAI's clients need one that ends in /v1, those of Anthropic and Ollama one that does not."""
+    """A hint about the address: OpenAI's clients need one that ends in /v1, those of Anthropic and Ollama one that does not. Or
+    the route to use for a path of another server."""
     if path.startswith(("/v1/v1/", "/v1/api/")):
         return "this client adds the path itself; configure the server's address without /v1"
     if path in ("/chat/completions", "/completions", "/responses", "/embeddings", "/models", "/messages"):
         return f"it is /v1{path}; configure an OpenAI client with /v1 at the end of the server's address"
+    if (instead := FOREIGN_PATHS.get(path)) is not None:
+        return f"use {instead}" if instead.startswith(("GET ", "POST ")) else instead
     return "try POST /v1/chat/completions, POST /v1/completions or GET /v1/models"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import socket
 import threading
 
@@ -15,6 +16,7 @@ from api_fakes import MODEL, FakeEngine, eventually, serving
 from baton.api.app import ROUTES, make_app
 from baton.api.config import ApiConfig
 from baton.api.errors import ApiError
+from baton.api.foreign_paths import FOREIGN_PATHS
 from baton.api.http.access import CrossSite, _is_local
 from baton.api.http.server import make_server
 
@@ -331,6 +333,22 @@ def test_404_names_routes_that_exist(server, http):
     answer = http.get(server.url + "/v1/nothing")
     assert answer.status_code == 404
     assert "POST /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+def test_404_of_another_servers_path_names_the_route_to_use(server, http):
+    answer = http.post(server.url + "/generate", json={"text": "x"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "no such route: use POST /v1/completions"
+    assert "GET /config" in http.get(server.url + "/props").json()["error"]["message"]
+    assert "LoRA" in http.post(server.url + "/v1/load_lora_adapter", json={}).json()["error"]["message"]
+
+
+def test_a_route_named_in_a_404_exists_and_the_path_itself_does_not(server):
+    routes = {(method, route.path) for route in server.app.routes for method in route.methods}
+    assert not {route for _, route in routes} & {*FOREIGN_PATHS}
+    named = {found for words in FOREIGN_PATHS.values() for found in re.findall(r"(GET|POST) (/[a-z0-9_/.-]+)", words)}
+    assert len(named) > 10
+    assert not named - routes
 
 
 @pytest.mark.parametrize("path", ["/v1/models/", "/health/", "/v1/models/smol/", "/metrics/"])
