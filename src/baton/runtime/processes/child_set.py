@@ -70,8 +70,9 @@ class ChildSet(Generic[ParentConfig]):
         self._rows = {row.name: row for row in rows}
         self._config = config
         self._parent = parent
+        unlimited = (Restart.ALWAYS, Restart.IF_FAILED)
         self._restarts = {
-            row.name: Restarts(None if row.restart is Restart.ALWAYS else restarts_max, backoff_seconds_max) for row in rows
+            row.name: Restarts(None if row.restart in unlimited else restarts_max, backoff_seconds_max) for row in rows
         }
         self.hangs = {row.name: 0 for row in rows if row.silent_seconds_max is not None}
         "How often each watched child was killed because its event loop did not answer."

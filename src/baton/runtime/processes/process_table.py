@@ -50,7 +50,7 @@ class Restart(Enum):
     IF_KILLED = "if killed"
     "Restart if a signal ended it or its start (KILLED_BELOW), up to a number in a row. Else as NEVER."
     IF_FAILED = "if failed"
-    "Restart if a signal or its own error ended it, up to a number in a row. Else as NEVER."
+    "Restart if a signal or its own error ended it, however often: its siblings work, and wait for it. Else as NEVER."
     ALWAYS = "always"
     "Restart however it ended and however often. Its parent keeps running."
     ORDERED = "ordered"
