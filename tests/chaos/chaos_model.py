@@ -4,11 +4,12 @@ bytes."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -47,15 +48,26 @@ EXPERTS = {
 """To be given to make_model."""
 
 
-def make_model(folder: Path, seed: int = 7, **changes: Any) -> Path:
-    """`changes`: of CONFIG."""
+def make_model(
+    folder: Path, seed: int = 7, *, special: tuple[str, ...] = SPECIAL, template: str = TEMPLATE, **changes: Any
+) -> Path:
+    """`changes`: of CONFIG. `special`: special tokens, of which the first two are those of SPECIAL."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**CONFIG, **changes}
+    config = {**CONFIG, "vocab_size": len(special) + 256, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(_weights(np.random.default_rng(seed), config), folder / "model.safetensors", metadata={"format": "pt"})
-    _tokenizer().save(str(folder / "tokenizer.json"))
-    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
+    _tokenizer(special).save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def make_draft_model(folder: Path, model: Path) -> Path:
+    """A model that is often right: the weights of `model` with noise."""
+    shutil.copytree(model, folder)
+    random, weights = np.random.default_rng(99), load_file(model / "model.safetensors")
+    noisy = {name: one + 0.08 * one.std() * random.standard_normal(one.shape, np.float32) for name, one in weights.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -63,7 +75,8 @@ def _weights(random: np.random.Generator, config: dict[str, Any]) -> dict[str, n
     """Large enough that every part matters, and that the two best logits are well apart."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     query, key = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
-    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden)}
+    size = config["vocab_size"], hidden
+    shapes = {"model.embed_tokens": size, "lm_head": size}
     for layer in range(layers):
         of_layer = {
             "self_attn.q_proj": (query, hidden),
@@ -97,11 +110,11 @@ def _mlp_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def _tokenizer() -> Backend:
+def _tokenizer(special: tuple[str, ...]) -> Backend:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *alphabet))}
+    vocabulary = {token: i for i, token in enumerate((*special, *alphabet))}
     backend = Backend(models.BPE(vocabulary, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
     return backend
