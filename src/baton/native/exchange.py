@@ -22,6 +22,8 @@ LINE = 64
 RANKS_MAX = HEAD_BYTES // LINE
 WAIT_SECONDS = 600.0
 """Maximum wait for another rank. It is long because the ranks load weights between two exchanges."""
+STEP_SECONDS = 3_600.0
+"""The same in steps, whose limit is the engine's."""
 
 
 class RankExchange:
@@ -62,6 +64,10 @@ class RankExchange:
     def least(self, number: int) -> int:
         """The smallest of the ranks' numbers."""
         return int(self.gather(np.array([number], np.int64)).min())
+
+    def start_is_over(self) -> None:
+        """From now on the engine ends a wait. It kills all ranks, also those that wait."""
+        self.native.wait_most = int(STEP_SECONDS * 1e9)
 
     def close(self) -> None:
         """The memory is unmapped when no decoder uses it."""

@@ -220,6 +220,8 @@ def _built_worker(
     if config.device == "cuda":
         announce("preparing kernels for this GPU (the first start takes longer)")
     runner.prepare()
+    if chosen.collective is not None:
+        chosen.collective.start_is_over()
     return _described(chosen, runner, size, defaults, weights, plan)
 
 

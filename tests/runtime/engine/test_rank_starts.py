@@ -87,7 +87,7 @@ def test_a_rank_that_ends_or_hangs_in_a_phase_of_the_start_is_named(
     if what == "killed":
         assert error == "rank 1 of the worker was killed by SIGKILL before it was ready"
     else:
-        assert re.search(r"rank 1 did not answer rank 0 within 15 seconds|waited for rank 1 of the worker to ", error), error
+        assert re.search(r"rank 1 did not answer rank 0 within 10 seconds|waited for rank 1 of the worker to ", error), error
 
 
 def test_a_rank_that_has_loaded_other_weights_ends_the_start_with_its_name(

@@ -22,4 +22,9 @@ class Collective(Protocol):
         """The smallest of the ranks' numbers: the same on every rank."""
         ...
 
+    def start_is_over(self) -> None:
+        """Called before the first step: from now on the engine's limit of a step (step_seconds_max) ends a wait, where an
+        implementation can change its own."""
+        ...
+
     def close(self) -> None: ...

@@ -19,9 +19,9 @@ from baton.native.exchange import RankExchange
 from baton.native.library import load_best
 from baton.worker.collective.base import Collective
 
-WAIT_SHARE: Final = 0.75
-"""Share of start_seconds_max that a rank waits for another one. The wait ends before the engine's limit for the whole start, so
-that the waiting rank can name the one that hangs. Within a step the engine's limit is shorter (step_seconds_max)."""
+WAIT_SHARE: Final = 0.5
+"""Share of start_seconds_max that a rank waits for another one. A wait that begins in the first half of the start ends before
+the engine's limit for all of it, so that the waiting rank can name the one that hangs."""
 
 
 def part_of_rank(opened: Opened, config: WorkerConfig) -> Opened:
