@@ -56,6 +56,7 @@ def test_nothing(nothing):
             {"speculative_config": {"model": "m", "draft_tensor_parallel_size": 2}},
             "has draft_tensor_parallel_size, which",
         ),
+        ({"speculative_config": {"model": 5}}, "speculative_config has the model 5, which is no text"),
         ({"speculative_config": "small"}, "speculative_config is no JSON object: use --speculate"),
         ({"speculative_config": [1]}, "speculative_config is no JSON object"),
         ({"speculative_algorithm": "STANDALONE"}, "speculative_algorithm is STANDALONE: give --speculative-draft-model-path"),

@@ -14,7 +14,7 @@ pytest.importorskip("numpy")
 from chaos_model import make_model
 
 from baton.config import WorkerConfig
-from baton.errors import InvalidConfig
+from baton.errors import InvalidConfig, ModelNotFound, ModelUnsupported
 from baton.llm import LLM, SamplingParams
 from baton.models.loaders.safetensors import SafetensorsWeights
 from baton.worker.build import build_worker
@@ -145,6 +145,15 @@ def test_an_encoder_drafts_nothing(tiny, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidConfig, match=f"draft:{folder}: the model is an encoder"):
         LLM(str(tiny), kv_blocks=16, speculate=f"draft:{folder}", **SETTINGS)
+
+
+def test_the_error_of_a_draft_model_names_the_setting(tiny, tmp_path):
+    """The main model's errors are alike."""
+    with pytest.raises(ModelNotFound, match=f"--speculate draft:{tmp_path}: {tmp_path}: neither a config.json nor"):
+        LLM(str(tiny), kv_blocks=16, speculate=f"draft:{tmp_path}", **SETTINGS)
+    (tmp_path / "config.json").write_text('{"architectures": ["FooForCausalLM"], "model_type": "foo"}')
+    with pytest.raises(ModelUnsupported, match=f"--speculate draft:{tmp_path}: .* FooForCausalLM is not supported"):
+        LLM(str(tiny), kv_blocks=16, speculate=f"draft:{tmp_path}", **SETTINGS)
 
 
 def test_a_draft_model_of_a_shorter_context(tiny, tmp_path, caplog):

@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from baton.config import ANY_NAME, DRAFT, draft_model_of
+from baton.config import ANY_NAME, draft_model_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,8 +161,12 @@ def resolve_model(name: str, revision: str = "", *, command: str = "", quiet: bo
 
 def with_draft_model(config: ServeConfig, *, command: str, quiet: bool) -> ServeConfig:
     """The settings with the files of the draft model, if there is one, in place of its name."""
-    name = draft_model_of(config.speculate)
-    return replace(config, speculate=f"{DRAFT}{resolve_model(name, command=command, quiet=quiet)}") if name else config
+    if not draft_model_of(config.speculate):
+        return config
+    from baton.models.names import with_draft_files
+
+    files_of = partial(resolve_model, command=command, quiet=quiet)
+    return replace(config, speculate=with_draft_files(config.speculate, files_of))
 
 
 def with_model(config: ServeConfig, path: Path) -> ServeConfig:

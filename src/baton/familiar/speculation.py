@@ -68,5 +68,7 @@ def speculative_config(value: Any) -> dict[str, Any]:
         raise Unusable(f"{option} has the method {method}: {METHODS}")
     if method == "draft_model" and not model:
         raise Unusable(f"{option} names no model: {BY_SETTINGS}")
+    if model and not isinstance(model, str):
+        raise Unusable(f"{option} has the model {model}, which is no text: {BY_SETTINGS}")
     found = {"speculate": "ngram" if method in NGRAM else drafts_of(model)}
     return found if tokens is None else found | {"speculative_tokens": tokens}

@@ -26,7 +26,7 @@ from weakref import ReferenceType, ref
 
 from msgspec import ValidationError, msgpack, structs
 
-from baton.config import DRAFT, QueueConfig, ServeConfig, draft_model_of, lowered_context
+from baton.config import QueueConfig, ServeConfig, lowered_context
 from baton.core.effects import Effect, Refuse, RestartWorker, RunStep
 from baton.core.events import Abort, StepDone, Submit, WorkerReady
 from baton.core.instance import Instance
@@ -40,7 +40,7 @@ from baton.llm.scores import CHARACTERS_PER_TOKEN, PairScores, classes_of
 from baton.llm.stream import AnswerStream
 from baton.models.aliases import stops_repetitions
 from baton.models.download import Listener
-from baton.models.names import DEFAULT_MODEL, resolve
+from baton.models.names import DEFAULT_MODEL, resolve, with_draft_files
 from baton.models.support import refuse_unsupported
 from baton.protocol.ids import Instant, PoolIncarnation, RequestId
 from baton.protocol.output import Emit
@@ -69,6 +69,12 @@ Sampling = WireParams | Sequence[WireParams] | None
 Progress = Callable[[int, int], None]
 
 
+def _draft_files(name: str) -> Path:
+    path = resolve(name, listener=Listener(_announce))
+    refuse_unsupported(path)
+    return path
+
+
 def _announce(what: str) -> None:
     """Prints to stderr: a script that downloads for minutes without a line seems to hang."""
     print(f"baton: {what}", file=sys.stderr, flush=True)
@@ -88,9 +94,7 @@ class LLM:
                 raise InvalidConfig(f"{name} is {size}, and LLM computes in one process: use baton serve")
         path = str(resolve(model, revision=asked.revision, listener=Listener(_announce)))
         refuse_unsupported(Path(path))  # before errors about its tokenizer
-        speculate = asked.speculate
-        if draft := draft_model_of(speculate):
-            speculate = f"{DRAFT}{resolve(draft, listener=Listener(_announce))}"
+        speculate = with_draft_files(asked.speculate, _draft_files)
         self.config = replace(asked, model=path, speculate=speculate)
         engine = self.config.engine()
         text = load_model_text(path)

@@ -10,10 +10,12 @@ a Hugging Face id      Qwen/Qwen2.5-0.5B-Instruct     a folder in the hub's cach
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
-from baton.errors import ModelFileBroken, ModelNotFound, ModelUnsupported
+from baton.config.values import DRAFT, draft_model_of
+from baton.errors import ModelFileBroken, ModelLoadError, ModelNotFound, ModelUnsupported
 from baton.models.aliases import ALIASES, cache_folder, fetch
 from baton.models.download import SILENT, Listener
 from baton.models.files import is_pickle, unreadable
@@ -54,6 +56,18 @@ def resolve(
         f"{name}: no such model; {f'did you mean {close[0]}? Else ' if close else ''}give a folder with a config.json, a .gguf "
         f"file, a Hugging Face id (owner/model, owner/model:QUANT) or an alias ({', '.join(ALIASES)})"
     )
+
+
+def with_draft_files(speculate: str, files_of: Callable[[str], Path]) -> str:
+    """The setting with the files of the draft model, if there is one, in place of its name. Errors name the setting: the main
+    model's are alike."""
+    name = draft_model_of(speculate)
+    if not name:
+        return speculate
+    try:
+        return f"{DRAFT}{files_of(name)}"
+    except ModelLoadError as error:
+        raise type(error)(f"--speculate {speculate}: {error}") from error
 
 
 def _with_revision(name: str | Path, path: Path, revision: str) -> str:
