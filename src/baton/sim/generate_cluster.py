@@ -107,12 +107,24 @@ def generate_cluster(seed: int) -> Scenario:
     gap = stream(seed, "decode gap")
     if gap.random() < 0.1:
         scenario.decode_gap_seconds, scenario.token_seconds = gap.choice((0.005, 0.02, 0.05)), gap.choice((0.001, 0.01))
+    if longest_step(scenario) > scenario.step_seconds_max:
+        scenario.token_seconds = 0.001
     stop_repetitions(scenario.clients, stream(seed, "repetitions"))
     drafts(scenario, stream(seed, "drafts"))
     scenario.digests = stream(seed, "digests").choice(DIGESTS)
     if kinds or pair:
         _ranks(scenario, scenario.cluster, stream(seed, "ranks"))
     return scenario
+
+
+def longest_step(scenario: Scenario) -> float:
+    """Seconds of the longest step without a fault. One that is not in time would be a worker's loss, and its requests poison."""
+    assert scenario.cluster is not None
+    steps = (
+        (scenario.step_seconds + scenario.token_seconds * instance.tokens_per_step) * instance.speed
+        for instance in scenario.cluster.instances
+    )
+    return max(steps) * (1.0 + scenario.noise)
 
 
 def _chosen(rng: Random) -> list[str]:
