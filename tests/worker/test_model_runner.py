@@ -251,6 +251,17 @@ def test_an_id_outside_the_vocabulary_fails_alone(runner):
     assert "outside the vocabulary of 97" in result.failures[0].reason
 
 
+@pytest.mark.parametrize("wrong", [97, 2**31 - 1])
+def test_a_label_outside_the_vocabulary_fails_alone(runner, wrong):
+    """It ended the worker, and with it every step that was under way."""
+    asked = SamplingParams(max_tokens=1, pooling="last", label_ids=(3, wrong))
+    sequences = (new(0, [1, 2]), new(1, [3], blocks=(4,), sampling=1))
+    result = runner.execute(plan(1, new=sequences, run=[(0, 2), (1, 1)], sampling=(asked, SamplingParams())))
+    assert result.lengths == (0, 1)
+    assert [failure.slot for failure in result.failures] == [0]
+    assert "a token id of the labels is outside the vocabulary of 97" in result.failures[0].reason
+
+
 @pytest.mark.parametrize("wrong", [97, 70_000, 2**31 - 1])
 def test_an_id_outside_the_vocabulary_gets_into_no_table(runner, wrong):
     """Found by a review: counts of a GPU are [slots, vocabulary], and a larger id is a place in a neighbour's row."""

@@ -240,8 +240,11 @@ class ModelRunner:
         """Fills the slot with a new sequence, and builds its sampling state. An invalid sequence gets harmless settings and
         fails alone."""
         vocabulary = self.config.vocab_size
-        if not 0 <= min(new.tokens) <= max(new.tokens) < vocabulary:
-            self._fail(new.slot, Failure(f"a token id of the prompt is outside the vocabulary of {vocabulary}"))
+        outside = "" if 0 <= min(new.tokens) <= max(new.tokens) < vocabulary else "prompt"
+        if max(sampling.label_ids, default=0) >= vocabulary:
+            outside = "labels"
+        if outside:
+            self._fail(new.slot, Failure(f"a token id of the {outside} is outside the vocabulary of {vocabulary}"))
             new, sampling, bad_words = structs.replace(new, tokens=(0,) * len(new.tokens)), HARMLESS, None
         self.batch.assign_slot(new)
         prompt, outputs = new.tokens[: new.prompt_tokens], new.tokens[new.prompt_tokens :]
