@@ -122,3 +122,28 @@ TYPED = {
 def test_typed(mistake):
     typed, words = TYPED[mistake]
     assert only_line(*typed).startswith(f"baton {typed[0]}: {words}")
+
+
+MISUSED = {
+    "an empty variable": (["serve", "--api-key", "--port", "0"], "--api-key needs a value, and --port follows"),
+    "an empty variable before a flag": (
+        ["serve", "smollm2", "--port", "99999", "--api-key", "--quiet"],
+        "write --api-key=--quiet",
+    ),
+    "a short option": (["serve", "-m", "--port", "0"], "-m needs a value, and --port follows. Is a variable empty?"),
+    "a number with a unit": (["serve", "--max-model-len", "8k"], "'--max-model-len': it must be a whole number in digits"),
+    "a word as a number": (["run", "smollm2", "Hi", "--temperature", "x"], "'--temperature': it must be a number in digits"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISUSED)
+def test_typed_against_usage(mistake):
+    typed, words = MISUSED[mistake]
+    ran = baton_here(*typed)
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert "pars" not in ran.stderr
+
+
+def test_a_value_that_looks_like_an_option_may_be_meant():
+    assert only_line("serve", "--api-key=--port", "--port", "99999").startswith("baton serve: --port is 99999")

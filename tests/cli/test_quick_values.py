@@ -54,6 +54,9 @@ def read_by(app: typer.Typer, arguments: list[str]) -> tuple[int, dict[str, Any]
 def test_values_are_those_of_typer(arguments):
     plain = typer.Typer(rich_markup_mode=None, add_completion=False)
     ours, theirs = (read_by(app, arguments.split()) for app in (HelpfulTyper(no_args_is_help=False), plain))
+    if "unable to parse" in str(theirs[2]):  # the words are ours (help.py)
+        assert "in digits" in str(ours[2])
+        ours, theirs = ours[:2], theirs[:2]
     assert repr(ours) == repr(theirs)
 
 

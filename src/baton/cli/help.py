@@ -11,7 +11,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 import typer
@@ -59,11 +59,14 @@ class HelpfulCommand(TyperCommand):
             ctx.exit()
         args = in_our_form(self, ctx, args)
         refuse_value_of_flag(self, ctx, args)
+        refuse_option_as_value(self, ctx, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
                 suggest_close(error, self.params)
+            elif type(error).__name__ == "BadParameter":
+                say_what_number(error)
             raise
 
 
@@ -216,6 +219,30 @@ def refuse_value_of_flag(command: Any, ctx: Any, args: Sequence[str]) -> None:
         if flag in flags and word.lower() in FLAG_WORDS:
             off = f", or --no-{flag[2:]} to switch it off" if flags[flag].secondary_opts else ""
             ctx.fail(f"{flag} takes no value, and {word} stands behind it: write {flag} alone{off}")
+
+
+def refuse_option_as_value(command: Any, ctx: Any, args: Sequence[str]) -> None:
+    """Refuses `--api-key --port 8001`: often `--api-key $KEY --port 8001` with an empty variable. The key would be `--port`."""
+    options = [param for param in command.params if param.param_type_name == "option"]
+    names = {name for param in options for name in (*param.opts, *param.secondary_opts)}
+    with_value = {name for param in options if not getattr(param, "is_flag", False) for name in param.opts}
+    for option, word in pairwise(takewhile(lambda each: each != "--", args)):
+        if option in with_value and word in names:
+            meant = f" If {word} is the value, write {option}={word}" if option.startswith("--") else ""
+            ctx.fail(f"{option} needs a value, and {word} follows. Is a variable empty?{meant}")
+
+
+NUMBERS = {
+    "valid integer": "it must be a whole number in digits, such as 8192",
+    "valid number": "it must be a number in digits, such as 0.9",
+}
+"""By words of pydantic's message, which speaks of parsing a string."""
+
+
+def say_what_number(error: Any) -> None:
+    for words, ours in NUMBERS.items():
+        if words in error.message and "unable to parse" in error.message:
+            error.message = ours
 
 
 def suggest_close(error: Any, params: Iterable[Any]) -> None:
