@@ -118,7 +118,7 @@ def generate_cluster(seed: int) -> Scenario:
 
 
 def longest_step(scenario: Scenario) -> float:
-    """Seconds of the longest step without a fault. One that is not in time would be a worker's loss, and its requests poison."""
+    """Seconds of the longest step without a fault. One that is late is a worker's loss, and its requests are poison."""
     assert scenario.cluster is not None
     steps = (
         (scenario.step_seconds + scenario.token_seconds * instance.tokens_per_step) * instance.speed
