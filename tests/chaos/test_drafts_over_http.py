@@ -97,7 +97,7 @@ def check(server: Server, victim: str, expected: tuple[list[Request], list[Any]]
 def check_usage(reply: Reply) -> None:
     """Accepted drafts are among the answer's tokens, and the first token is none."""
     for usage in usages(reply.events if b"data: " in reply.content else json.loads(reply.content.splitlines()[-1])):
-        details = usage.get("completion_tokens_details", usage.get("output_tokens_details", {}))
+        details = usage.get("completion_tokens_details", usage.get("output_tokens_details", usage))
         accepted, rejected = (details.get(f"{word}_prediction_tokens", 0) for word in ("accepted", "rejected"))
         assert 0 <= accepted <= max(0, usage.get("completion_tokens", usage.get("output_tokens", 0)) - 1), usage
         assert rejected >= 0, usage

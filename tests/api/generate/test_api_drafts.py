@@ -68,6 +68,9 @@ def test_the_usage_counts_drafts(server, http):
         assert usage["completion_tokens_details"].items() >= details.items()
     usage = http.post(server.url + "/v1/responses", json=ROUTES["/v1/responses"]).json()["usage"]
     assert usage["output_tokens_details"].items() >= details.items()
+    assert http.post(server.url + "/v1/messages", json=ROUTES["/v1/messages"]).json()["usage"].items() >= details.items()
+    for route in ("/api/chat", "/api/generate"):
+        assert http.post(server.url + route, json=ROUTES[route]).json().items() >= details.items()
 
 
 def test_an_answer_without_drafts_counts_none(server, http, text):

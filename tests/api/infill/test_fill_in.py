@@ -61,6 +61,15 @@ def test_the_last_part_of_an_infill_counts_preemptions(coder, http, preemptions,
     assert answer.status_code == 200, answer.text
     last = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: ")) if streamed else answer.json()
     assert last.get("baton_preemptions") == (preemptions or None)
+    assert "draft_n" not in last["timings"]
+
+
+def test_the_timings_of_an_infill_count_drafts(coder, http):
+    coder.engine.script = Script(drafted_tokens=7, accepted_tokens=5)
+    timings = http.post(coder.url + "/infill", json={"input_prefix": "a", "input_suffix": "b", "n_predict": 2}).json()[
+        "timings"
+    ]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 5)
 
 
 def test_clients_of_ollama_learn_that_a_model_fills_in_the_middle(coder, text):

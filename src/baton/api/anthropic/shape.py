@@ -17,7 +17,7 @@ from baton.api.generate.generation import Generation, Usage
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job
 from baton.api.generate.shape import Events, Put, Shape
-from baton.api.generate.usage import preemptions_json
+from baton.api.generate.usage import drafts_json, preemptions_json
 from baton.api.http.auth import ApiCaller
 from baton.protocol.request import FinishReason
 from baton.text.parsers.base import Content, Part, ToolCallDelta
@@ -130,6 +130,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.output_tokens,
+        **drafts_json(usage),
         **preemptions_json(usage),
     }
 

@@ -94,6 +94,7 @@ class InfillShape(Shape):
                 **_pace("prompt", usage.prompt_tokens, usage.prompt_seconds),
                 "predicted_n": usage.output_tokens,
                 **_pace("predicted", usage.output_tokens, usage.output_seconds),
+                **_drafts(usage),
             },
             **preemptions_json(usage),
         }
@@ -130,6 +131,12 @@ class Parts:
 
     def end(self) -> None:
         self._put(event({"content": "", **self._shape.end(self._last, self._generation.usage)}))
+
+
+def _drafts(usage: Usage) -> Json:
+    """llama.cpp's counters of draft tokens; absent if there were none."""
+    drafted = usage.drafted_tokens
+    return {"draft_n": drafted, "draft_n_accepted": usage.accepted_tokens} if drafted else {}
 
 
 def _pace(name: str, tokens: int, seconds: float) -> Json:

@@ -20,7 +20,7 @@ from baton.api.generate.options import ChatBody
 from baton.api.generate.output import Piece
 from baton.api.generate.prepare import Job, chat_job, completion_job
 from baton.api.generate.shape import Events, NothingToGenerate, Put, Shape
-from baton.api.generate.usage import preemptions_json
+from baton.api.generate.usage import drafts_json, preemptions_json
 from baton.api.http.auth import ApiCaller
 from baton.api.http.json_body import parse_object, read_body
 from baton.api.ollama.fields import OPTIONS, chat_body, generate_body, model_name
@@ -81,6 +81,7 @@ class OllamaShape(Shape):
             "prompt_eval_duration": prompt_ns,
             "eval_count": usage.output_tokens,
             "eval_duration": output_ns,
+            **drafts_json(usage),
             **preemptions_json(usage),
         }
 
