@@ -169,6 +169,8 @@ def test_max_tokens_is_clipped_to_the_context_and_the_context_to_the_pool(llm: L
         ("abc", None, 0, ">= 1"),
         ("abc", SamplingParams(temperature=-1.0), 1, ">= 0.0"),
         (["abc", "def"], [GREEDY], 1, "2 prompts and 1 sampling parameters"),
+        ("abc", {"max_tokens": 3}, None, r"must be SamplingParams\(temperature=0, ...\), or a list of those, not dict"),
+        ("abc", SamplingParams(structured_outputs={"json": {}}), None, r"StructuredOutputsParams\(json=...\) .* not dict"),
     ],
 )
 def test_what_is_wrong_is_said(llm: LLM, prompts, sampling, n: int, why: str):

@@ -329,7 +329,7 @@ class LLM:
                 raise RequestRefused(self._call.refused[request.id])
 
     def _request(self, prompt: str | Sequence[int], asked: WireParams, n: int | None) -> GenerateRequest:
-        if not self.generates and asked.pooling is None:
+        if not self.generates and getattr(asked, "pooling", None) is None:
             raise CallerError("the model is an encoder, which generates no text: use embed, score or classify")
         tokens = tuple(self._ids(prompt) if isinstance(prompt, str) else prompt)
         room = self.context_tokens - len(tokens)

@@ -123,7 +123,10 @@ class SamplingParams(WireParams, frozen=True, kw_only=True):
 def wire_params(
     asked: WireParams, defaults: Mapping[str, Any], seed: int, tokenizer: Tokenizer, *, stop_on_repetition: bool = False
 ) -> WireParams:
-    """Resolves every default. Wrong types are detected when the request is validated (engine.py)."""
+    """Resolves every default. Wrong types of fields are detected when the request is validated (engine.py)."""
+    if not isinstance(asked, WireParams):
+        wrong = type(asked).__name__
+        raise CallerError(f"sampling_params must be SamplingParams(temperature=0, ...), or a list of those, not {wrong}")
     given: dict[str, Any] = {
         name: value for name in WireParams.__struct_fields__ if (value := getattr(asked, name)) is not None
     }
@@ -140,6 +143,9 @@ def wire_params(
         if asked.disable_spec_decode:
             given["drafts_max"] = 0
         if (structured := asked.structured_outputs or asked.guided_decoding) is not None:
+            if not isinstance(structured, StructuredOutputsParams):
+                wrong = type(structured).__name__
+                raise CallerError(f"structured_outputs must be StructuredOutputsParams(json=...) or the like, not {wrong}")
             given["grammar"] = structured.wire()
         free = not asked.ignore_eos and "grammar" not in given
         if (rule := _repetition_stop(asked, default=free and stop_on_repetition)) is not None:
