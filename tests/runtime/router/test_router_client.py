@@ -463,6 +463,24 @@ def test_an_instance_whose_session_was_lost_when_all_were_resumed_is_resumed_whe
     finish(main())
 
 
+def test_an_instance_that_joins_while_others_pause_is_paused_too():
+    """It served on, and refused to sleep: orders to sleep and to load weights failed."""
+
+    async def main() -> None:
+        async with Cluster() as cluster, asyncio.timeout(8):
+            one = await cluster.instance("m-0")
+            sleeping = asyncio.create_task(cluster.client.sleep(None))
+            order = await one.heard(PauseInstance)
+            late = await cluster.instance("m-1")
+            one.send(OrderAnswer(order.number, "done"))
+            await late.obey(PauseInstance, SleepInstance)
+            await one.obey(SleepInstance)
+            await sleeping
+            assert cluster.client.stats().mode == "asleep"
+
+    finish(main())
+
+
 def test_a_pause_for_other_weights_is_held_by_the_session_and_no_other_is():
     """A router that was killed in the middle left the whole cluster paused."""
 

@@ -33,6 +33,8 @@ from baton.runtime.router.instance_set import InstanceSet
 
 logger = logging.getLogger("baton.router")
 
+UNRESUMED_MAX: Final = 4096
+"""Maximum of names of paused instances that are remembered until they are resumed."""
 ALL_LOST: Final = "every instance was lost on the way: try again later"
 
 
@@ -69,12 +71,17 @@ class ClusterOrders:
 
     def on_joined(self, instance: InstanceSession) -> None:
         if self.mode not in ("serving", "draining"):
-            self._unresumed[instance.hello.name] = None
+            self._note_paused([instance])
             instance.orders.pause_again(held=self._held)
         elif self.mode == "serving" and instance.hello.name in self._unresumed:
             task = asyncio.create_task(self._resume_late(instance))
             self._resuming[task] = None
             task.add_done_callback(lambda task: self._resuming.pop(task, None))
+
+    def _note_paused(self, instances: Sequence[InstanceSession]) -> None:
+        self._unresumed.update((instance.hello.name, None) for instance in instances)
+        while len(self._unresumed) > UNRESUMED_MAX:  # those that never came back
+            del self._unresumed[next(iter(self._unresumed))]
 
     async def _resume_late(self, instance: InstanceSession) -> None:
         """Wake and resume an instance whose session was lost when all were resumed."""
@@ -98,9 +105,12 @@ class ClusterOrders:
             self._streams.withdraw_all()
             left = 0.0
         self._require_not_resumed()
-        self._unresumed.update((instance.hello.name, None) for instance in self._instances.sessions)
-        await self._send_to_connected(lambda instance: instance.orders.pause(left, held=self._held))
-        self._require_not_resumed()
+        paused: dict[InstanceSession, None] = {}
+        while late := [instance for instance in self._instances.sessions if instance not in paused]:  # some may join meanwhile
+            paused.update(dict.fromkeys(late))
+            self._note_paused(late)
+            await self._send_to(late, lambda instance: instance.orders.pause(left, held=self._held))
+            self._require_not_resumed()
         if self.mode == "draining":
             self.mode = "paused"
 
@@ -211,8 +221,10 @@ class ClusterOrders:
             raise Unavailable(ALL_LOST)
 
     async def _send_to_connected(self, order: Callable[[InstanceSession], Awaitable[None]]) -> None:
-        """Send an order to the connected instances. A lost instance counts as done; any other error is raised."""
-        sessions = self._instances.sessions
+        await self._send_to(self._instances.sessions, order)
+
+    async def _send_to(self, sessions: list[InstanceSession], order: Callable[[InstanceSession], Awaitable[None]]) -> None:
+        """Send an order to these instances. A lost instance counts as done; any other error is raised."""
         for instance, error in zip(sessions, await self._outcomes(sessions, order), strict=True):
             if error is not None and instance in self._instances.sessions:
                 raise error
