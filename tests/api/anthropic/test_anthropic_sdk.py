@@ -116,6 +116,17 @@ def test_count_tokens(server, sdk, text, anthropic):
     assert (raised.value.body["type"], raised.value.body["error"]["type"]) == ("error", "invalid_request_error")
 
 
+def test_a_list_of_plain_texts_is_read_as_text_blocks(server, http, text):
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": ["R1", "R2"]}]}
+    body = {**CALL, "system": ["S1", "S2"], "messages": [*HI, use, result]}
+    answer = http.post(server.url + "/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    prompt = prompt_of(server, text)
+    assert "S1\nS2" in prompt
+    assert "R1\nR2" in prompt
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

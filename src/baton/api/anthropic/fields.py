@@ -117,7 +117,7 @@ def _openai_messages(message: Any, place: str) -> list[Json]:
 
 def _block(block: Any, place: str) -> Json:
     if isinstance(block, str):
-        return {"type": "text", "text": block}
+        return {"type": "text", "text": block, "place": place}
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
         raise bad(f"{place} must be a block with a type, not {shown(block)}", "messages")
     return {**block, "place": place}
