@@ -55,6 +55,8 @@ def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise bad(f"the body is not UTF-8: byte {error.start} is wrong", code="invalid_utf8") from None
+    if text.startswith("\ufeff"):
+        raise bad("the body begins with a byte order mark (BOM): send UTF-8 without it", code="invalid_json")
     value = _parsed(text, limits)
     if not isinstance(value, dict):
         raise bad(f"the body must be a JSON object, not {_kind(value)}", code="invalid_json")
