@@ -209,11 +209,11 @@ def test_instances_with_gpus_of_their_own_do_not_share_them(monkeypatch, gpus, r
 def test_data_parallel_serve_is_up_with_mixed_instances(monkeypatch):
     started = []
     monkeypatch.setattr(
-        local_cluster, "run_cluster", lambda serve, placement, engines, **_: started.append(list(engines)) or True
+        local_cluster, "run_cluster", lambda *given, command, **_: started.append((list(given[2]), command)) or True
     )
     _, _, serve = read(device="cpu")
     assert serve_command.run_instances(replace(serve, data_parallel_size=3), quiet=True, until_stdin_ends=False)
-    assert started == [["mixed-0", "mixed-1", "mixed-2"]]
+    assert started == [(["mixed-0", "mixed-1", "mixed-2"], "serve")], "its lines begin with the command that was typed"
     with pytest.raises(InvalidConfig, match="data_parallel_size is 2: an instance of a cluster is one instance"):
         replace(serve, data_parallel_size=2, router=("tcp://a:1",), cluster_secret="file")
 

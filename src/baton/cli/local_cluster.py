@@ -110,9 +110,15 @@ def engines_of(options: UpOptions, serve: ServeConfig) -> dict[str, EngineConfig
 
 
 def run_cluster(
-    serve: ServeConfig, placement: PlacementOptions, engines: Mapping[str, EngineConfig], *, plain: bool, quiet: bool
+    serve: ServeConfig,
+    placement: PlacementOptions,
+    engines: Mapping[str, EngineConfig],
+    *,
+    plain: bool,
+    quiet: bool,
+    command: str = "up",
 ) -> bool:
-    """Runs until Ctrl-C. Returns False if that came before everything was ready."""
+    """Runs until Ctrl-C. Returns False if that came before everything was ready. `command`: the one that was typed."""
     from baton.cli.cluster_table import LiveReporter
     from baton.cli.cluster_view import PlainReporter
     from baton.config.router_process import RouterProcessConfig
@@ -126,9 +132,9 @@ def run_cluster(
     drain = serve.drain_seconds_max
     lines = plain or quiet or not (sys.stdout.isatty() and sys.stderr.isatty())
     reporter = (
-        PlainReporter("up", text, drain_seconds=drain, quiet=quiet)
+        PlainReporter(command, text, drain_seconds=drain, quiet=quiet)
         if lines
-        else LiveReporter("up", text, drain_seconds=drain, names=list(engines))
+        else LiveReporter(command, text, drain_seconds=drain, names=list(engines))
     )
     folder = PrivateFolder()
     try:

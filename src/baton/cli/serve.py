@@ -95,7 +95,7 @@ def run_instances(config: ServeConfig, *, quiet: bool, until_stdin_ends: bool) -
     options = UpOptions(mixed=config.data_parallel_size)
     local_cluster.require_divisible(options, config)
     engines = local_cluster.engines_of(options, config)
-    return local_cluster.run_cluster(config, PlacementOptions(), engines, plain=True, quiet=quiet)
+    return local_cluster.run_cluster(config, PlacementOptions(), engines, plain=True, quiet=quiet, command="serve")
 
 
 def _own_options() -> list[Parameter]:
