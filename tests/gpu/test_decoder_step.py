@@ -107,6 +107,7 @@ def test_deterministic_step_gives_the_same_bits_in_any_company(place):
     assert relative(single[0], their_logits(theirs, [*prompts[0], 7])[-1]) < bound(place)
 
 
+@pytest.mark.slow  # that of the sampling kernels is not
 def test_a_row_that_is_not_finite_fails_alone(place):
     torch.manual_seed(4)
     _, config, weights = make_models("llama", place.device, place.dtype, **TINY)

@@ -83,6 +83,7 @@ def disturbing(seed: int) -> Callable[[Rig], Callable[[int], None]]:
     return disturb
 
 
+@pytest.mark.slow  # a quarter of a minute in the interpreter
 def test_every_draft_is_that_of_the_whole_sequence(mode, model, draft, oracle):
     """With shared prefixes, refused drafts, evicted blocks and preempted sequences, with 1 to 4 at once."""
     few = mode == "interpreted"
@@ -104,6 +105,7 @@ def test_every_draft_is_that_of_the_whole_sequence(mode, model, draft, oracle):
     assert 0 < accepted < one.instance.stats.drafts
 
 
+@pytest.mark.slow
 def test_the_same_weights_are_always_right(mode, model):
     """One pass for a prompt and one per draft, without rows that were computed before; more rounds than pinned buffers."""
     one = Watched(model, draft=made(mode), drafts_max=6, steps_in_flight=1, slots=4)

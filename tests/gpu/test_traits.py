@@ -142,11 +142,13 @@ def test_deterministic_steps_too(place, case):
     check(place, CASES[case], deterministic=True)
 
 
-@pytest.mark.parametrize("deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_gpt_oss_with_experts_in_4_bits(place, deterministic):
     check(place, CASES["gpt-oss"], FourBits, deterministic=deterministic)
 
 
+@pytest.mark.slow
 def test_experts_of_a_single_block(place):
     """Rows of 32 inputs in MXFP4."""
     config = CASES["gpt-oss"]

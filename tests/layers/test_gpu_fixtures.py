@@ -10,6 +10,7 @@ import pytest
 SERVERS = Path(__file__).parents[1] / "gpu" / "servers"
 
 
+@pytest.mark.slow  # five seconds, for tests that seldom change
 def test_every_test_of_servers_on_a_gpu_finds_its_fixtures():
     for package in ("torch", "starlette", "uvicorn", "safetensors", "tokenizers"):
         pytest.importorskip(package, reason="those tests need it too")
