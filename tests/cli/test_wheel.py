@@ -16,7 +16,10 @@ from installed import ENVIRONMENT, install, wheel_tool
 from baton import __version__
 from baton.native.variants import supported_variants
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs pip install ziglang")
+pytestmark = [
+    pytest.mark.slow,  # all variants are compiled, with another compiler
+    pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs pip install ziglang"),
+]
 SMALL = ("--port", "0", "--kv-memory-gib", "0.05", "--threads", "1")
 
 
